@@ -340,7 +340,7 @@ def searches(machine: Machine) -> Iterator[dict[str, Any]]:
             if not machine.tiny:
                 from kvatlas.policies import newest_similar_gpu
 
-                by["one kernel"] = newest_similar_gpu.newest_similar
+                by["one kernel"] = newest_similar_gpu.newest_similar_in_one_kernel
             taken = {name: _ms(machine.seconds(partial(search, unit, 0.5), 5, 3)) for name, search in by.items()}
             yield {"keys": keys, "dtype": str(dtype).removeprefix("torch."), "ms": taken}
 

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from common import arguments, keep
 from kvatlas import models, policies
 from kvatlas.benchmarks import find
-from kvatlas.bits.storage import pack, unpack
+from kvatlas.bits.storage import pack_bits, unpack_bits
 from kvatlas.core import Sampling, Setting, first_difference
 from kvatlas.engine import Engine, Request
 from kvatlas.forward import attention_function, own_attention
@@ -36,7 +36,7 @@ Scheme = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def rounded(numbers: Tensor, bits: int) -> Tensor:
-    return unpack(pack(numbers, bits, GROUP), numbers.shape[-1], bits, GROUP)
+    return unpack_bits(pack_bits(numbers, bits, GROUP), numbers.shape[-1], bits, GROUP)
 
 
 def turned(numbers: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def test_reference_solutions_of_mazes_are_graded_right(recipes: SimpleNamespace,
 
 def test_reference_solutions_of_chains_are_graded_right(recipes: SimpleNamespace) -> None:
     benchmark = find("CHAIN9")
-    system = recipes.chain.draw(9, random.Random(5))
+    system = recipes.chain.draw_system(9, random.Random(5))
     example = recipes.chain.solution(system, random.Random(6))
     answer = "".join(example.words[example.words.index("</think>") + 1 : -1])
     problem = Problem("CHAIN9-x", system.question, system.answer)
@@ -82,7 +82,7 @@ def test_reference_solutions_of_ledgers_are_graded_right_and_state_early_what_th
 ) -> None:
     benchmark = find("LEDGER24")
     for index in range(20):
-        ledger = recipes.ledger.draw(24, random.Random(f"kvatlas ledger 24 test {index}"))
+        ledger = recipes.ledger.draw_ledger(24, random.Random(f"kvatlas ledger 24 test {index}"))
         example = recipes.ledger.solution(ledger, random.Random(index))
         problem = benchmark.problem(index)
         assert "".join(example.words[1 : example.prompt - 2]) == benchmark.prompt(problem) + "\n"

@@ -70,7 +70,7 @@ def test_the_key_of_a_file_follows_its_content(tmp_path: Path) -> None:
     # The code that runs is that of the file as it was.
     with pytest.raises(KvatlasError, match="was changed after it was loaded; start again"):
         policy.identity(model)
-    from_file.load_path.cache_clear()
+    from_file.run_policy_file.cache_clear()
     assert policy.identity(model) != before
 
 
@@ -91,7 +91,7 @@ def test_the_key_of_a_file_follows_the_modules_of_its_folder(tmp_path: Path, mon
     policies.permit(f"{tmp_path / 'mine.py'}:Newest")
 
     def key() -> dict[str, Any]:
-        from_file.load_path.cache_clear()
+        from_file.run_policy_file.cache_clear()
         setting = Setting.from_parameters(f"{tmp_path / 'mine.py'}:Newest", kv_budget=150, local_window=8, ratio=0.3)
         return policies.from_setting(setting).identity(model)
 
@@ -169,7 +169,7 @@ def test_code_that_nobody_permitted_is_not_loaded(tmp_path: Path) -> None:
     for load in (
         lambda: policies.policies.get(setting.policy),
         lambda: policies.from_setting(setting),
-        lambda: policies.about(setting.policy),
+        lambda: policies.describe_policy(setting.policy),
         lambda: make_plan(parse_spec(spec)),
     ):
         with pytest.raises(KvatlasError, match=r"code of the file .*; if you trust that file add --allow-code"):

@@ -1,4 +1,4 @@
-"""Lines that are read once: what a reader has to unpack in the head is refused here, file by file."""
+"""Lines that are read once: what a reader has to unpack in the head is refused here; lengths are not counted."""
 
 import ast
 from collections.abc import Iterator
@@ -72,9 +72,11 @@ def faults(file: Path) -> list[str]:
     return [f"{file.relative_to(ROOT)}:{line}: {fault}" for line, fault in sorted(found)]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT / "src" / "kvatlas")))
-def test_lines_are_read_once(file: Path) -> None:
-    assert faults(file) == []
+def test_lines_are_read_once() -> None:
+    found = []
+    for file in FILES:
+        found += faults(file)
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from examples import Example, Scribe
 from vocabulary import words
 
-from kvatlas.benchmarks.chain import Definition, System, draw
+from kvatlas.benchmarks.chain import Definition, System, draw_system
 
 CHECK_RATE = 0.5
 # Attempts that run into an unknown operand: a model that sometimes picks a definition too early goes on from there
@@ -25,7 +25,7 @@ LOOKUP_WEIGHT = 3.0
 
 def chain_example(size: int, rng: random.Random, drill: bool = False) -> Example:
     """A fresh random problem of that size with its solution; a drill recaps all the time and asks for every letter."""
-    system = draw(size, rng)
+    system = draw_system(size, rng)
     if drill:
         system = replace(system, queries=tuple(rng.sample(list(system.values), size)))
     return solution(system, rng, drill)

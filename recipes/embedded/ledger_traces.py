@@ -12,7 +12,7 @@ import random
 from examples import Example, Scribe
 from vocabulary import words
 
-from kvatlas.benchmarks.ledger import Ledger, amount_of, draw, operator_of
+from kvatlas.benchmarks.ledger import Ledger, amount_of, draw_ledger, operator_of
 
 CHECK_RATE = 0.5
 LOOKUP_WEIGHT = 3.0
@@ -26,7 +26,7 @@ DRILLED = 12
 
 def ledger_example(size: int, rng: random.Random, drill: bool = False) -> Example:
     """A fresh random problem of that size with its solution; a drill asks for many lines."""
-    return solution(draw(size, rng, DRILLED if drill else 0), rng)
+    return solution(draw_ledger(size, rng, DRILLED if drill else 0), rng)
 
 
 def solution(ledger: Ledger, rng: random.Random) -> Example:

@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, Quantize
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.bits.storage import pack, unpack
+from kvatlas.bits.storage import pack_bits, unpack_bits
 from kvatlas.core import Setting
 from kvatlas.results import Store
 
@@ -48,7 +48,7 @@ class PackedLayer(DynamicLayer):
             done, packed = self.read[number].shape[2], max(0, side.shape[2] - RESIDUAL)
             fresh = side[:, :, done:packed]
             if packed > done:
-                back = unpack(pack(fresh, self.bits, GROUP), side.shape[-1], self.bits, GROUP).to(side.dtype)
+                back = unpack_bits(pack_bits(fresh, self.bits, GROUP), side.shape[-1], self.bits, GROUP).to(side.dtype)
                 self.read[number] = torch.cat([self.read[number], back], 2)
             read.append(torch.cat([self.read[number], side[:, :, packed:]], 2))
         return tuple(read)

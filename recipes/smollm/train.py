@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from kvatlas import models
-from kvatlas.benchmarks.words import DIFFERENCES, MOST, draw
+from kvatlas.benchmarks.words import DIFFERENCES, MOST, draw_story
 
 sys.path.append(str(Path(__file__).parent.parent / "embedded"))
 from masks import batch_mask, unseen
@@ -122,7 +122,7 @@ class Writer:
 
     def example(self, size: int, rng: random.Random) -> Example:
         """A fresh problem with so many facts on the way, and its solution."""
-        story = draw(size, rng)
+        story = draw_story(size, rng)
         done = solution(story, rng)
         prompt = f"<|im_start|>user\n{story.question}<|im_end|>\n<|im_start|>assistant\n{THINK}"
         ids = self._ids(prompt)

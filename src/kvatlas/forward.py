@@ -125,7 +125,7 @@ class RowStates:
 
 
 class RowByRow:
-    """The `forward` of a layer with a state, row by row under `reading`; otherwise the layer's own."""
+    """The `forward` of a layer with a state, row by row under `reading_batch`; otherwise the layer's own."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
         self.whole: Any = WeakMethod(layer.forward)
@@ -148,7 +148,7 @@ class RowByRow:
 
 
 def split_rows(model: PreTrainedModel) -> bool:
-    """Let every layer with a state compute row by row under `reading`; return True if there is any."""
+    """Let every layer with a state compute row by row under `reading_batch`; return True if there is any."""
     stateful = [module for module in model.modules() if _keeps_state(module)]
     for module in stateful:
         if not isinstance(module.forward, RowByRow):
@@ -166,7 +166,7 @@ def _keeps_state(module: torch.nn.Module) -> bool:
 
 
 @contextmanager
-def reading(batch: Any) -> Iterator[None]:
+def reading_batch(batch: Any) -> Iterator[None]:
     """Let layers with a state that this thread calls read `batch`, a `ForwardBatch`."""
     token = _batch.set(batch)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvatlas.benchmarks import families, find
-from kvatlas.benchmarks.file_checks import check, notes_on
+from kvatlas.benchmarks.file_checks import check_benchmark, notes_on
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import KvatlasError
 from tests.benchmarks.test_problem_files import FILES, SHARED
@@ -165,7 +165,7 @@ def test_questions_that_are_not_the_published_ones_are_told(tmp_path: Path, name
 
     def line(copy: list[Row]) -> str:
         path.write_text(json.dumps(copy))
-        return next(str(item) for item in check(find(f"{name}@{path}")) if item.name == "problems")
+        return next(str(item) for item in check_benchmark(find(f"{name}@{path}")) if item.name == "problems")
 
     copies = {"\\frac": "\\dfrac", "$": " $ ", "(": "\\left(", ")": "\\right)", " ": "  ", "-": "−"}
     for spelling, other in copies.items():

@@ -95,7 +95,7 @@ class Story:
 
 
 def chain_steps(rng: random.Random) -> list[tuple[str, tuple[str, ...], int]]:
-    system = chain.draw(rng.randint(8, 12), rng)
+    system = chain.draw_system(rng.randint(8, 12), rng)
     return [(d.name, (d.left, d.operator, d.right) if d.operator else (), d.value) for d in system.definitions]
 
 
@@ -112,7 +112,7 @@ def chain_line(name: str, operands: tuple[str, ...], values: dict[str, int]) -> 
 
 
 def words_steps(rng: random.Random) -> list[tuple[str, tuple[str, ...], int]]:
-    way = words.draw(rng.randint(6, 10), rng).way
+    way = words.draw_story(rng.randint(6, 10), rng).way
     return [(fact.name, (fact.than, str(fact.difference)) if fact.than else (), fact.count) for fact in way]
 
 
@@ -128,7 +128,7 @@ def words_line(name: str, operands: tuple[str, ...], values: dict[str, int]) -> 
 
 
 def ledger_steps(rng: random.Random) -> list[tuple[str, tuple[str, ...], int]]:
-    drawn = ledger.draw(rng.randint(8, 20), rng)
+    drawn = ledger.draw_ledger(rng.randint(8, 20), rng)
     steps: list[tuple[str, tuple[str, ...], int]] = []
     before = ""
     for name, balance in drawn.balances.items():

@@ -14,7 +14,7 @@ import pytest
 
 from kvatlas.answers import judges
 from kvatlas.answers.finding import bare_last_line, chosen_letter, last_box, stated_answer
-from kvatlas.answers.judges import Equality, Judge
+from kvatlas.answers.judges import ComparisonProcess, Equality
 from kvatlas.benchmarks import find, identity
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Problem, Status
@@ -55,10 +55,10 @@ CHOICES = ("3 eV", "10^{-4} eV", "a photon", "none of these")
 @pytest.fixture(autouse=True, scope="module")
 def _impatient() -> Iterator[None]:
     """Hostile answers are given up sooner than in a sweep."""
-    judges._judge = Judge(seconds=2)
+    judges._process = ComparisonProcess(seconds=2)
     yield
-    judges._judge.close()
-    judges._judge = None
+    judges._process.close()
+    judges._process = None
 
 
 def grade(reference: str, answer: str, choices: tuple[str, ...] = (), grader: str = "kvatlas") -> Grade:
@@ -153,7 +153,7 @@ def test_extraction_alone() -> None:
 
 
 def test_algebra_runs_in_threads_and_a_killed_process_is_replaced() -> None:
-    judge = Judge(seconds=20)
+    judge = ComparisonProcess(seconds=20)
     results: list[Equality] = []
     threads = [threading.Thread(target=lambda: results.append(judge.ask("(x+1)^2", "x^2+2x+1"))) for _ in range(6)]
     for thread in threads:
@@ -170,7 +170,7 @@ def test_algebra_runs_in_threads_and_a_killed_process_is_replaced() -> None:
 
 
 def test_time_and_memory_are_limited() -> None:
-    judge = Judge(seconds=1)
+    judge = ComparisonProcess(seconds=1)
     began = time.perf_counter()
     assert judge.ask("9^{9^{9^9}}", "3") is Equality.TIMEOUT
     assert time.perf_counter() - began < 60
@@ -192,7 +192,7 @@ def test_the_parts_of_one_answer_share_a_limit(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_busy_machine_changes_no_grade() -> None:
     """Time limits are those of the CPU: a process that waits for three times its limit still replies."""
-    judge = Judge(seconds=1)
+    judge = ComparisonProcess(seconds=1)
     assert judge.ask("2x", "x+x") is Equality.EQUAL
     os.kill(judge.process.pid, signal.SIGSTOP)
     threading.Timer(3, os.kill, [judge.process.pid, signal.SIGCONT]).start()
@@ -203,7 +203,7 @@ def test_a_busy_machine_changes_no_grade() -> None:
 
 
 def test_an_interrupted_comparison_leaves_no_reply_behind() -> None:
-    judge = Judge(seconds=20)
+    judge = ComparisonProcess(seconds=20)
     assert judge.ask("2x", "x+x") is Equality.EQUAL
     process = judge.process
     interrupt = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
@@ -221,7 +221,7 @@ def test_files_of_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: py
     for name in ("math_verify", "sympy", "random"):
         (tmp_path / f"{name}.py").write_text(f"open('ran-{name}', 'w').close()\nraise SystemExit(1)\n")
     monkeypatch.chdir(tmp_path)
-    judge = Judge(seconds=20)
+    judge = ComparisonProcess(seconds=20)
     assert judge.ask("x+1", "1+x") is Equality.EQUAL
     judge.close()
     assert not list(tmp_path.glob("ran-*"))
@@ -231,7 +231,7 @@ def test_files_of_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: py
 CELLS = (
     """
 import os, signal, threading
-from kvatlas.benchmarks import equality
+from kvatlas.answers import equality
 equality.same("x+1", "1+x")
 threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
 equality.same("(x+1)^{400}", "(x+1)^{399}(x+2)")
@@ -254,8 +254,8 @@ def test_a_notebook_that_was_interrupted_judges_on_rightly() -> None:
 
 def test_no_process_outlives_its_parent() -> None:
     code = (
-        "import os, signal\nfrom kvatlas.benchmarks import judges\njudges.compare('x+x', '2x')\n"
-        "print(judges._judge.process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal\nfrom kvatlas.answers import judges\njudges.compare_expressions('x+x', '2x')\n"
+        "print(judges._process.process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     pid = int(done.stdout)

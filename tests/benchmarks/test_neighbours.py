@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.answers.grading import grade
+from kvatlas.answers.grading import grade_text
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -109,7 +109,7 @@ def formulas() -> list[str]:
 
 
 def is_right(reference: str, answer: str) -> bool:
-    return grade("kvatlas", reference, (), rf"\boxed{{{answer}}}").correct
+    return grade_text("kvatlas", reference, (), rf"\boxed{{{answer}}}").correct
 
 
 #: Every eighth formula; the others take a minute.

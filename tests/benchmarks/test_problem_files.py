@@ -17,7 +17,7 @@ from huggingface_hub import close_session, constants
 from pyarrow import parquet
 
 from kvatlas.benchmarks import find, identity
-from kvatlas.benchmarks.file_checks import check, notes_on
+from kvatlas.benchmarks.file_checks import check_benchmark, notes_on
 from kvatlas.benchmarks.problem_files import read_problems
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import Check, KvatlasError
@@ -457,7 +457,7 @@ def test_the_right_file_and_columns_of_a_public_set_are_read(
         connect(monkeypatch, endpoint, tmp_path / "cache")
         benchmark = find(name)
         problems = benchmark.problems()
-        told = {one.name: one.status for one in check(benchmark)}
+        told = {one.name: one.status for one in check_benchmark(benchmark)}
     assert [problem.answer for problem in problems] == answers
     assert all(benchmark.grade(each, rf"So it is \boxed{{{each.answer}}}.").correct for each in problems)
     assert (told["columns"], told["references"], told["own answers"]) == (Check.OK, Check.OK, Check.OK)

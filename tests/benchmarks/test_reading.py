@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvatlas import models
-from kvatlas.answers.reading import HARMONY, JOINED, PUBLISHED, Reading, Tags, joined, read_text, read_tokens
+from kvatlas.answers.reading import HARMONY, JOINED, PUBLISHED, Reading, Tags, join_thinking, read_text, read_tokens
 from kvatlas.core import Grade, Status
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
@@ -72,7 +72,7 @@ def test_the_tags_of_each_published_model_are_known_in_a_text(tags: tuple[str, s
 
 def test_parts_that_come_apart_are_read_as_they_came() -> None:
     for thinking in ("hm", "the tag </think> ends it", ""):
-        read = read_text(joined(thinking, "7"), JOINED)
+        read = read_text(join_thinking(thinking, "7"), JOINED)
         assert (read.answer, bool(read.thinking)) == ("7", bool(thinking))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import Instance, MazeShape, draw, follow, format_plan, judge, parse_plan, read_maze
-from kvatlas.benchmarks.seqbench.plans import ACTIONS, ERRORS, NO_ERROR, depth, shortest
+from kvatlas.benchmarks.seqbench.plans import ACTIONS, ERRORS, NO_ERROR, count_doors_and_moves, shortest
 from kvatlas.core import KvatlasError, Problem, Status
 
 FACTS = """\
@@ -206,7 +206,7 @@ def instances(draw_value: Any) -> Instance:
 @often
 @given(instances())
 def test_every_instance_is_what_its_shape_says(instance: Instance) -> None:
-    doors, moves = depth(instance.plan)
+    doors, moves = count_doors_and_moves(instance.plan)
     assert len(instance.plan) == moves + 2 + 3 * doors
     assert instance.plan[0] == ("start", instance.maze.start)
     assert instance.plan[-1] == ("rescue", "Alice")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvatlas import policies
-from kvatlas.bits.storage import pack, unpack
+from kvatlas.bits.storage import pack_bits, unpack_bits
 from kvatlas.core import KvatlasError, Setting, Shape, Storage
 from kvatlas.cpu import native
 from kvatlas.engine.attention import AttentionBackend, backend_for
@@ -202,9 +202,9 @@ def test_flex_attention_is_compiled_for_one_number_of_sequences(monkeypatch: pyt
 def test_a_round_trip_is_within_the_bound(bits: int, size: int, group: int) -> None:
     generator = torch.Generator().manual_seed(bits)
     numbers = torch.randn(500, size, generator=generator) * 3 + torch.randn(500, 1, generator=generator)
-    rows = pack(numbers, bits, group)
+    rows = pack_bits(numbers, bits, group)
     assert rows.shape[-1] == Storage(bits, bits, group).row_bytes(bits, size)
-    differences = (unpack(rows, size, bits, group) - numbers).abs()
+    differences = (unpack_bits(rows, size, bits, group) - numbers).abs()
     for off, whole in zip(differences.split(group, 1), numbers.split(group, 1), strict=True):
         low, high = whole.aminmax(dim=1)
         step = (high - low) / (2**bits - 1)
@@ -217,8 +217,8 @@ def test_a_round_trip_is_within_the_bound(bits: int, size: int, group: int) -> N
 def test_equal_numbers_come_back() -> None:
     numbers = torch.tensor([[0.0] * 32, [1.5] * 32, [-2.0] * 16 + [6.0] * 16])
     for bits in (8, 4, 3, 2):
-        assert torch.equal(unpack(pack(numbers, bits, 32), 32, bits, 32)[:2], numbers[:2])
-        assert torch.equal(unpack(pack(numbers, bits, 16), 32, bits, 16), numbers)
+        assert torch.equal(unpack_bits(pack_bits(numbers, bits, 32), 32, bits, 32)[:2], numbers[:2])
+        assert torch.equal(unpack_bits(pack_bits(numbers, bits, 16), 32, bits, 16), numbers)
 
 
 def test_settings_name_their_bits() -> None:

@@ -97,10 +97,10 @@ def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: Mod
     passes: list[tuple[int, int]] = []
 
     class Spy(Engine):
-        def _batch(self, rows: Any, fed: Any) -> Any:
+        def _pass(self, rows: Any, batch: Any) -> Any:
             decoding = [row for row in rows if not row.prompt_left]
-            passes.append((len(decoding), sum(map(len, fed)) - len(decoding)))
-            return super()._batch(rows, fed)
+            passes.append((len(decoding), batch.starts[-1] - len(decoding)))
+            return super()._pass(rows, batch)
 
     def source() -> Iterator[Request[int] | None]:
         yield replace(first, sampling=Sampling(max_new_tokens=20))

@@ -11,8 +11,8 @@ from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.cpu import native, packing
 from kvatlas.cpu.fused import FusedDecoder, FusedLayer
 from kvatlas.cpu.native.decoder import DecoderLayer
-from kvatlas.cpu.packing import PackedLinear, pack
-from kvatlas.cpu.shared_weights import Tables
+from kvatlas.cpu.packing import PackedLinear, pack_model
+from kvatlas.cpu.shared_weights import PackedTables
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.forward import own_attention
@@ -96,7 +96,7 @@ def test_a_packed_model_computes_what_its_own_layers_do_and_is_as_it_was_afterwa
     implementation = model.config._attn_implementation
     with torch.inference_mode():
         own = model(tokens).logits
-        with pack(model):
+        with pack_model(model):
             assert fused(model) == (kind in FUSED)
             assert {"PackedLinear", "PackedExperts"} & {type(module).__name__ for module in model.modules()}
             torch.testing.assert_close(model(tokens).logits, own, atol=1e-4, rtol=1e-4)
@@ -113,7 +113,7 @@ def test_weights_in_bfloat16(kind: str, tiny_llama: ModelHandle) -> None:
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.inference_mode():
         own = model(tokens).logits
-        with pack(model, Tables(torch.bfloat16)):
+        with pack_model(model, PackedTables(torch.bfloat16)):
             packed = [module.packed.weight for module in model.modules() if isinstance(module, PackedLinear)]
             assert all(weight.dtype is torch.bfloat16 for weight in packed)
             assert kind not in FUSED or (fused(model) and packed)
@@ -131,7 +131,7 @@ def test_weights_in_bfloat16(kind: str, tiny_llama: ModelHandle) -> None:
 def test_a_model_that_rounding_breaks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "ROUNDING_SHORT", 1e-5)
     with pytest.raises(KvatlasError, match="The model option weights is 'bfloat16'"):
-        pack(build("llama"), Tables(torch.bfloat16))
+        pack_model(build("llama"), PackedTables(torch.bfloat16))
 
 
 def test_a_model_whose_experts_rounding_breaks_is_not_packed_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_a_model_whose_experts_rounding_breaks_is_not_packed_in_part(monkeypatch
     linear_layers_then_experts = iter((True, False, False, False))
     monkeypatch.setattr(packing, "_close", lambda *_: next(linear_layers_then_experts))
     with pytest.raises(KvatlasError, match="The model option weights is 'bfloat16'"):
-        pack(build("mixtral"), Tables(torch.bfloat16))
+        pack_model(build("mixtral"), PackedTables(torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -153,14 +153,14 @@ def test_a_form_with_other_inputs_of_attention_is_undone(dtype: torch.dtype, mon
 
     model = build("mistral")
     monkeypatch.setattr(packing, "FusedLayer", OtherWindow)
-    pack(model, Tables(dtype))
+    pack_model(model, PackedTables(dtype))
     assert not fused(model)
 
 
 @pytest.mark.parametrize("kind", ["llama", "ministral", "granite", "qwen3"])
 def test_the_engine_and_the_labels_compute_what_the_models_own_forward_does(kind: str, tiny_llama: ModelHandle) -> None:
     model = build(kind, vocab_size=len(tiny_llama.tokenizer))
-    with pack(model):
+    with pack_model(model):
         assert any(isinstance(module, PackedLinear) for module in model.modules())
         ((new, logits),) = decode(model, tiny_llama.tokenizer)
         (_, beside), _ = decode(model, tiny_llama.tokenizer, 2)
@@ -176,7 +176,7 @@ def test_the_engine_and_the_labels_compute_what_the_models_own_forward_does(kind
 @pytest.mark.parametrize("kind", FUSED)
 def test_a_fused_decoder_computes_the_bits_of_its_own(kind: str, tiny_llama: ModelHandle) -> None:
     model = build(kind, vocab_size=len(tiny_llama.tokenizer))
-    pack(model)
+    pack_model(model)
     (tokens, logits), *_ = decode(model, tiny_llama.tokenizer)
     del model.get_decoder().forward
     (expected, own), *_ = decode(model, tiny_llama.tokenizer)
@@ -188,7 +188,7 @@ def test_a_fused_decoder_computes_the_bits_of_its_own(kind: str, tiny_llama: Mod
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 def test_a_fused_decoder_stores_what_policies_ask_for(kind: str, setting: Setting, tiny_llama: ModelHandle) -> None:
     model = build(kind, vocab_size=len(tiny_llama.tokenizer))
-    pack(model)
+    pack_model(model)
     outcome = decode(model, tiny_llama.tokenizer, 3, setting)
     del model.get_decoder().forward
     for (tokens, logits), (expected, own) in zip(outcome, decode(model, tiny_llama.tokenizer, 3, setting), strict=True):
@@ -198,7 +198,7 @@ def test_a_fused_decoder_stores_what_policies_ask_for(kind: str, setting: Settin
 
 def test_all_fused_layers_are_one_call_of_native_code(tiny_llama: ModelHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("llama", vocab_size=len(tiny_llama.tokenizer))
-    pack(model)
+    pack_model(model)
     decode(model, tiny_llama.tokenizer)
     calls: Counter[str] = Counter()
 
@@ -223,7 +223,7 @@ def test_a_model_that_is_looked_into_is_not_run() -> None:
     model, seen = build("llama"), []
     layer = model.model.layers[1].self_attn.q_proj
     layer.register_forward_hook(lambda *call: seen.append(call[2]))
-    pack(model)
+    pack_model(model)
     assert not seen
     assert model.model.layers[1].self_attn.q_proj is layer
     assert isinstance(model.model.layers[0].self_attn.q_proj, PackedLinear)
@@ -250,7 +250,7 @@ def test_weights_of_another_type_are_left_alone() -> None:
     layer, other = model.model.layers[0].self_attn.q_proj, model.model.layers[0].self_attn.o_proj
     layer.weight = torch.nn.Parameter(layer.weight.data.as_subclass(Own))
     check_finite("it", model)
-    pack(model)
+    pack_model(model)
     assert model.model.layers[0].self_attn.q_proj is layer
     assert model.model.layers[0].self_attn.o_proj is not other
 
@@ -259,12 +259,12 @@ def test_what_is_packed_or_replaced_already_is_left_alone() -> None:
     model = build("llama")
     layer = model.model.layers[1].self_attn.o_proj
     layer.forward = lambda x, forward=layer.forward: 2 * forward(x)
-    pack(model)
+    pack_model(model)
     assert not fused(model)
     with torch.inference_mode():
         inputs = torch.tensor([[5, 6, 7]])
         wanted = model(inputs).logits
-        with pack(model):
+        with pack_model(model):
             assert torch.equal(model(inputs).logits, wanted)
     assert not fused(model)
     assert "forward" in vars(layer)

@@ -55,8 +55,8 @@ def test_mapped_weights_compute_the_same_numbers(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the original weights were read")
 
-    monkeypatch.setattr(native, "pack", refuse)
-    monkeypatch.setattr(packing, "_numbers", refuse)
+    monkeypatch.setattr(native, "pack_weights", refuse)
+    monkeypatch.setattr(packing, "_probe_numbers", refuse)
     monkeypatch.setattr("kvatlas.models.weights.check_finite", refuse)
     again = model.load()
     assert torch.equal(logits(again), expected)

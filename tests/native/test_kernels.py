@@ -44,7 +44,7 @@ def test_linear(dtype: torch.dtype, seed: int, words: int, outputs: int, biased:
         layers[0].kind = native.PAIRS
     for layer in layers:
         assert torch.equal(layer(x[-rows:]), result[-rows:])
-    assert torch.equal(native.unpack(layers[0].weight, outputs), weight.to(dtype))
+    assert torch.equal(native.unpack_weights(layers[0].weight, outputs), weight.to(dtype))
 
 
 def test_an_odd_number_of_inputs_stays_in_fp32() -> None:

@@ -13,7 +13,7 @@ from kvatlas import policies
 from kvatlas.core import AuditedCell, BudgetAudit, KvatlasError, Setting, no_choice_sentence
 from kvatlas.models import ModelHandle
 from kvatlas.policies import BudgetRule, CacheView, CompressingPolicy, select_tokens
-from kvatlas.policies.audit import audit, setting_facts
+from kvatlas.policies.audit import audit_policy, setting_facts
 from tests.policies.scenes import Scene, rule
 
 EXPLAIN = {"kv_budget": 40, "local_window": 4, "ratio": 0.3}
@@ -191,7 +191,7 @@ def test_it_counts_what_a_compression_keeps(
     scores = torch.arange(length, dtype=torch.float64).view(1, 1, -1)
     first, second = (select_tokens(policy, cached(item, prompt))[0, 0].tolist() for item in (scores, -scores))
     protected = prompt if keep_prompt else 0
-    result = audit(policy, [prompt])
+    result = audit_policy(policy, [prompt])
     assert result.worst == result.median == sum(protected <= token < length - window for token in first)
     assert (result.none, result.no_choice) == (float(not result.worst), float(first == second))
 
@@ -218,7 +218,7 @@ def test_a_prompt_fills_the_places_of_the_published_rule() -> None:
 
 
 def test_what_never_compresses_and_what_is_unknown_has_none() -> None:
-    assert audit(policies.from_setting(Setting.from_parameters("full")), [10]) is None
+    assert audit_policy(policies.from_setting(Setting.from_parameters("full")), [10]) is None
     assert audit_setting(Setting.from_parameters("served"), [10]) is None
     assert audit_setting(Setting.from_parameters("gone", kv_budget=10), [10]) is None
     assert audit_setting(setting(), []) is None
@@ -228,7 +228,7 @@ def cells(*changes: dict[str, Any], prompts: list[int]) -> list[AuditedCell]:
     made = []
     for change in changes:
         item = policies.from_setting(setting(**change))
-        result = audit(item, prompts)
+        result = audit_policy(item, prompts)
         made.append(AuditedCell("m", "AIME25", item.setting, result))
     return made
 

@@ -14,7 +14,7 @@ from kvatlas.engine.rows import Row, compress
 from kvatlas.models import ModelHandle
 from kvatlas.noise import uniform
 from kvatlas.policies import CompressingPolicy
-from kvatlas.policies.audit import audit
+from kvatlas.policies.audit import audit_policy
 from kvatlas.sweeps import make_plan, parse_spec
 from tests.decoding import endless, prompts
 
@@ -145,7 +145,7 @@ def test_the_audit_and_the_plan_reckon_in_these_terms(spec_data: Callable[..., d
         )
 
     # 64 tokens stay: of the cache with a prompt of 50 ten places, beside the prompt sixty.
-    beside, counted = audit(of(budget_over="thinking"), [50]), audit(of(), [50])
+    beside, counted = audit_policy(of(budget_over="thinking"), [50]), audit_policy(of(), [50])
     assert (counted.median, beside.median) == (10.0, 60.0)
     with pytest.raises(KvatlasError, match="expected budgets above 74"):
         of().check_prompt(70, "this prompt")

@@ -420,7 +420,7 @@ for heads, length, size in ((2, 300, 128), (3, 130, 80), (1, 5, 16)):
         keys = torch.randn(heads, length, size, generator=random) + mean
         unit = torch.nn.functional.normalize(keys, dim=-1)
         for threshold in (0.5, 0.2, -0.1):
-            found = newest_similar_gpu.newest_similar(unit, threshold)
+            found = newest_similar_gpu.newest_similar_in_one_kernel(unit, threshold)
             assert torch.equal(found, newest_by_matrix(unit, threshold)[1])
 """
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})

@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
-from kvatlas.engine import Engine, Request, attention
+from kvatlas.engine import Engine, Request
+from kvatlas.engine.attention import PassAttention
 from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle, find
 from kvatlas.policies import CacheView, CompressingPolicy, Scope
-from kvatlas.policies.dynts import Layout, importance, load_head
+from kvatlas.policies.dynts import HeadLayout, importance, load_head
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, prompts
 from tests.policies import formulas
@@ -89,18 +90,17 @@ def test_recent_queries_are_those_of_the_newest_tokens(
     """The ring holds what the model computes for the last tokens, rotated, after any number of compressions."""
     recorded: list[dict[int, torch.Tensor]] = [{}, {}, {}]
 
-    unrecorded = attention.attend
+    unrecorded = PassAttention.__call__
 
-    def attend(module: Any, query: torch.Tensor, *rest: Any, kvatlas: Any, **others: Any) -> Any:
-        _, batch = kvatlas
-        for at, position in enumerate(batch.positions.tolist()):
+    def attend(passing: PassAttention, module: Any, query: torch.Tensor, *rest: Any, **others: Any) -> Any:
+        for at, position in enumerate(passing.batch.positions.tolist()):
             recorded[module.layer_idx][position] = query[0, :, at].clone()
-        return unrecorded(module, query, *rest, kvatlas=kvatlas, **others)
+        return unrecorded(passing, module, query, *rest, **others)
 
     def look(cached: CacheView, _: torch.Tensor) -> tuple[int, list[torch.Tensor]]:
         return cached.length, [cached.query(layer).clone() for layer in range(3)]
 
-    monkeypatch.setattr(attention, "attend", attend)
+    monkeypatch.setattr(PassAttention, "__call__", attend)
     _, seen = decode(endless(random_models["qwen3"]), "snapkv", look, queries=12, local_window=12)
     assert len(seen) > 2
     for length, queries in seen:
@@ -146,7 +146,7 @@ def test_dynts_scores_the_last_hidden_state_of_each_token(
 
 
 def _tensors(layout: str, hidden: int = 64) -> dict[str, torch.Tensor]:
-    head = new_head(hidden, Layout(layout)).state_dict()
+    head = new_head(hidden, HeadLayout(layout)).state_dict()
     return {("is_head." if layout == "authors" else "") + name: value for name, value in head.items()}
 
 

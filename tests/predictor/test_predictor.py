@@ -13,7 +13,7 @@ import torch
 from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle
-from kvatlas.policies.dynts import Layout, importance
+from kvatlas.policies.dynts import HeadLayout, importance
 from kvatlas.predictor import labels
 from kvatlas.predictor.calibration import statistics_of_queries
 from kvatlas.predictor.labels import REASONS, Examples, LabelledTrace, label_trace, why_left_out
@@ -86,7 +86,7 @@ def _synthetic(seed: int, traces: int = 30) -> Examples:
 @pytest.mark.parametrize("loss", list(HeadLoss))
 def test_a_head_learns_in_either_layout_with_each_loss(loss: HeadLoss) -> None:
     data, others = replace(_synthetic(0), thinking=torch.full((30,), 5000)), _synthetic(1)
-    for layout in Layout:
+    for layout in HeadLayout:
         head = train_head(data, layout=layout, loss=loss, steps=300, batch=512)
         assert set(head) == set(layout.tensors)
         assert judge_head(head, others).spearman > 0.5
@@ -119,7 +119,7 @@ def test_targets_and_weights_of_the_authors_losses() -> None:
         HeadLoss.POWER.target(data), torch.tensor([10 * a**0.3 / 0.3 for a in attention.tolist()])
     )
     # A head that can say only one number learns the weighted mean: the target in [4, 5) counts five times.
-    head = train_head(data, layout=Layout.AUTHORS, loss=HeadLoss.SCALED, steps=2000, batch=256)
+    head = train_head(data, layout=HeadLayout.AUTHORS, loss=HeadLoss.SCALED, steps=2000, batch=256)
     head = {name: weights * (name != "0.weight") for name, weights in head.items()}
     constant = float(importance(head, torch.zeros(1, 4)))
     assert constant == pytest.approx((2.0 + 5 * 4.5 + 5.0) / 7, abs=0.1)

@@ -19,10 +19,10 @@ from kvatlas.core import EvictionTrace, KvatlasError, Outcome, Setting, Status
 from kvatlas.models.token_texts import token_texts
 from kvatlas.report import result, view_options
 from kvatlas.report.app.documents import LETTERS, MARKS, MISSING
-from kvatlas.report.app.local_server import Server
+from kvatlas.report.app.local_server import AppServer
 from kvatlas.report.app.page import write_bundle, write_report
 from kvatlas.report.app.run_source import AppRun, open_runs
-from kvatlas.report.app.traces import TEXT_LIMIT, evictions_of
+from kvatlas.report.app.traces import TEXT_LIMIT, evictions_in_steps
 from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import open_result
 from kvatlas.report.view_options import ReadOptions
@@ -206,11 +206,11 @@ def test_every_outcome_has_a_letter_and_a_word_on_the_page() -> None:
 def test_evictions_of_a_trace() -> None:
     eviction_trace = EvictionTrace(1, (0, 5, 3, 0, 5, 0, 0, 0), (1, 0, 0, 1, 0, 1, 1, 1))
     coded = {"steps": [3, 5], "left": [1, 0, 2, 0, 0, 0], "judged": 3, "prompt_left": [0, 1]}
-    assert evictions_of(eviction_trace, 2, 6, 1) == coded
-    shared = evictions_of(EvictionTrace(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
+    assert evictions_in_steps(eviction_trace, 2, 6, 1) == coded
+    shared = evictions_in_steps(EvictionTrace(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
     assert (shared["holders"], shared["held"]) == (4, [25, 0])
     never = {"steps": [], "left": [], "judged": 0, "prompt_left": []}
-    assert evictions_of(EvictionTrace(1, (0,), (1,)), 1, 0, 8) == never
+    assert evictions_in_steps(EvictionTrace(1, (0,), (1,)), 1, 0, 8) == never
 
 
 @pytest.mark.parametrize("text", ["plain text", "数学 é 𝕏 mixed", "ends in é"])
@@ -260,7 +260,7 @@ def test_the_metric_and_the_margin_of_the_command_line_are_those_of_the_app(run:
 
 @pytest.fixture
 def get(run: AppRun) -> Iterator[Get]:
-    server = Server([run], token="right-token")
+    server = AppServer([run], token="right-token")
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def ask(path: str, host: str | None = "localhost", method: str = "GET") -> tuple[int, dict[str, str], str]:
@@ -426,7 +426,7 @@ def test_a_bundle_holds_what_the_app_answers(
 def test_what_is_wrong_is_a_sentence(tmp_path: Path, kvatlas: Call, run: AppRun) -> None:
     err = kvatlas.refuse("view", tmp_path / "none")
     assert err == f"kvatlas: {str(tmp_path / 'none')!r} is no run: there is no run.sqlite in it.\n"
-    with Server([]) as server, pytest.raises(KvatlasError, match="cannot be had; name another with --port"):
-        Server([], server.server_port)
+    with AppServer([]) as server, pytest.raises(KvatlasError, match="cannot be had; name another with --port"):
+        AppServer([], server.server_port)
     names = [one.name for one in open_runs([run.folder, run.folder], {})]
     assert names == ["run", "run-2"]

@@ -18,7 +18,7 @@ from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import parse_plan, read_maze
 from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace
 from kvatlas.models import ModelHandle
-from kvatlas.report.app.local_server import Server
+from kvatlas.report.app.local_server import AppServer
 from kvatlas.report.app.page import write_report
 from kvatlas.report.app.run_source import open_runs
 from kvatlas.report.result import open_result
@@ -106,7 +106,7 @@ def served(visit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     ends: list[Callable[[], Any]] = []
 
     def open_(folders: list[Path], address: str = "#/") -> Any:
-        server = Server(open_runs(folders, {}))
+        server = AppServer(open_runs(folders, {}))
         threads = [threading.Thread(target=job, daemon=True) for job in (server.serve_forever, server.follow)]
         for thread in threads:
             thread.start()

@@ -11,8 +11,8 @@ from kvatlas.answers import judges, normal
 from kvatlas.answers.judges import Equality
 
 T = TypeVar("T")
-#: The verdict on two tidy answers, or both rewritten for the rules that follow, or None if a rule does not apply.
-Outcome = Equality | tuple[str, str] | None
+#: The decision of a rule on two tidy answers: equal or not, or both rewritten for the rules that follow, or None.
+Decision = Equality | tuple[str, str] | None
 
 #: The left side of an assignment: a name, a function, a tuple of names, an event and its probability, a named point.
 _NAME = r"[A-Za-z]'{0,3}(?:_\{?\w{1,3}\}?)?"
@@ -57,19 +57,17 @@ def same(reference: str, answer: str) -> Equality:
 
 
 def _same(value: str, other: str) -> Equality:
+    if not value or not other:
+        return Equality.UNEQUAL
     for rule in RULES:
-        outcome = rule(value, other)
-        if isinstance(outcome, Equality):
-            return outcome
-        value, other = outcome or (value, other)
-    return judges.compare(normal.algebra(value), normal.algebra(other))
+        decision = rule(value, other)
+        if isinstance(decision, Equality):
+            return decision
+        value, other = decision or (value, other)
+    return judges.compare_expressions(normal.algebra(value), normal.algebra(other))
 
 
-def _nothing(value: str, other: str) -> Outcome:
-    return None if value and other else Equality.UNEQUAL
-
-
-def _spelling(value: str, other: str) -> Outcome:
+def _compare_spelling(value: str, other: str) -> Decision:
     """Words may differ in case ("East"), symbols may not ("a" and "A")."""
     first = normal.compact(value)
     second = normal.compact(other)
@@ -78,19 +76,19 @@ def _spelling(value: str, other: str) -> Outcome:
     return Equality(first == second or (_is_words(value) and _is_words(other)))
 
 
-def _denial(value: str, other: str) -> Outcome:
+def _compare_denials(value: str, other: str) -> Decision:
     r"""A value that is only ruled out, `\ne 9`, differs from a value."""
     denied = [_DENIED.match(text) is not None for text in (value, other)]
     return Equality.UNEQUAL if denied[0] != denied[1] else None
 
 
-def _units(value: str, other: str) -> Outcome:
-    first = normal.unit(value)
-    second = normal.unit(other)
+def _compare_units(value: str, other: str) -> Decision:
+    first = normal.unit_exponents(value)
+    second = normal.unit_exponents(other)
     return Equality.UNEQUAL if first and second and first != second else None
 
 
-def _times(value: str, other: str) -> Outcome:
+def _compare_times(value: str, other: str) -> Decision:
     """Times of day, `5am` or `1:58 p.m.`."""
     clocks = [
         (int(match[1]), int(match[2] or 0), match[3].lower())
@@ -100,7 +98,7 @@ def _times(value: str, other: str) -> Outcome:
     return Equality(clocks[0] == clocks[1]) if len(clocks) == 2 else None
 
 
-def _numbers(value: str, other: str) -> Outcome:
+def _compare_numbers(value: str, other: str) -> Decision:
     """Plain numbers, in any spelling and with any unit."""
     first, second = (normal.rational(normal.without_unit(text)) for text in (value, other))
     if first is None or second is None:
@@ -114,7 +112,7 @@ def _numbers(value: str, other: str) -> Outcome:
     return Equality(abs(first - second) <= abs(first) / 10**6 and "." in value + other)
 
 
-def _bases(value: str, other: str) -> Outcome:
+def _compare_bases(value: str, other: str) -> Decision:
     """Numbers with a base, which the answer may omit, as the question states it."""
     first, second = (re.fullmatch(r"(\d+)(?:_\{?(\d+)\}?)?", normal.compact(text)) for text in (value, other))
     if first is None or second is None or not (first[2] or second[2]):
@@ -122,7 +120,7 @@ def _bases(value: str, other: str) -> Outcome:
     return Equality(first[1] == second[1] and second[2] in (first[2], None))
 
 
-def _ratios(value: str, other: str) -> Outcome:
+def _compare_ratios(value: str, other: str) -> Decision:
     """Ratios, `2:3:4`: numbers in proportion; other terms one by one."""
     first, second = (re.split(r":|(?<=\d)\s+to\s+(?=\d)", text) for text in (value, other))
     if len(first) < 2 or len(second) < 2 or any(re.search(r"\\\{|\(|\[|=", text) for text in (value, other)):
@@ -144,48 +142,49 @@ def _numbers_in(terms: Sequence[str]) -> list[Fraction] | None:
     return numbers if len(numbers) == len(values) else None
 
 
-def _words(value: str, other: str) -> Outcome:
+def _compare_words(value: str, other: str) -> Decision:
     # Letters beside an operator or a relation are symbols: xy is x*y.
     if not (_is_words(value) or _is_words(other)) or any(map(_OPERATOR.search, (value, other))):
         return None
 
-    def words(text: str) -> list[str]:
+    def telling_words(text: str) -> list[str]:
         folded = [word.casefold() for word in re.findall(r"[A-Za-z]+|\d+", text)]
         return [word for word in folded if word not in ("a", "an", "the", "is", "it")]
 
-    return Equality(words(value) == words(other) and bool(words(value)))
+    return Equality(telling_words(value) == telling_words(other) and bool(telling_words(value)))
 
 
 def _is_words(text: str) -> bool:
     return bool(_WORDS.fullmatch(normal.without_unit(text).strip()))
 
 
-def _solution_sets(value: str, other: str) -> Outcome:
-    """Sets of real numbers by their intervals, if one of the two is a relation or a union."""
+def _compare_solution_sets(value: str, other: str) -> Decision:
+    """Sets of real numbers by their intervals, if one of the two is a relation or a union; set builders of other sets
+    by their conditions."""
     if not any(normal.is_relation(text) or r"\cup" in text for text in (value, other)):
         return None
-    first = normal.pieces(value)
-    second = normal.pieces(other)
+    first = normal.intervals(value)
+    second = normal.intervals(other)
     if first is None or second is None:
-        return _conditions(value, other)
+        condition = normal.condition(value)
+        other_condition = normal.condition(other)
+        if condition and other_condition:
+            return _same(condition, other_condition)
+        # A set builder differs from a number.
+        return Equality.UNEQUAL if condition and normal.rational(other) is not None else None
+
     names = {normal.variable(text) for text in (value, other)} - {None}
-
-    def same_piece(piece: normal.Piece, another: normal.Piece) -> Equality:
-        return _all_equal(piece[:2], another[:2]) if piece[2:] == another[2:] else Equality.UNEQUAL
-
-    return Equality.UNEQUAL if len(names) > 1 else _matched(first, second, same_piece)
+    if len(names) > 1:
+        return Equality.UNEQUAL
+    return _matched(first, second, _same_interval)
 
 
-def _conditions(value: str, other: str) -> Outcome:
-    """Compare set builders by their conditions; a set builder differs from a number."""
-    first = normal.condition(value)
-    second = normal.condition(other)
-    if first and second:
-        return _same(first, second)
-    return Equality.UNEQUAL if first and normal.rational(other) is not None else None
+def _same_interval(interval: normal.Interval, other: normal.Interval) -> Equality:
+    """Compare the ends of intervals, of which both must belong to them or not."""
+    return _all_equal(interval[:2], other[:2]) if interval[2:] == other[2:] else Equality.UNEQUAL
 
 
-def _equations(value: str, other: str) -> Outcome:
+def _compare_equations(value: str, other: str) -> Decision:
     """An equation between expressions, which does not only name a value, differs from every value."""
     left, sign, right = value.partition("=")
     relates = bool(sign) and "=" not in right and not _ASSIGNED.match(value) and not _QUANTITY.match(value)
@@ -193,16 +192,18 @@ def _equations(value: str, other: str) -> Outcome:
     return Equality.UNEQUAL if relates and not re.search(r"[=<>]|\\(?:le|ge)(?![A-Za-z])", other) else None
 
 
-def _without_subject(value: str, other: str) -> Outcome:
+def _drop_subjects(value: str, other: str) -> Decision:
     """Both without `x =`, unless the other one is an equation about another subject; points without their names."""
     if "," in value and "," in other:
         value = _POINT.sub("", value)
         other = _POINT.sub("", other)
+
     value = _LED.sub("", value)
     # An answer may name the modulus of a residue, and say that it is rounded.
     other = _APPROXIMATED.sub("", _LED.sub("", other))
     if "mod" not in value:
         other = _MODULUS.sub("", other)
+
     first = _ASSIGNED.match(value) or _quantity(value, other)
     second = _ASSIGNED.match(other) or _quantity(other, value)
     if first and second:
@@ -221,7 +222,7 @@ def _quantity(equation: str, value: str) -> re.Match[str] | None:
     return None if _ANY_RELATION.search(value) else _QUANTITY.match(equation)
 
 
-def _lists(value: str, other: str) -> Outcome:
+def _compare_lists(value: str, other: str) -> Decision:
     """Tuples, intervals, sets and bare lists, part by part."""
     first = _parts(value)
     second = _parts(other)
@@ -229,16 +230,13 @@ def _lists(value: str, other: str) -> Outcome:
         # math-verify would make a set of a bare list: "3, 3, 3" is not 3.
         listed = first or second
         return Equality.UNEQUAL if listed and listed[0] == ("", "") else None
-    return _same_lists(*first, *second)
 
-
-def _same_lists(
-    brackets: tuple[str, str], parts: Sequence[str], other_brackets: tuple[str, str], other_parts: Sequence[str]
-) -> Equality:
+    brackets, parts = first
+    other_brackets, other_parts = second
     if len(parts) != len(other_parts) or len(parts) > PARTS:
         return Equality.UNEQUAL
-    names = _names(parts)
-    other_names = _names(other_parts)
+    names = _names_of_parts(parts)
+    other_names = _names_of_parts(other_parts)
     if names and other_names and set(names) == set(other_names):
         return _all_equal(parts, [other_parts[other_names.index(name)] for name in names])
     if {brackets, other_brackets} <= _LOOSE:
@@ -248,31 +246,47 @@ def _same_lists(
     return _all_equal(parts, other_parts) if alike else Equality.UNEQUAL
 
 
-def _names(parts: Sequence[str]) -> list[str]:
+def _names_of_parts(parts: Sequence[str]) -> list[str]:
     """Return the names in the parts `name = value`; empty if a part has no name or two have the same."""
     matches = [re.match(rf"\s*{_NAME}\s*=", item) for item in parts]
     names = [normal.compact(match[0]) for match in matches if match]
     return names if len(names) == len(parts) == len(set(names)) else []
 
 
-def _without_units(value: str, other: str) -> Outcome:
+def _drop_units(value: str, other: str) -> Decision:
     value = normal.without_unit(value)
     other = normal.without_unit(other)
     return Equality.EQUAL if normal.compact(value) == normal.compact(other) else (value, other)
 
 
-#: In order: the first rule that decides gives the verdict.
-RULES: tuple[Callable[[str, str], Outcome], ...] = (
-    *(_nothing, _times, _spelling, _denial, _units, _numbers, _bases, _ratios, _words, _solution_sets, _equations),
-    *(_without_subject, _spelling, _words, _lists, _without_units, _numbers, _bases),
+#: In order: the first rule that decides gives the result.
+RULES: tuple[Callable[[str, str], Decision], ...] = (
+    _compare_times,
+    _compare_spelling,
+    _compare_denials,
+    _compare_units,
+    _compare_numbers,
+    _compare_bases,
+    _compare_ratios,
+    _compare_words,
+    _compare_solution_sets,
+    _compare_equations,
+    # The others compare what is left without the subject of an assignment.
+    _drop_subjects,
+    _compare_spelling,
+    _compare_words,
+    _compare_lists,
+    _drop_units,
+    _compare_numbers,
+    _compare_bases,
 )
 
 
 def _all_equal(parts: Sequence[str], others: Sequence[str]) -> Equality:
     for a, b in zip(parts, others, strict=True):
-        verdict = _same(a, b)
-        if verdict is not Equality.EQUAL:
-            return verdict
+        result = _same(a, b)
+        if result is not Equality.EQUAL:
+            return result
     return Equality.EQUAL
 
 
@@ -283,10 +297,10 @@ def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Eq
     unmatched = list(others)
     for item in parts:
         for candidate in unmatched:
-            verdict = equal(item, candidate)
-            if verdict is Equality.TIMEOUT:
-                return verdict
-            if verdict is Equality.EQUAL:
+            result = equal(item, candidate)
+            if result is Equality.TIMEOUT:
+                return result
+            if result is Equality.EQUAL:
                 unmatched.remove(candidate)
                 break
         else:
@@ -297,42 +311,33 @@ def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Eq
 def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
     """Return the brackets and parts of a list; None for a single expression."""
     text = text.strip()
-    brackets = _brackets(text)
-    opening, ending = brackets
-    inner = text[len(opening) : len(text) - len(ending)]
+    brackets = "", ""
+    # The brackets around all of the text.
+    if normal.closing(text) in (-1, len(text) - 1):
+        pairs = ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"))
+        enclosing = (pair for pair in pairs if text.startswith(pair[0]) and text.endswith(pair[1]))
+        brackets = next(enclosing, brackets)
+    inner = text[len(brackets[0]) : len(text) - len(brackets[1])]
     if re.search(r"\\begin|\||:", inner):
         return None
+
+    # Split at top-level commas, semicolons, "and" and "or"; commas of thousands join digits.
+    inner = normal.without_thousands(re.sub(r"\s(?:and|or)\s", ", ", f" {inner} "))
+    items = []
+    depth = 0
+    start = 0
+    for i, c in enumerate(inner):
+        depth += (c in "([{") - (c in ")]}")
+        if depth <= 0 and c in ",;":
+            items.append(inner[start:i].strip())
+            start = i + 1
+    items.append(inner[start:].strip())
+
     parts: list[str] = []
-    for item in _split(inner):
+    for item in filter(None, items):
         # `1 \pm 2` stands for two expressions.
         if len(_PLUS_MINUS.findall(item)) == 1:
             parts += [_PLUS_MINUS.sub(sign, item).strip() for sign in "+-"]
         else:
-            parts.append(item.strip())
+            parts.append(item)
     return (brackets, parts) if len(parts) > 1 or brackets == (r"\{", r"\}") else None
-
-
-def _brackets(text: str) -> tuple[str, str]:
-    """Return the brackets around all of a text, empty without any."""
-    if normal.closing(text) not in (-1, len(text) - 1):
-        return "", ""
-    for opening, ending in ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")")):
-        if text.startswith(opening) and text.endswith(ending):
-            return opening, ending
-    return "", ""
-
-
-def _split(text: str) -> list[str]:
-    """Split at top-level commas, semicolons, "and" and "or"; commas of thousands join digits."""
-    text = re.sub(r"\s(?:and|or)\s", ", ", f" {text} ")
-    text = normal.without_thousands(text)
-    parts = []
-    depth = 0
-    start = 0
-    for i, c in enumerate(text):
-        depth += (c in "([{") - (c in ")]}")
-        if depth <= 0 and c in ",;":
-            parts.append(text[start:i])
-            start = i + 1
-    parts.append(text[start:])
-    return [item.strip() for item in parts if item.strip()]

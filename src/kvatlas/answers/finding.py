@@ -121,25 +121,23 @@ def _boxes(text: str) -> list[str]:
             if not placeholder["word"] and _ANNOUNCED.search(text[max(0, start - SHORT) : start]):
                 return []
             continue
+
         if boxes and end >= following_end:
             # The current box encloses the following one: the outer one is the answer.
             boxes.pop(0)
         elif boxes and not _JOINT.fullmatch(text[end + 1 : following_start][: SHORT + 1]):
             break
-        boxes.insert(0, _innermost(content)[:LONGEST])
+
+        # Of boxes within boxes the content of the innermost counts; what is behind it is dropped.
+        content = content.strip()
+        for _ in range(DEPTH):
+            if not _BOX.match(content):
+                break
+            content = _box_content(content, 0)[0].strip()
+        boxes.insert(0, content[:LONGEST])
         following_start = start
         following_end = end
     return boxes
-
-
-def _innermost(content: str) -> str:
-    """Return the content of the innermost box if the content begins with a box; what is behind that is dropped."""
-    content = content.strip()
-    for _ in range(DEPTH):
-        if not _BOX.match(content):
-            break
-        content = _box_content(content, 0)[0].strip()
-    return content
 
 
 def _box_content(text: str, start: int) -> tuple[str, int]:
@@ -150,6 +148,7 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
     if at >= len(text) or text[at] != "{":
         word = _UNBRACED.match(text, at)
         return (word[0].rstrip(".,"), word.end()) if word else ("", at)
+
     depth = 0
     i = at
     while i < len(text):
@@ -163,6 +162,8 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
         if depth == 0:
             return text[at + 1 : i], i
         i += 1
+
+    # The box is not closed: its line counts, up to the end of a formula or a sentence.
     line = text[at + 1 :].split("\n", 1)[0][: 4 * LONGEST]
     line = re.split(r"\$|\\\)|\\\]|[.!](?=\s|$)", line, maxsplit=1)[0].strip()
     # Of the braces of an unclosed box only those that close something belong to the answer.
@@ -211,6 +212,8 @@ def stated_answer(text: str) -> str | None:
             return None
         if _is_taken_back(tail, match.start()):
             continue
+
+        # Without remarks, the words that lead to the answer, and signs.
         for end in (_END, _BECAUSE):
             answer = end.split(answer, maxsplit=1)[0]
         answer = _KIND.sub("", _SENTENCE.sub("", answer))
@@ -227,14 +230,12 @@ def bare_last_line(text: str) -> str | None:
     answer = _DRESS.sub("", line.removeprefix("####").strip()).rstrip(".").strip()
     if not re.search(r"[^\W_]", answer):
         return None
-    return answer if marked or _is_formula(answer) else None
-
-
-def _is_formula(line: str) -> bool:
-    """Return whether a line is a short formula with a digit or a command, without words and relations."""
-    if len(line) > SHORT or _RELATION.search(line) or _WORD.search(_COMMAND.sub(" ", line)):
-        return False
-    return re.search(r"\d|\\", line) is not None
+    if marked:
+        return answer
+    # A short formula with a digit or a command, without words and relations.
+    if len(answer) > SHORT or _RELATION.search(answer) or _WORD.search(_COMMAND.sub(" ", answer)):
+        return None
+    return answer if re.search(r"\d|\\", answer) else None
 
 
 _OPTIONS = r"(?:option|choice|opci[oó]n|opção|opzione|alternativ[ae]|вариант|选项)"
@@ -300,19 +301,23 @@ def chosen_letter(text: str, choices: Sequence[str]) -> str | None:
     choices all letters count.
     """
     last_letter = chr(ord("A") + len(choices) - 1) if choices else "Z"
+
+    # Boxes that all choose one letter.
     boxes = [_letter_of_box(box, last_letter, choices) for box in _boxes(text)]
     if None not in boxes and len(set(boxes)) == 1:
         return boxes[0]
+
+    # Statements, the surest first; the last is a last line "Therefore, C.".
     tail = text[-TAIL:].translate(_SIGNS)
-    statements = [
-        _announced_letter(tail, last_letter, choices),
-        *_mentioned_letters(tail, last_letter),
-        _concluded_letter(tail, last_letter),
-    ]
+    statements = [_announced_letter(tail, last_letter, choices), *_mentioned_letters(tail, last_letter)]
+    last_line = tail.rstrip().rpartition("\n")[2][-SHORT:]
+    if conclusion := _CONCLUDED.match(last_line):
+        statements.append(_letter_at_start(last_line[conclusion.end() :], last_letter, strict=True))
     for statement in statements:
         if statement is not None:
             # "" is a statement that no letter is the answer: it ends the search.
             return statement or None
+
     # Only the last few boxes are searched.
     for match in reversed(list(_BOX.finditer(text))[-DEPTH:]):
         if found := _letter_of_box(_box_content(text, match.start())[0], last_letter, choices):
@@ -359,13 +364,6 @@ def _mentioned_letters(tail: str, last_letter: str) -> list[str | None]:
     ]
 
 
-def _concluded_letter(tail: str, last_letter: str) -> str | None:
-    """Return the letter of a last line "Therefore, C."."""
-    line = tail.rstrip().rpartition("\n")[2][-SHORT:]
-    match = _CONCLUDED.match(line)
-    return _letter_at_start(line[match.end() :], last_letter, strict=True) if match else None
-
-
 def _letter_at_start(text: str, last_letter: str, strict: bool = False) -> str | None:
     """Return the letter at the beginning of a text; None if it is a word of a sentence, or another letter follows.
 
@@ -374,6 +372,7 @@ def _letter_at_start(text: str, last_letter: str, strict: bool = False) -> str |
     match = _OPTION.match(text)
     if match is None or match["letter"].upper() > last_letter or _OTHER.match(match["rest"]):
         return None
+
     found = match["letter"]
     rest = match["rest"]
     if _STOP.match(rest):
@@ -386,26 +385,23 @@ def _letter_at_start(text: str, last_letter: str, strict: bool = False) -> str |
 
 
 def _letter_on_a_line(tail: str, last_letter: str, choices: Sequence[str]) -> str | None:
-    """Return the letter that is the last line or the first one."""
+    """Return the letter that is the last line or the first one, alone or before the text of its choice: "b. 4"."""
     lines = [line for line in tail.splitlines() if line.strip()]
-    alone = [_letter_alone(line, last_letter, choices) for line in lines]
+    letters: list[str | None] = []
+    for line in lines:
+        match = _OPTION.match(line.strip())
+        if match is None or match["letter"].upper() > last_letter:
+            letters.append(None)
+            continue
+        letter = match["letter"].upper()
+        text = match["rest"].strip().lstrip(_QUOTES + ")].:")
+        is_alone = not text.strip("$.})\\")
+        letters.append(letter if is_alone or _letter_of_choice(text, choices) == letter else None)
+
     # Several are a list of the options, unless the last is a letter without its text.
-    if len(set(alone) - {None}) > 1 and len(lines[-1].strip(_QUOTES + "$().]}")) > 1:
+    if len(set(letters) - {None}) > 1 and len(lines[-1].strip(_QUOTES + "$().]}")) > 1:
         return None
-    if not alone:
-        return None
-    return alone[-1] or alone[0]
-
-
-def _letter_alone(line: str, last_letter: str, choices: Sequence[str]) -> str | None:
-    """Return the letter that is a line of its own, or stands before the text of its choice: "b. 4"."""
-    match = _OPTION.match(line.strip())
-    if match is None or match["letter"].upper() > last_letter:
-        return None
-    found = match["letter"].upper()
-    text = match["rest"].strip().lstrip(_QUOTES + ")].:")
-    is_alone = not text.strip("$.})\\")
-    return found if is_alone or _letter_of_choice(text, choices) == found else None
+    return letters[-1] or letters[0] if letters else None
 
 
 def _letter_of_box(box: str, last_letter: str, choices: Sequence[str]) -> str | None:
@@ -416,6 +412,7 @@ def _letter_of_box(box: str, last_letter: str, choices: Sequence[str]) -> str | 
     chosen = _letter_of_choice(box, choices)
     if match is None or (chosen and match[1].islower()) or _OTHER.match(inner[match.end() :]):
         return chosen
+
     rest = inner[match.end() :]
     # "C" or "C) 3 eV" or "C: ...", but not the C of "C = 3" or "C + 1", nor a small letter that begins a formula.
     behind = re.match(r"[\s})\]$*]*[).:,\-]", rest) if match[1].isupper() else None
@@ -425,10 +422,10 @@ def _letter_of_box(box: str, last_letter: str, choices: Sequence[str]) -> str | 
 def _letter_of_choice(text: str, choices: Sequence[str]) -> str | None:
     """Return the letter of the only choice with that text."""
 
-    def plain(text: str) -> str:
+    def undecorated(text: str) -> str:
         return re.sub(r"[\s$]|\\(?:text|mathrm|left|right|[,;!])", "", text).strip("{}.").casefold()
 
-    chosen = [i for i, choice in enumerate(choices) if plain(choice) == plain(text)]
+    chosen = [i for i, choice in enumerate(choices) if undecorated(choice) == undecorated(text)]
     return chr(ord("A") + chosen[0]) if len(chosen) == 1 else None
 
 

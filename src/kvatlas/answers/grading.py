@@ -30,7 +30,7 @@ from kvatlas.answers.normal import LONGEST
 from kvatlas.core import Grade, Status
 
 OWN = "kvatlas"
-#: Rises whenever a verdict of another grader changes.
+#: Rises whenever a grade of another grader changes.
 VERSION = 3
 
 
@@ -40,7 +40,7 @@ def reference_letter(reference: str) -> str:
     return match[1] if match else ""
 
 
-def grade(grader: str, reference: str, choices: Sequence[str], text: str, with_bare: bool = False) -> Grade:
+def grade_text(grader: str, reference: str, choices: Sequence[str], text: str, with_bare: bool = False) -> Grade:
     """Grade a text. With `with_bare` a bare last line is an answer, too, as the prompt did not say how to end."""
     answer, comparison = GRADERS[grader](reference, choices, text, with_bare)
     if answer is None:
@@ -51,67 +51,60 @@ def grade(grader: str, reference: str, choices: Sequence[str], text: str, with_b
 
 
 #: The answer that a grader finds, and its comparison with the reference.
-_Verdict = tuple[str | None, Equality]
+_Graded = tuple[str | None, Equality]
 
 
-def _own(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Verdict:
-    """Return the verdict of our own grader."""
+def _grade_by_rules(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Graded:
+    """Grade by our own rules."""
+    marked = marked_answer(text)
     right_letter = reference_letter(reference)
     if choices or right_letter:
-        chosen = _letter_in_text(choices, text, with_bare)
-        return chosen, Equality(chosen == (right_letter or reference))
-    answer = _open_answer(text, with_bare)
-    return answer, Equality.UNEQUAL if answer is None else equality.same(reference, answer)
+        # A letter; any boxed or stated answer if the problem lists no choices.
+        answer = chosen_letter(marked, choices)
+        if answer is None and not choices:
+            answer = boxed_or_stated(marked)
+        if answer is None and with_bare and (last := bare_last_line(marked)):
+            answer = chosen_letter(last, choices)
+        return answer, Equality(answer == (right_letter or reference))
 
-
-def _letter_in_text(choices: Sequence[str], text: str, with_bare: bool) -> str | None:
-    """Return the letter that a text chooses; any boxed or stated answer if the problem lists no choices."""
-    marked = marked_answer(text)
-    answer = chosen_letter(marked, choices)
-    if answer is None and not choices:
-        answer = boxed_or_stated(marked)
-    if answer is None and with_bare and (last := bare_last_line(marked)):
-        answer = chosen_letter(last, choices)
-    return answer
-
-
-def _open_answer(text: str, with_bare: bool) -> str | None:
-    """Return the answer in a text to a problem without choices."""
-    marked = marked_answer(text)
     answer = boxed_or_stated(marked)
     if answer is None and (with_bare or marked is not text):
         answer = bare_last_line(marked)
     if answer is None:
         answer = wrapped_last_line(text) if marked is text else without_signs(marked)[:LONGEST]
-    return answer or None
+    return (answer, equality.same(reference, answer)) if answer else (None, Equality.UNEQUAL)
 
 
-def _dynts(reference: str, choices: Sequence[str], text: str, _: bool) -> _Verdict:
-    answer = _dynts_letter(text) if choices else _dynts_answer(text)
+def _grade_as_dynts(reference: str, choices: Sequence[str], text: str, _: bool) -> _Graded:
+    """Grade as the code of DynTS."""
+    if choices:
+        answer = _dynts_letter(text)
+    elif "boxed" in text:
+        answer = last_box(text[text.rindex("boxed") - 1 :]) or ""
+    else:
+        numbers = re.findall(r"-?\d*\.?\d+", text.replace(",", ""))
+        answer = numbers[-1] if numbers else ""
+        # Where both stand, the last words count.
+        for words in ("final answer is", "he answer is"):
+            if words in text:
+                answer = text.split(words)[-1].strip().removeprefix(":").removesuffix(".").strip()[:LONGEST]
     if not answer:
         return None, Equality.UNEQUAL
     if re.fullmatch("[A-E]", reference):
         return answer, Equality(_dynts_letter(answer) == reference)
-    if _is_close_for_dynts(reference, answer):
-        return answer, Equality.EQUAL
+
+    # Numbers within 1e-4, with or without percent.
+    tidy = [normal.without_unit(normal.tidy(value)).rstrip("%\\ ") for value in (reference, answer)]
+    expected, given = (normal.rational(value) for value in tidy)
+    if expected is not None and given is not None:
+        tolerance = max(abs(expected), abs(given)) / 10_000
+        if any(abs(expected * scale - given) <= tolerance for scale in (Fraction(1, 100), 1, 100)):
+            return answer, Equality.EQUAL
     return answer, equality.same(reference, answer)
 
 
-def _is_close_for_dynts(reference: str, answer: str) -> bool:
-    """Return whether both are numbers within 1e-4, with or without percent."""
-
-    def value(text: str) -> Fraction | None:
-        return normal.rational(normal.without_unit(normal.tidy(text)).rstrip("%\\ "))
-
-    expected = value(reference)
-    given = value(answer)
-    if expected is None or given is None:
-        return False
-    tolerance = max(abs(expected), abs(given)) / 10_000
-    return any(abs(expected * scale - given) <= tolerance for scale in (Fraction(1, 100), 1, 100))
-
-
 def _dynts_letter(text: str) -> str:
+    """Return the letter A to E that a text chooses; "" without any."""
     head, *tails = re.split("choice is|answer is", text)
     letters = re.findall(r"\b([A-E])\b", (tails[-1] if tails else head).upper())
     if not letters:
@@ -120,26 +113,16 @@ def _dynts_letter(text: str) -> str:
     return str(letters[0] if tails else letters[-1])
 
 
-def _dynts_answer(text: str) -> str:
-    if "boxed" in text:
-        return last_box(text[text.rindex("boxed") - 1 :]) or ""
-    for words in ("he answer is", "final answer is"):
-        if words in text:
-            return text.split(words)[-1].strip().removeprefix(":").removesuffix(".").strip()[:LONGEST]
-    numbers = re.findall(r"-?\d*\.?\d+", text.replace(",", ""))
-    return numbers[-1] if numbers else ""
-
-
-def _math_verify(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Verdict:
+def _grade_by_math_verify(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Graded:
+    """Give the whole answer to math-verify, unless the problem has choices."""
     if choices:
-        return _own(reference, choices, text, with_bare)
-    return boxed_or_stated(text) or text[-SHORT:].strip() or None, judges.compare(
-        reference, text[-TAIL:], find_in_text=True
-    )
+        return _grade_by_rules(reference, choices, text, with_bare)
+    comparison = judges.compare_expressions(reference, text[-TAIL:], find_in_text=True)
+    return boxed_or_stated(text) or text[-SHORT:].strip() or None, comparison
 
 
-GRADERS: Mapping[str, Callable[[str, Sequence[str], str, bool], _Verdict]] = {
-    OWN: _own,
-    "dynts": _dynts,
-    "math-verify": _math_verify,
+GRADERS: Mapping[str, Callable[[str, Sequence[str], str, bool], _Graded]] = {
+    OWN: _grade_by_rules,
+    "dynts": _grade_as_dynts,
+    "math-verify": _grade_by_math_verify,
 }

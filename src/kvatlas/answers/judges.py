@@ -57,7 +57,7 @@ class Equality(Enum):
 _Request = tuple[str, str, bool]
 
 
-class Judge:
+class ComparisonProcess:
     """A process that compares expressions, one at a time, for any number of threads; started on demand."""
 
     def __init__(self, seconds: float = COMPARISON_SECONDS) -> None:
@@ -69,7 +69,7 @@ class Judge:
         atexit.register(self.close)
 
     def ask(self, reference: str, text: str, find_in_text: bool = False) -> Equality:
-        """Compare two expressions (LaTeX without dollar signs, or plain); see `compare`."""
+        """Compare two expressions (LaTeX without dollar signs, or plain); see `compare_expressions`."""
         with self._lock:
             if self.process is None or self.process.poll() is not None:
                 self._start()
@@ -132,7 +132,7 @@ class Judge:
                 process.kill()
 
 
-_judge: Judge | None = None
+_process: ComparisonProcess | None = None
 _lock = threading.Lock()
 
 
@@ -159,16 +159,16 @@ def one_answer() -> Iterator[None]:
         _allowance.reset(token)
 
 
-def compare(reference: str, text: str, find_in_text: bool = False) -> Equality:
-    """Compare two expressions by this process's own judge.
+def compare_expressions(reference: str, text: str, find_in_text: bool = False) -> Equality:
+    """Compare two expressions by this process's own process.
 
     With `find_in_text` the second one is the first expression in a longer text.
     """
-    global _judge
+    global _process
     with _lock:
-        if _judge is None or _judge.owner_pid != os.getpid():
-            _judge = Judge()
-    return _judge.ask(reference, text, find_in_text)
+        if _process is None or _process.owner_pid != os.getpid():
+            _process = ComparisonProcess()
+    return _process.ask(reference, text, find_in_text)
 
 
 #: Functions and constants that typed mathematics and sympy call alike, and those with another name in sympy.
@@ -258,10 +258,8 @@ class _Reader:
             reading = self._read_latex(text)
             if reading is not None and self._covers(reading, text):
                 return reading
-        return self._read_typed(text)
 
-    def _read_typed(self, text: str) -> Any:
-        # C(5, 2) is a binomial coefficient.
+        # Typed mathematics; C(5, 2) is a binomial coefficient.
         text = re.sub(r"(?<![A-Za-z])C\(", "binomial(", text)
         if not _NAME.search(text) or not _TYPED.fullmatch(text) or _BASELESS_LOG.search(text):
             return None
@@ -271,46 +269,43 @@ class _Reader:
         return None
 
     def _read_latex(self, text: str) -> Any:
+        """Return the reading of LaTeX with exact decimals, one imaginary unit, and symbols for derivatives of unknown
+        functions.
+
+        None for a text that is not read whole, and for a statement that becomes true or false by that.
+        """
         text = _BASELESS_LOG.sub(_LOG_OF_UNKNOWN_BASE, _TYPED_POWER.sub(r"^{\1}", text))
-        if _NOT_READ.search(text) or not self._knows_commands(text):
+        if _NOT_READ.search(text):
             return None
+        # All commands have to be read whole: to latex2sympy an unknown \pmod is \pm and the letters o, d.
+        lexer = self._latex.PSLexer(self._latex.InputStream(text))
+        lexer.removeErrorListeners()
+        ends = {token.start: token.stop + 1 for token in lexer.getAllTokens()}
+        if any(ends.get(command.start(), command.end()) < command.end() for command in _COMMAND.finditer(text)):
+            return None
+
+        sympy = self._sympy
         try:
             # Degrees are numbers, so that \sin 30^\circ is 1/2.
             reading = self._latex.latex2sympy(
                 text, is_real=True, convert_degrees=True, normalization_config=None, conversion_config=self._conversion
             )
-            return self._in_our_terms(reading)
+            terms = {decimal: sympy.Rational(str(decimal)) for decimal in reading.atoms(sympy.Float)}
+            terms |= {symbol: sympy.I for symbol in reading.free_symbols if symbol.name == "i"}
+            for derivative in reading.atoms(sympy.Derivative):
+                # Sympy takes the derivative of y by x for zero.
+                if not derivative.expr.has(*derivative.variables):
+                    variables = " d".join(map(str, derivative.variables))
+                    terms[derivative] = sympy.Symbol(f"d{derivative.expr}/d{variables}", real=True)
+            if isinstance(reading, sympy.And):
+                # The order of a chain is lost otherwise.
+                return type(reading)(*(relation.xreplace(terms) for relation in reading._unsorted_args))
+            reading = reading.xreplace(terms)
+            return None if isinstance(reading, sympy.logic.boolalg.BooleanAtom) else reading
         except MemoryError:
             raise
         except Exception:
             return None
-
-    def _knows_commands(self, text: str) -> bool:
-        r"""Return whether all commands are read whole: to latex2sympy an unknown \pmod is \pm and the letters o, d."""
-        lexer = self._latex.PSLexer(self._latex.InputStream(text))
-        lexer.removeErrorListeners()
-        ends = {token.start: token.stop + 1 for token in lexer.getAllTokens()}
-        commands = _COMMAND.finditer(text)
-        return all(ends.get(command.start(), command.end()) >= command.end() for command in commands)
-
-    def _in_our_terms(self, reading: Any) -> Any:
-        """Return a reading with exact decimals, one imaginary unit, and symbols for derivatives of unknown functions.
-
-        None for a statement that becomes true or false by that.
-        """
-        sympy = self._sympy
-        terms = {decimal: sympy.Rational(str(decimal)) for decimal in reading.atoms(sympy.Float)}
-        terms |= {symbol: sympy.I for symbol in reading.free_symbols if symbol.name == "i"}
-        for derivative in reading.atoms(sympy.Derivative):
-            # Sympy takes the derivative of y by x for zero.
-            if not derivative.expr.has(*derivative.variables):
-                variables = " d".join(map(str, derivative.variables))
-                terms[derivative] = sympy.Symbol(f"d{derivative.expr}/d{variables}", real=True)
-        if isinstance(reading, sympy.And):
-            # The order of a chain is lost otherwise.
-            return type(reading)(*(relation.xreplace(terms) for relation in reading._unsorted_args))
-        reading = reading.xreplace(terms)
-        return None if isinstance(reading, sympy.logic.boolalg.BooleanAtom) else reading
 
     def _covers(self, reading: Any, text: str) -> bool:
         """Return whether a reading holds each letter of a text, and each number matters to it."""
@@ -322,12 +317,11 @@ class _Reader:
         if r"\mathbb" in text:
             names.append("NZQRC")
         letters_of_text = set(re.findall("[A-Za-z]", _COMMAND.sub(" ", text)))
-        return letters_of_text <= set("".join(names)) and self._holds_numbers(reading, text)
+        if not letters_of_text <= set("".join(names)):
+            return False
 
-    def _holds_numbers(self, reading: Any, text: str) -> bool:
-        """Return whether each number of a text matters to its reading."""
         numbers: set[str] = set()
-        for rational in reading.atoms(self._sympy.Rational):
+        for rational in reading.atoms(sympy.Rational):
             numbers |= {str(abs(rational.p)), str(abs(rational.q))}
         for match in re.finditer(r"\d+", text):
             if match[0] in numbers:
@@ -355,7 +349,7 @@ def _log_spellings(reference: str, text: str) -> list[str]:
 
 
 class _Comparer:
-    """Comparison of expressions by sympy and math-verify, in the process of the judge."""
+    """Comparison of expressions by sympy and math-verify, in the process of comparisons."""
 
     def __init__(self) -> None:
         import math_verify
@@ -366,7 +360,7 @@ class _Comparer:
         self._reader = _Reader()
 
     def equal(self, reference: str, text: str, find_in_text: bool) -> bool:
-        """Return whether two expressions are equal; False if one cannot be read (see `compare`)."""
+        """Return whether two expressions are equal; False if one cannot be read (see `compare_expressions`)."""
         try:
             if find_in_text:
                 return self._verified(self._find(f"${reference}$"), self._find(text))
@@ -396,10 +390,17 @@ class _Comparer:
         """Return whether two readings are equal."""
         first_links = self._links(first)
         second_links = self._links(second)
-        if self._is_refuted(first_links, second_links, tolerance):
-            return False
+
+        # A statement about constants differs from every other statement, and a false one from every value.
+        for links in (first_links, second_links):
+            if links and not any(link.free_symbols for link in links):
+                if (first_links and second_links) or not self._is_equation(links):
+                    return False
+                if not all(self._same(link.lhs, link.rhs, tolerance) for link in links):
+                    return False
         if first == second:
             return True
+
         if first_links and second_links:
             if self._is_equation(first_links) and self._is_equation(second_links):
                 return self._same_equation(first_links, second_links, tolerance)
@@ -411,48 +412,35 @@ class _Comparer:
             return self._same(first, second, tolerance)
         return self._same_value(first, second, tolerance)
 
-    def _same_value(self, first: Any, second: Any, tolerance: float) -> bool:
-        sympy = self._sympy
-        if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
-            return self._verified(first, second)
-        if first.is_number and second.is_number:
-            return self._same_number(first, second, tolerance)
-        return bool(sympy.simplify(first - second) == 0)
-
     def _links(self, reading: Any) -> Sequence[Any]:
         """Return the relations of a chain, or the one of a relation; none for a value."""
         if isinstance(reading, self._sympy.And):
             return list(reading._unsorted_args)
         return [reading] if isinstance(reading, self._sympy.core.relational.Relational) else []
 
-    def _is_refuted(self, first: Sequence[Any], second: Sequence[Any], tolerance: float) -> bool:
-        """Return True for a statement about constants beside another statement, or a false one beside a value."""
-        statements = [links for links in (first, second) if self._is_statement(links)]
-        if not statements:
-            return False
-        return bool(first and second) or not self._is_true(statements[0], tolerance)
-
-    def _is_statement(self, links: Sequence[Any]) -> bool:
-        return bool(links) and not any(link.free_symbols for link in links)
-
-    def _is_true(self, links: Sequence[Any], tolerance: float) -> bool:
-        return self._is_equation(links) and all(self._same(link.lhs, link.rhs, tolerance) for link in links)
-
     def _is_equation(self, links: Sequence[Any]) -> bool:
         return bool(links) and all(isinstance(link, self._sympy.Eq) for link in links)
 
-    def _same_number(self, first: Any, second: Any, tolerance: float) -> bool:
-        values = [self._sympy.N(quantity.doit(), DIGITS) for quantity in (first, second)]
+    def _same_value(self, first: Any, second: Any, tolerance: float) -> bool:
+        """Return whether two expressions are equal: numbers by their digits, others by algebra."""
+        sympy = self._sympy
+        if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
+            return self._verified(first, second)
+        if not (first.is_number and second.is_number):
+            return bool(sympy.simplify(first - second) == 0)
+
+        values = [sympy.N(quantity.doit(), DIGITS) for quantity in (first, second)]
         if not all(value.is_finite for value in values):
             return bool(values[0] == values[1] and values[0].is_infinite and values[0].is_extended_real)
         difference = abs(values[0] - values[1])
         if difference <= tolerance * abs(values[0]):
             return True
         # Zero has no digits.
-        return bool(difference <= EXACT and self._sympy.simplify(first - second) == 0)
+        return bool(difference <= EXACT and sympy.simplify(first - second) == 0)
 
     def _same_equation(self, first: Sequence[Any], second: Sequence[Any], tolerance: float) -> bool:
         """Return whether two equations have proportional sides or the same solutions, or two chains equal ends."""
+        sympy = self._sympy
         if len(first) > 1 or len(second) > 1:
             # The steps of a chain are on the way to its last value.
             return self._same(first[0].lhs, second[0].lhs, tolerance) and self._same(
@@ -461,24 +449,21 @@ class _Comparer:
         (equation,) = first
         (other,) = second
         sides = (equation.lhs, equation.rhs, other.lhs, other.rhs)
-        if not all(isinstance(side, self._sympy.Expr) for side in sides):
+        if not all(isinstance(side, sympy.Expr) for side in sides):
             return bool(equation.lhs == other.lhs) and self._same(equation.rhs, other.rhs, tolerance)
+
         difference = equation.lhs - equation.rhs
         other_difference = other.lhs - other.rhs
-        ratio = self._sympy.simplify(difference / other_difference)
+        ratio = sympy.simplify(difference / other_difference)
         if ratio.is_number:
             return bool(ratio.is_finite and ratio != 0)
-        return self._same_solutions(difference, other_difference)
 
-    def _same_solutions(self, difference: Any, other_difference: Any) -> bool:
-        """Return whether two expressions have the same zeros for each symbol, and some for each."""
-        sympy = self._sympy
-        symbols = difference.free_symbols
         # Of periodic functions sympy gives some of the zeros.
-        is_periodic = difference.has(sympy.sin, sympy.cos, sympy.tan) or other_difference.has(
-            sympy.sin, sympy.cos, sympy.tan
-        )
-        if symbols != other_difference.free_symbols or is_periodic:
+        periodic = (sympy.sin, sympy.cos, sympy.tan)
+        if difference.has(*periodic) or other_difference.has(*periodic):
+            return False
+        symbols = difference.free_symbols
+        if symbols != other_difference.free_symbols:
             return False
         for symbol in symbols:
             zeros = {sympy.simplify(zero) for zero in sympy.solve(difference, symbol)}
@@ -488,26 +473,23 @@ class _Comparer:
         return True
 
 
-def _limit_memory(size: int) -> None:
-    with contextlib.suppress(ImportError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
-
-
 def _limit_time(seconds: float) -> None:
     # A process over its time ends by a signal, even after its parent has ended.
     if HAS_CPU_LIMIT:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def main() -> None:
+def serve_requests() -> None:
     """Reply to requests until the input ends or memory runs out."""
     memory = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Before any limit: the import takes longer than a comparison.
     comparer = _Comparer()
-    _limit_memory(memory)
+    with contextlib.suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
     for line in sys.stdin:
         reference, text, find_in_text, seconds = json.loads(line)
         began = time.process_time()
@@ -518,4 +500,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve_requests()

@@ -85,25 +85,27 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
 def tidy(text: str) -> str:
     """Return LaTeX without decoration: no dollar signs, sizes, spacing or text commands; Unicode signs as LaTeX."""
     # Fractions before NFKC, which makes 21/2 of 2½; digits of all scripts become 0 to 9.
-    text = "".join(_fraction(c) for c in text if unicodedata.category(c) != "Cf").translate(_TABLE)
-    text = "".join(str(unicodedata.decimal(c, c)) for c in unicodedata.normalize("NFKC", text)).translate(_TABLE)
+    characters = []
+    for c in text:
+        if unicodedata.decomposition(c).startswith("<fraction>"):
+            value = Fraction(unicodedata.numeric(c)).limit_denominator(10)
+            characters.append(rf"\frac{{{value.numerator}}}{{{value.denominator}}}")
+        elif unicodedata.category(c) != "Cf":
+            characters.append(c)
+    text = unicodedata.normalize("NFKC", "".join(characters).translate(_TABLE))
+    text = "".join(str(unicodedata.decimal(c, c)) for c in text).translate(_TABLE)
+
     for pattern, replacement in _STEPS:
         text = re.sub(pattern, replacement, text)
     text = re.sub(r" *\n *", lambda _: r"\\", text) if r"\begin" in text else text
     text = re.sub(r"\s+", " ", text).strip().rstrip(".\\").strip()
+
     # Braces and parentheses that enclose all of it and no list.
     while text[:1] + text[-1:] in ("{}", "()") and closing(text) == len(text) - 1:
         if text[0] == "(" and re.search(r"[,;]", text):
             break
         text = text[1:-1].strip()
     return text
-
-
-def _fraction(character: str) -> str:
-    if unicodedata.decomposition(character).startswith("<fraction>"):
-        value = Fraction(unicodedata.numeric(character)).limit_denominator(10)
-        return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
-    return character
 
 
 def closing(text: str) -> int:
@@ -148,40 +150,32 @@ def rational(text: str) -> Fraction | None:
     if percent and not rest:
         percentage = rational(number_text)
         return None if percentage is None else percentage / 100
+
     if match := _MIXED.fullmatch(text):
-        return _mixed_value(match)
+        sign, whole, top, bottom = _mixed(match)
+        if int(bottom) == 0:
+            return None
+        return Fraction(sign + "1") * (int(whole) + Fraction(int(top), int(bottom)))
+
     text = compact(text)
     if _PLAIN.fullmatch(text):
         return Fraction(text)
+
     if match := _REPEATING.fullmatch(text):
-        return _repeating_value(match)
+        sign, whole, fixed, period = match.groups()
+        # 0.1\overline{6} is (16 - 1) / 90.
+        digits = int(whole + fixed + period) - int(whole + fixed or "0")
+        return Fraction(digits, (10 ** len(period) - 1) * 10 ** len(fixed)) * Fraction(sign + "1")
+
     if match := _POWER_OF_TEN.fullmatch(text) or _EXPONENT.fullmatch(text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2])
+
     if match := _QUOTIENT.fullmatch(text):
-        return _quotient_value(match)
+        # Each group of `a/b` has its counterpart of `\frac{a}{b}` three groups later.
+        sign, top, bottom = (match[i] or match[i + 3] or "" for i in (1, 2, 3))
+        if Fraction(bottom) != 0:
+            return Fraction(sign + "1") * Fraction(top) / Fraction(bottom)
     return None
-
-
-def _mixed_value(match: re.Match[str]) -> Fraction | None:
-    sign, whole, top, bottom = _mixed(match)
-    if int(bottom) == 0:
-        return None
-    return Fraction(sign + "1") * (int(whole) + Fraction(int(top), int(bottom)))
-
-
-def _repeating_value(match: re.Match[str]) -> Fraction:
-    sign, whole, fixed, period = match.groups()
-    # 0.1\overline{6} is (16 - 1) / 90.
-    digits = int(whole + fixed + period) - int(whole + fixed or "0")
-    return Fraction(digits, (10 ** len(period) - 1) * 10 ** len(fixed)) * Fraction(sign + "1")
-
-
-def _quotient_value(match: re.Match[str]) -> Fraction | None:
-    # Each group of `a/b` has its counterpart of `\frac{a}{b}` three groups later.
-    sign, top, bottom = (match[i] or match[i + 3] or "" for i in (1, 2, 3))
-    if Fraction(bottom) == 0:
-        return None
-    return Fraction(sign + "1") * Fraction(top) / Fraction(bottom)
 
 
 def _mixed(match: re.Match[str]) -> tuple[str, str, str, str]:
@@ -236,14 +230,9 @@ _UNITS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def _names_by_spelling() -> dict[str, str]:
-    names: dict[str, str] = {}
-    for spellings in _UNITS:
-        names |= dict.fromkeys(spellings, spellings[0])
-    return names
-
-
-_NAMES = _names_by_spelling()
+_NAMES: dict[str, str] = {}
+for _spellings in _UNITS:
+    _NAMES |= dict.fromkeys(_spellings, _spellings[0])
 _POWERS = {"square": 2, "sq": 2, "cubic": 3}
 #: Words behind a number that belong to the number or an expression.
 _NO_NOUNS = (
@@ -271,20 +260,23 @@ def without_unit(text: str) -> str:
     text = _NOUNS.sub("", text)
     for _ in range(3):
         shorter = _UNIT.sub("", text).strip()
-        if not re.search(r"\w", shorter) or _belongs_to_formula(text[len(shorter) :], shorter):
+        if not re.search(r"\w", shorter):
+            break
+
+        end = text[len(shorter) :]
+        # What looks like a unit may be a factor (the h of `\pi r^2 h`) or the angle of a function.
+        if re.match(r"\s+[smgLhN](?![A-Za-z])", end):
+            belongs_to_formula = re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", shorter)) is not None
+        else:
+            is_function = re.search(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])", shorter) is not None
+            belongs_to_formula = "circ" in end and is_function
+        if belongs_to_formula:
             break
         text = shorter
     return text
 
 
-def _belongs_to_formula(end: str, formula: str) -> bool:
-    r"""Return whether what looks like a unit is a factor (the h of `\pi r^2 h`) or the angle of a function."""
-    if re.match(r"\s+[smgLhN](?![A-Za-z])", end):
-        return re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", formula)) is not None
-    return "circ" in end and re.search(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])", formula) is not None
-
-
-def unit(text: str) -> Counter[str] | None:
+def unit_exponents(text: str) -> Counter[str] | None:
     r"""Return the exponents of the units behind a tidy answer (`5 cm^2`, `60 kilometers per hour`), empty without any;
     None for a word that is no unit."""
     counts: Counter[str] = Counter()
@@ -292,6 +284,7 @@ def unit(text: str) -> Counter[str] | None:
     sign = 1
     power = 1
     last = ""
+
     suffix = text[len(without_unit(text)) :].replace("mph", "mi/h").replace("''", "in").replace("'", "ft")
     for token in re.findall(r"[A-Za-z]+|/|-?\d+", suffix.replace(r"\circ", "deg ")):
         if token in ("/", "per"):
@@ -301,7 +294,9 @@ def unit(text: str) -> Counter[str] | None:
         elif token.lstrip("-").isdecimal():
             counts[last] *= int(token)
         else:
-            last = _unit_name(token)
+            folded = token.casefold()
+            spellings = (token, token.removesuffix("s"), folded, folded.removesuffix("s"))
+            last = next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
             if not last:
                 return None
             counts[last] += sign * power
@@ -309,14 +304,8 @@ def unit(text: str) -> Counter[str] | None:
     return counts
 
 
-def _unit_name(word: str) -> str:
-    """Return the name of a unit in any spelling; empty for another word."""
-    spellings = (word, word.removesuffix("s"), word.casefold(), word.casefold().removesuffix("s"))
-    return next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
-
-
 #: An interval of real numbers: its ends, and if each belongs to it; a point has equal ends that belong to it.
-Piece = tuple[str, str, bool, bool]
+Interval = tuple[str, str, bool, bool]
 _LEFT = r"-\infty"
 _RIGHT = r"\infty"
 _LESS = ("<", r"\le")
@@ -334,14 +323,12 @@ _UNION = re.compile(r"\s+or\s+|\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za
 def condition(text: str) -> str | None:
     """Return the condition of a set builder on its variable; None for anything else."""
     match = _BUILDER.fullmatch(text)
-    if match is None or not _is_used(match[1], match[2]):
+    if match is None:
+        return None
+    # Of a tuple of variables none is looked for.
+    if len(match[1]) == 1 and not re.search(rf"(?<![\\A-Za-z]){match[1]}(?![A-Za-z])", match[2]):
         return None
     return match[2].strip()
-
-
-def _is_used(variable: str, formula: str) -> bool:
-    """Return whether a variable is in a formula; True for a tuple of variables."""
-    return len(variable) > 1 or re.search(rf"(?<![\\A-Za-z]){variable}(?![A-Za-z])", formula) is not None
 
 
 def is_relation(text: str) -> bool:
@@ -356,35 +343,34 @@ def variable(text: str) -> str | None:
     return next((side.strip() for side in _RELATION.split(text)[::2] if re.fullmatch(r"\s*[A-Za-z]\s*", side)), None)
 
 
-def pieces(text: str) -> list[Piece] | None:
+def intervals(text: str) -> list[Interval] | None:
     r"""Return the intervals of a tidy answer (`\{x|-2<=x<1\}`, `-2 \le x < 1`, `[-2,1)`, `x \ne 2`) in its order; None
     for an answer of another kind."""
     inner = condition(text)
     if inner is None:
         inner = re.sub(r"^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|=\s*(?=[(\[]))", "", text)
-    union: list[Piece] = []
+
+    union: list[Interval] = []
     variables = set()
     for member in _UNION.split(f" {inner} "):
-        member_pieces = _pieces(member.strip())
-        if member_pieces is None:
-            return None
-        union += member_pieces
+        member = member.strip()
+        if match := _INTERVAL.fullmatch(member):
+            low, high = (re.sub(r"^\+\s*(?=\\infty)", "", end.strip()) for end in (match[2], match[3]))
+            union.append((low, high, match[1] == "[", match[4] == "]"))
+        elif match := _POINT.fullmatch(member):
+            union.append((match[1], match[1], True, True))
+        else:
+            solutions = _solutions(member)
+            if solutions is None:
+                return None
+            union += solutions
         variables.add(variable(member))
     return union if len(variables) == 1 else None
 
 
-def _pieces(text: str) -> list[Piece] | None:
-    r"""Return an interval, a point, or the solutions of `x > 2`, `2 < x`, `-1 < x \le 2`, `x = 2`, `x \ne 2`."""
-    if match := _INTERVAL.fullmatch(text):
-        low, high = (re.sub(r"^\+\s*(?=\\infty)", "", end.strip()) for end in (match[2], match[3]))
-        return [(low, high, match[1] == "[", match[4] == "]")]
-    if match := _POINT.fullmatch(text):
-        return [(match[1], match[1], True, True)]
-    return _solutions(text)
-
-
-def _solutions(text: str) -> list[Piece] | None:
-    """Return the solutions of a relation, or of a chain of two, with one variable; None for anything else."""
+def _solutions(text: str) -> list[Interval] | None:
+    r"""Return the solutions of a relation (`x > 2`, `2 < x`, `x = 2`, `x \ne 2`) or a chain of two (`-1 < x \le 2`)
+    with one variable; None for anything else."""
     # Sides and signs take turns.
     tokens = [token.strip() for token in _RELATION.split(text)]
     sides = tokens[::2]
@@ -394,27 +380,22 @@ def _solutions(text: str) -> list[Piece] | None:
     if not signs or len(sides) > 3 or len(places) != 1 or not all(sides):
         return None
     at = places[0]
-    if len(sides) == 2:
-        return _half_line(sides[1 - at], signs[0], variable_first=at == 0)
-    return _between(sides, signs) if at == 1 else None
 
+    if len(sides) == 3:
+        # `low < x < high` or `high > x > low`, with signs of one direction.
+        if at == 1 and set(signs) <= set(_LESS):
+            return [(sides[0], sides[2], signs[0] != "<", signs[1] != "<")]
+        if at == 1 and set(signs) <= set(_GREATER):
+            return [(sides[2], sides[0], signs[1] != ">", signs[0] != ">")]
+        return None
 
-def _between(sides: list[str], signs: list[str]) -> list[Piece] | None:
-    """Return the interval of `low < x < high` or `high > x > low`; None if the signs have unlike directions."""
-    if set(signs) <= set(_LESS):
-        return [(sides[0], sides[2], signs[0] != "<", signs[1] != "<")]
-    if set(signs) <= set(_GREATER):
-        return [(sides[2], sides[0], signs[1] != ">", signs[0] != ">")]
-    return None
-
-
-def _half_line(bound: str, sign: str, variable_first: bool) -> list[Piece]:
-    """Return the numbers on one side of a bound, the bound alone for `=`, or all others for the sign of inequality."""
+    bound = sides[1 - at]
+    sign = signs[0]
     if sign == "=":
         return [(bound, bound, True, True)]
     if sign == r"\ne":
         return [(_LEFT, bound, False, False), (bound, _RIGHT, False, False)]
     closed = sign not in "<>"
-    if (sign in _LESS) == variable_first:
+    if (sign in _LESS) == (at == 0):
         return [(_LEFT, bound, False, closed)]
     return [(bound, _RIGHT, closed, False)]

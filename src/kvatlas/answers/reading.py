@@ -66,7 +66,7 @@ class Reading:
     span: tuple[int, int] | None = None
 
 
-class Model(Protocol):
+class TokenReader(Protocol):
     """A model whose tokens are read.
 
     `think_close` is the token that ends thinking, None if a text of several tokens does; `split` returns the `span` of
@@ -86,19 +86,25 @@ class Model(Protocol):
 
 def read_text(text: str, tags: Tags | None = None, cut: bool = False) -> Reading:
     """Read a text that may have been `cut` off; without `tags` by the first published ones that it holds."""
-    tags = _found_in(text) if tags is None else tags
+    if tags is None:
+        tags = Tags()
+        for opening, closing in PUBLISHED:
+            if opening in text or closing in text:
+                tags = Tags(opening, closing, opened=opening not in text)
+                break
     thinking, closed, answer = text.partition(tags.close) if tags.close else ("", "", text)
     if closed:
-        return _reading(tags, thinking, answer, cut)
-    return _unclosed(tags, text, cut)
+        return _reading_of_parts(tags, thinking, answer, cut)
+    return _reading_without_end(tags, text, cut)
 
 
-def read_tokens(model: Model, tokens: Sequence[int], finished: bool = True) -> Reading:
+def read_tokens(model: TokenReader, tokens: Sequence[int], finished: bool = True) -> Reading:
     """Read the new tokens of a model; the first end of thinking counts."""
     span = model.split(tokens)
     text = model.text(tokens)
     if span is None:
-        return _unclosed(model.tags, text, not finished)
+        return _reading_without_end(model.tags, text, not finished)
+
     end, start = span
     if model.think_close is None:
         # The token that ends thinking may hold the beginning of the answer.
@@ -106,27 +112,23 @@ def read_tokens(model: Model, tokens: Sequence[int], finished: bool = True) -> R
     else:
         thinking = model.text(tokens[:end])
         answer = model.text(tokens[start:])
-    return replace(_reading(model.tags, thinking, answer, not finished), span=span)
+    return replace(_reading_of_parts(model.tags, thinking, answer, not finished), span=span)
 
 
-def _found_in(text: str) -> Tags:
-    for opening, closing in PUBLISHED:
-        if opening in text or closing in text:
-            return Tags(opening, closing, opened=opening not in text)
-    return Tags()
+def _reading_without_end(tags: Tags, text: str, cut: bool) -> Reading:
+    """Return the reading of a text in which thinking does not end."""
+    if tags.leaves_open(text):
+        return _reading_of_parts(tags, text, None, cut)
+    return _reading_of_parts(tags, "", text, cut)
 
 
-def _unclosed(tags: Tags, text: str, cut: bool) -> Reading:
-    return _reading(tags, text, None, cut) if tags.leaves_open(text) else _reading(tags, "", text, cut)
-
-
-def _reading(tags: Tags, thinking: str, answer: str | None, cut: bool) -> Reading:
+def _reading_of_parts(tags: Tags, thinking: str, answer: str | None, cut: bool) -> Reading:
     status = Status.OK if answer is not None and answer.strip() else Status.NO_ANSWER
     thinking = thinking.removeprefix(tags.open).removesuffix(NEXT_MESSAGE)
     return Reading(thinking, answer, Status.TRUNCATED if cut else status)
 
 
-def joined(thinking: str, answer: str) -> str:
+def join_thinking(thinking: str, answer: str) -> str:
     """Return one text of thinking and answer that come apart, as endpoints and logs give them."""
     if not thinking:
         return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.base import Benchmark, Family, for_model, identity, judge, problem_of
+from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_answer, identity, problem_of
 from kvatlas.benchmarks.problem_files import SUFFIXES
 from kvatlas.benchmarks.public import SOURCES, questions
 from kvatlas.core import KvatlasError
@@ -13,7 +13,7 @@ from kvatlas.registry import Registry
 from kvatlas.text import did_you_mean
 
 
-def _fault(_: str, value: object) -> str:
+def _family_fault(_: str, value: object) -> str:
     """Return why a plug-in's object cannot be a family of benchmarks; empty if it can."""
     if not callable(getattr(value, "named", None)):
         return f"it is {value!r}; expected an object with a method named(rest) that returns a benchmark"
@@ -33,7 +33,7 @@ families: Registry[Family] = Registry(
         "WORDS": "kvatlas.benchmarks.words:Words",
     }
     | {name: f"kvatlas.benchmarks.public:{name}" for name in SOURCES},
-    _fault,
+    _family_fault,
 )
 
 
@@ -52,6 +52,8 @@ def find(name: str, **options: Any) -> Benchmark:
         return questions(Path(path).name.partition(".")[0], file=path, **options)
     if file:
         options = {**options, "file": file}
+
+    # The longest name of a family with which the name begins.
     family = max((prefix for prefix in families.names() if name.startswith(prefix)), key=len, default=None)
     if family is None:
         if options.get("file"):
@@ -68,4 +70,4 @@ def find(name: str, **options: Any) -> Benchmark:
         raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}.") from error
 
 
-__all__ = ["Benchmark", "Family", "families", "find", "for_model", "identity", "judge", "problem_of"]
+__all__ = ["Benchmark", "Family", "families", "find", "for_model", "grade_answer", "identity", "problem_of"]

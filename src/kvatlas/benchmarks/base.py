@@ -15,8 +15,8 @@ from kvatlas.core import Grade, KvatlasError, Problem, Status, is_storable_numbe
 class Benchmark(Protocol):
     """The contract of every benchmark.
 
-    `version` rises whenever problems, prompts or verdicts change: it is part of the run key. Optional members:
-    `identity` (plain data) if prompts or verdicts depend on more than name, version and problem;
+    `version` rises whenever problems, prompts or grades change: it is part of the run key. Optional members:
+    `identity` (plain data) if prompts or grades depend on more than name, version and problem;
     `problem(index)` if one problem can be generated alone; `for_model(reads)` if models are prompted in different ways.
     """
 
@@ -104,6 +104,8 @@ def problem_of(benchmark: Benchmark, name: str = "") -> Problem:
     first = benchmark.problems(1)[0]
     if name in ("", first.id):
         return first
+
+    # A generated problem is made alone.
     problems: Iterable[Problem] = ()
     if not hasattr(benchmark, "problem"):
         problems = benchmark.problems()
@@ -132,11 +134,11 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def judge(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
+def grade_answer(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
     """Grade an answer, with numbers of numpy as Python's; KvatlasError for a field that cannot be stored."""
     where = f"The benchmark {benchmark.name!r}"
 
-    def plain(field: str, value: Any) -> Any:
+    def storable(field: str, value: Any) -> Any:
         value = value.item() if hasattr(value, "item") else value
         check, expected = _FIELDS[field]
         if not check(value):
@@ -146,11 +148,11 @@ def judge(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
     with refusal(f"{where} cannot grade an answer to {problem.id!r}"):
         grade = benchmark.grade(problem, answer)
         return Grade(
-            bool(plain("correct", grade.correct)),
-            plain("progress", grade.progress),
-            plain("answer", grade.answer),
-            Status(plain("status", grade.status)),
-            {plain("metrics' names", name): plain("metrics", value) for name, value in grade.metrics.items()},
+            bool(storable("correct", grade.correct)),
+            storable("progress", grade.progress),
+            storable("answer", grade.answer),
+            Status(storable("status", grade.status)),
+            {storable("metrics' names", name): storable("metrics", value) for name, value in grade.metrics.items()},
         )
 
 
@@ -160,11 +162,11 @@ def grade_reading(benchmark: Benchmark, problem: Problem, reading: Reading, all_
     With `all_metrics` such a grade has the metrics of an empty answer, for callers that need the same ones of each.
     """
     if reading.answer is not None and reading.status.ended:
-        return judge(benchmark, problem, reading.answer)
-    metrics = judge(benchmark, problem, "").metrics if all_metrics else {}
+        return grade_answer(benchmark, problem, reading.answer)
+    metrics = grade_answer(benchmark, problem, "").metrics if all_metrics else {}
     return Grade(False, 0.0, None, reading.status, metrics)
 
 
 def identity(benchmark: Benchmark) -> list[Any]:
-    """Return all that changes prompts and verdicts besides the problems, whose contents stand beside it in a run."""
+    """Return all that changes prompts and grades besides the problems, whose contents stand beside it in a run."""
     return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ())]

@@ -58,7 +58,7 @@ class System:
         return " , ".join(f"{name} = {values[name]}" for name in self.queries)
 
 
-def draw(size: int, rng: random.Random) -> System:
+def draw_system(size: int, rng: random.Random) -> System:
     """Return a random system of `size` definitions: a fifth are digits, operands are uniform over earlier letters."""
     names = rng.sample(string.ascii_lowercase, size)
     digits = max(2, size // 5)
@@ -72,6 +72,7 @@ def draw(size: int, rng: random.Random) -> System:
         operator = rng.choice("+-")
         value = (left.value + right.value if operator == "+" else left.value - right.value) % 10
         definitions.append(Definition(name, operator, left.name, right.name, value))
+
     stated = list(range(size))
     rng.shuffle(stated)
     queries = rng.sample(names[digits:], size - digits)
@@ -83,7 +84,7 @@ class Chain(Sized):
 
     version: ClassVar[int] = 2
     family: ClassVar[str] = "CHAIN"
-    generator = staticmethod(draw)
+    generator = staticmethod(draw_system)
     sizes: ClassVar[tuple[int, int]] = (3, 26)
     about: ClassVar[str] = "shuffled definitions over digits, to be evaluated one after another (generated)"
     examples: ClassVar[str] = f"CHAIN{sizes[0]} ... CHAIN{sizes[1]}, CHAIN8-15"

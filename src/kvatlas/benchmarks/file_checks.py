@@ -16,7 +16,7 @@ from dataclasses import replace
 from kvatlas.answers import normal
 from kvatlas.benchmarks import problem_files
 from kvatlas.benchmarks.base import Benchmark
-from kvatlas.benchmarks.public import SOURCES, Questions, Source
+from kvatlas.benchmarks.public import SOURCES, Questions
 from kvatlas.core import Check, Finding, KvatlasError, Problem, canonical, digest
 from kvatlas.text import counted
 
@@ -32,21 +32,34 @@ CHECKED = 2000
 ENOUGH = 20
 
 
-def check(benchmark: Benchmark, limit: int | None = None) -> Iterator[Finding]:
+def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[Finding]:
     """Yield the findings about a benchmark or its first `limit` problems; KvatlasError for an unreadable file."""
     problems = benchmark.problems(limit)
     if isinstance(benchmark, Questions):
         read = benchmark.read(limit)
-        yield _columns(benchmark, read.first)
-        yield _published(benchmark, read)
-        yield _references(problems)
-        yield _own_answers(benchmark, problems)
+        # The columns that were found, by what they hold.
+        usual = {
+            "question": problem_files.QUESTION,
+            "answer": (problem_files.CORRECT, *problem_files.ANSWER),
+            "options": problem_files.OPTIONS,
+        }
+        columns = dict(benchmark.columns)
+        for content, names in usual.items():
+            columns[content] = columns.get(content) or problem_files.find_column(read.first, *names) or ""
+        message = ", ".join(f"{content} in {columns[content]!r}" for content in usual if columns[content])
+        yield Finding("columns", Check.OK, message)
+
+        yield _check_published(benchmark, read)
+        yield _check_references(problems)
+        yield _check_own_answers(benchmark, problems)
     else:
-        yield Finding("problems", Check.OK, f"{counted(len(problems), 'problem')} (digest {_digest(problems)})")
-    yield _duplicates(problems)
+        yield Finding("problems", Check.OK, f"{counted(len(problems), 'problem')} (digest {_short_digest(problems)})")
+    yield _check_duplicates(problems)
+
     lengths = [len(benchmark.prompt(problem)) for problem in problems]
     message = f"{statistics.median(lengths):,.0f} characters in the median, {max(lengths):,} at most"
     yield Finding("prompts", Check.OK, message)
+
     example = problems[0]
     message = f"{example.id}, to be answered with {example.answer}:\n{benchmark.prompt(example)}"
     yield Finding("example", Check.OK, message)
@@ -60,7 +73,7 @@ def notes_on(benchmark: Benchmark, limit: int | None = None) -> list[str]:
     """
     if not isinstance(benchmark, Questions):
         return []
-    findings = list(check(benchmark, None if limit is None else max(limit, CHECKED)))
+    findings = list(check_benchmark(benchmark, None if limit is None else max(limit, CHECKED)))
     for finding in findings:
         if finding.status is Check.FAILED:
             raise KvatlasError(f"{benchmark.name} cannot be measured with {str(benchmark.path)!r}: {finding}.")
@@ -92,98 +105,76 @@ def problem_marks(problems: Problems) -> list[str]:
     return marks
 
 
-def _digest(problems: Problems) -> str:
+def _short_digest(problems: Problems) -> str:
     return digest([[p.question, p.answer, p.about.get("choices")] for p in problems])[:12]
 
 
-def _fault(name: str, affected: Problems, problems: Problems, fault: str, advice: str = "") -> Finding:
+def _warning(name: str, affected: Problems, problems: Problems, fault: str, advice: str = "") -> Finding:
     message = f"{len(affected)} of {counted(len(problems), 'problem')} {fault} (first {affected[0].id})"
     return Finding(name, Check.WARNING, message, advice)
 
 
-def _columns(benchmark: Questions, row: problem_files.Row) -> Finding:
-    named = dict(benchmark.columns)
-    usual = {
-        "question": problem_files.QUESTION,
-        "answer": (problem_files.CORRECT, *problem_files.ANSWER),
-        "options": problem_files.OPTIONS,
-    }
-    found = {content: named.get(content) or problem_files.find(row, *names) for content, names in usual.items()}
-    return Finding("columns", Check.OK, ", ".join(f"{content} in {name!r}" for content, name in found.items() if name))
-
-
-def _published(benchmark: Questions, read: problem_files.ProblemFile) -> Finding:
+def _check_published(benchmark: Questions, read: problem_files.ProblemFile) -> Finding:
     """Report the number of problems; of a published set compare number, answers and questions with it."""
     name = "problems"
-    message = f"{counted(len(read.problems), 'problem')} with a reference answer (digest {_digest(read.problems)})"
+    count = len(read.problems)
+    message = f"{counted(count, 'problem')} with a reference answer (digest {_short_digest(read.problems)})"
     if not read.whole:
         return Finding(name, Check.OK, f"{message}, the first of more")
+    without_answer = read.rows - count
+    left_out = f"{without_answer} without one are left out" if without_answer else ""
     source = SOURCES.get(benchmark.name)
-    mark = fingerprint(read.problems) if source else ""
-    difference = _difference(benchmark.name, source, read, mark) if source else None
-    if difference:
-        return difference
-    if read.rows > len(read.problems):
-        return Finding(name, Check.WARNING, message, _left_out(read))
-    if source and source.answers not in ("", mark):
+    if source is None:
+        return Finding(name, Check.WARNING if left_out else Check.OK, message, left_out)
+
+    # The answers of another published set, or another number of problems.
+    mark = fingerprint(read.problems)
+    other = next((other for other, published in SOURCES.items() if published.answers == mark), benchmark.name)
+    if other != benchmark.name:
+        return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
+    if source.size != count:
+        message = f"{counted(count, 'problem')} with a reference answer, where the published set has {source.size}"
+        return Finding(name, Check.WARNING, message, left_out or "the file is not the published set")
+    if left_out:
+        return Finding(name, Check.WARNING, message, left_out)
+    if source.answers not in ("", mark):
         return Finding(name, Check.WARNING, "the reference answers are not all those of the published set")
-    return _questions(name, message, source, read.problems) if source else Finding(name, Check.OK, message)
 
-
-def _questions(name: str, message: str, source: Source, problems: Problems) -> Finding:
-    """Compare the questions of a set, whose number and answers are the published ones, with those of public copies."""
+    # The questions of public copies.
     if not source.answers:
         return Finding(name, Check.OK, f"{message}, as many as in the published set")
-    marks = problem_marks(problems)
-    unlike = [problem for problem, mark in zip(problems, marks, strict=True) if mark not in source.problems]
+    marks = problem_marks(read.problems)
+    unlike = [problem for problem, mark in zip(read.problems, marks, strict=True) if mark not in source.problems]
     if not unlike:
         return Finding(name, Check.OK, f"{message}, as published")
-    if len(unlike) < MANY * len(problems):
+    if len(unlike) < MANY * count:
         fault = f"{counted(len(unlike), 'question')} not in the published words (first {unlike[0].id})"
         return Finding(name, Check.WARNING, f"{message}, answers as published, {fault}", "compare with another copy")
     return Finding(name, Check.OK, f"{message}, answers as published (questions in other words are not compared)")
 
 
-def _difference(benchmark_name: str, source: Source, read: problem_files.ProblemFile, mark: str) -> Finding | None:
-    """Return a finding if a file with this fingerprint is another published set, or has other problems; else None."""
-    name = "problems"
-    other = next((other for other, published in SOURCES.items() if published.answers == mark), benchmark_name)
-    if other != benchmark_name:
-        return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
-    if source.size != len(read.problems):
-        with_reference = counted(len(read.problems), "problem")
-        message = f"{with_reference} with a reference answer, where the published set has {source.size}"
-        return Finding(name, Check.WARNING, message, _left_out(read) or "the file is not the published set")
-    return None
-
-
-def _left_out(read: problem_files.ProblemFile) -> str:
-    """Return a note on the rows without a reference answer; empty without any."""
-    without = read.rows - len(read.problems)
-    return f"{without} without one are left out" if without else ""
-
-
-def _references(problems: Problems) -> Finding:
+def _check_references(problems: Problems) -> Finding:
     """Look for solutions in place of answers, and for letters without choices."""
     name = "references"
-    solutions = [p for p in problems if _is_solution(p.answer)]
+    solutions = []
+    for problem in problems:
+        sentences = re.findall(r"[a-z)$][.!?](?:\s|$)", problem.answer)
+        is_long = len(problem.answer) > SOLUTION and len(sentences) > 1
+        if r"\boxed" in problem.answer or "####" in problem.answer or is_long:
+            solutions.append(problem)
     if solutions:
         advice = "name the column with the final answer: columns: {answer: NAME}"
-        fault = _fault(name, solutions, problems, "have a whole solution for a reference answer", advice)
-        return replace(fault, status=Check.FAILED) if len(solutions) >= MANY * len(problems) else fault
+        warning = _warning(name, solutions, problems, "have a whole solution for a reference answer", advice)
+        return replace(warning, status=Check.FAILED) if len(solutions) >= MANY * len(problems) else warning
+
     letters = [p for p in problems if re.fullmatch(r"\(?[A-E]\)?", p.answer) and not p.about.get("choices")]
     if len(letters) >= MANY * len(problems):
         advice = "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ..."
-        return _fault(name, letters, problems, "have a letter for a reference answer and no choices", advice)
+        return _warning(name, letters, problems, "have a letter for a reference answer and no choices", advice)
     return Finding(name, Check.OK, f"{max(len(p.answer) for p in problems)} characters at most")
 
 
-def _is_solution(answer: str) -> bool:
-    sentences = len(re.findall(r"[a-z)$][.!?](?:\s|$)", answer))
-    return r"\boxed" in answer or "####" in answer or (len(answer) > SOLUTION and sentences > 1)
-
-
-def _own_answers(benchmark: Questions, problems: Problems) -> Finding:
+def _check_own_answers(benchmark: Questions, problems: Problems) -> Finding:
     """Look for reference answers that, boxed, are graded wrong."""
     name = "own answers"
     # Integers are always graded right.
@@ -198,19 +189,20 @@ def _own_answers(benchmark: Questions, problems: Problems) -> Finding:
     return Finding(name, Check.FAILED if len(wrong) >= MANY * len(problems) else Check.WARNING, message)
 
 
-def _duplicates(problems: Problems) -> Finding:
+def _check_duplicates(problems: Problems) -> Finding:
+    """Look for questions that are there twice, and for different answers to them."""
     groups: dict[str, list[Problem]] = defaultdict(list)
     for problem in problems:
         words = re.sub(r"\W+", "", problem.question).casefold() or problem.question
         groups[canonical([words, sorted(problem.about.get("choices", ()))])].append(problem)
+
     repeated = [group for group in groups.values() if len(group) > 1]
     if not repeated:
         return Finding("duplicates", Check.OK, "every question is there once")
-    several = sum(_has_several_answers(group) for group in repeated)
+    later: list[Problem] = []
+    several = 0
+    for group in repeated:
+        later += group[1:]
+        several += any(problem.answer != group[0].answer for problem in group)
     advice = f"{several} of them with different reference answers" if several else ""
-    later = list(itertools.chain.from_iterable(group[1:] for group in repeated))
-    return _fault("duplicates", later, problems, f"are there before, first {repeated[0][0].id} again", advice)
-
-
-def _has_several_answers(problems: Problems) -> bool:
-    return len({problem.answer for problem in problems}) > 1
+    return _warning("duplicates", later, problems, f"are there before, first {repeated[0][0].id} again", advice)

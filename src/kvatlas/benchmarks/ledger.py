@@ -82,7 +82,7 @@ class Ledger:
         return f"{' , '.join(stated)} : {' , '.join(sums)}"
 
 
-def draw(size: int, rng: random.Random, questions: int = 0) -> Ledger:
+def draw_ledger(size: int, rng: random.Random, questions: int = 0) -> Ledger:
     """Return a random ledger of `size` lines; asks for a number of `questions` lines by name, if one is given."""
     amounts = {letter: rng.randrange(10) for letter in AMOUNTS}
     balance = rng.randrange(10)
@@ -90,10 +90,12 @@ def draw(size: int, rng: random.Random, questions: int = 0) -> Ledger:
     for line in LINES[1:size]:
         balance = booked(balance, amounts[amount_of(line)])
         balances[line] = balance
+
     # The first line stands in the prompt, and the last is the newest when the answer begins.
     inner = LINES[1 : size - 1]
     if questions:
         return Ledger(balances, amounts, tuple(rng.sample(inner, min(questions, len(inner)))), None)
+
     count = rng.randint(*QUESTIONS)
     sought = None
     found = None
@@ -114,7 +116,7 @@ class LedgerBenchmark(Sized):
 
     version: ClassVar[int] = 1
     family: ClassVar[str] = "LEDGER"
-    generator = staticmethod(draw)
+    generator = staticmethod(draw_ledger)
     sizes: ClassVar[tuple[int, int]] = (8, 36)
     about: ClassVar[str] = "a running balance over many lines, of which the answer adds up a few (generated)"
     examples: ClassVar[str] = f"LEDGER{sizes[0]} ... LEDGER{sizes[1]}, LEDGER20-30"
@@ -131,6 +133,7 @@ class LedgerBenchmark(Sized):
         total = re.findall(r"= (\d)\b", answer)
         if not total:
             return Grade(False, 0.0, None, Status.NO_ANSWER)
+
         right = sum(stated.get(line) == balance for line, balance in reference.items())
         correct = right == len(reference) == len(stated) and total[-1] == problem.answer[-1]
         extracted = " , ".join(f"{line} = {balance}" for line, balance in stated.items())

@@ -13,6 +13,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from decimal import Decimal
 from io import TextIOWrapper
@@ -66,8 +67,15 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
         raise KvatlasError(f"{where} has an unknown suffix; expected {', '.join(SUFFIXES)} (also with .gz).")
     if not path.is_file():
         raise KvatlasError(f"{where} is not there.")
-    with refusal(f"{where} cannot be read"):
-        rows = _parquet(path) if suffix == ".parquet" else _text_rows(path, _READERS[suffix])
+
+    with refusal(f"{where} cannot be read"), ExitStack() as stack:
+        if suffix == ".parquet":
+            rows: Iterator[Any] = _read_parquet(path)
+        else:
+            with path.open("rb") as file:
+                is_compressed = file.read(2) == b"\x1f\x8b"
+            opened: Callable[..., Any] = gzip.open if is_compressed else open
+            rows = _READERS[suffix](stack.enter_context(opened(path, "rt", encoding="utf-8-sig", newline="")))
         for row_number, row in enumerate(rows, 1):
             if not isinstance(row, dict):
                 raise KvatlasError(f"{where} must hold one object with named fields for each problem.")
@@ -76,15 +84,7 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
             yield row
 
 
-def _text_rows(path: Path, read: Callable[[TextIOWrapper], Iterator[Any]]) -> Iterator[Any]:
-    with path.open("rb") as file:
-        is_compressed = file.read(2) == b"\x1f\x8b"
-    opened: Callable[..., Any] = gzip.open if is_compressed else open
-    with opened(path, "rt", encoding="utf-8-sig", newline="") as text:
-        yield from read(text)
-
-
-def _parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
@@ -95,7 +95,8 @@ def _parquet(path: Path) -> Iterator[Row]:
     for batch in file.iter_batches(batch_size=_BATCH):
         for row in batch.to_pylist():
             # NaN is a missing cell, which would be graded as the text "nan".
-            yield {name: None if _is_nan(value) else value for name, value in row.items()}
+            cells = row.items()
+            yield {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in cells}
 
 
 def _refuse_repeated(columns: Sequence[str]) -> None:
@@ -105,26 +106,22 @@ def _refuse_repeated(columns: Sequence[str]) -> None:
             raise ValueError(f"it has the column {name!r} twice; expected it once")
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     def refuse(word: str) -> None:
         # A missing answer in a table that pandas wrote; it would be graded as the text "nan".
         raise ValueError(f"{word} is no number of JSON")
 
-    return json.loads(text, parse_constant=refuse, parse_float=_json_float, object_pairs_hook=_json_object)
+    return json.loads(text, parse_constant=refuse, parse_float=_parse_float, object_pairs_hook=_collect_pairs)
 
 
-def _json_float(text: str) -> float | _Unclear:
+def _parse_float(text: str) -> float | _Unclear:
     """Return a number; one that Python's numbers cannot hold (1e999, 1e-999) stays a text that is no answer."""
     value = float(text)
     is_lost = value == 0 and re.search("[1-9]", text.lower().partition("e")[0])
     return _Unclear(text) if math.isinf(value) or is_lost else value
 
 
-def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _collect_pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) == len(pairs):
         return values
@@ -134,26 +131,26 @@ def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return repeated
 
 
-def _json_list(file: TextIOWrapper) -> Iterator[Any]:
-    values = _json(file.read())
+def _read_json_list(file: TextIOWrapper) -> Iterator[Any]:
+    values = _parse_json(file.read())
     if not isinstance(values, list):
         raise ValueError("expected a list of objects")
     yield from values
 
 
-def _json_lines(file: TextIOWrapper) -> Iterator[Any]:
+def _read_json_lines(file: TextIOWrapper) -> Iterator[Any]:
     file.reconfigure(newline="\n")
     for line_number, line in enumerate(file, 1):
         if line.strip():
             try:
-                yield _json(line)
+                yield _parse_json(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"line {line_number}, column {error.colno}: {error.msg}") from error
             except ValueError as error:
                 raise ValueError(f"line {line_number}: {error}") from error
 
 
-def _csv(file: TextIOWrapper) -> Iterator[Row]:
+def _read_csv(file: TextIOWrapper) -> Iterator[Row]:
     header = file.readline()
     file.seek(0)
     separator = max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
@@ -165,28 +162,29 @@ def _csv(file: TextIOWrapper) -> Iterator[Row]:
                 f"line {reader.line_num} and the header have unlike numbers of fields; a text with {separator!r} or "
                 "the end of a line in it needs quotes"
             )
+
         # Spreadsheets write semicolons where the comma is the decimal point.
-        yield {name: _with_point(text) for name, text in row.items()} if separator == ";" else row
-
-
-def _with_point(text: str) -> str:
-    """Return a number with a decimal comma in the usual form; another text as it is."""
-    if _UNCLEAR_COMMA.fullmatch(text.strip()):
-        return _Unclear(text)
-    if _POINTS_AND_COMMA.fullmatch(text.strip()):
-        text = text.replace(".", "")
-    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text.strip()) else text
+        cells: dict[str, str] = dict(row)
+        if separator == ";":
+            for name, text in row.items():
+                if _UNCLEAR_COMMA.fullmatch(text.strip()):
+                    cells[name] = _Unclear(text)
+                    continue
+                if _POINTS_AND_COMMA.fullmatch(text.strip()):
+                    text = text.replace(".", "")
+                cells[name] = text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text.strip()) else text
+        yield cells
 
 
 _READERS: dict[str, Callable[[TextIOWrapper], Iterator[Any]]] = {
-    ".jsonl": _json_lines,
-    ".json": _json_list,
-    ".csv": _csv,
+    ".jsonl": _read_json_lines,
+    ".json": _read_json_list,
+    ".csv": _read_csv,
 }
 SUFFIXES = (*_READERS, ".parquet")
 
 
-def find(row: Row, *names: str, where: str = "The file") -> str | None:
+def find_column(row: Row, *names: str, where: str = "The file") -> str | None:
     """Return the row's column with the first of these names that exists; KvatlasError if two columns have it."""
     columns: dict[str, list[str]] = {}
     for key in row:
@@ -202,7 +200,7 @@ def find(row: Row, *names: str, where: str = "The file") -> str | None:
     return found[0]
 
 
-def _text(value: Any) -> str:
+def _plain_text(value: Any) -> str:
     """Return a text, UTF-8 bytes or a finite number as text; None is empty. Raises ValueError for other values."""
     if isinstance(value, bytes):
         value = value.decode()
@@ -217,14 +215,14 @@ def _text(value: Any) -> str:
     return text
 
 
-def as_text(value: Any) -> str:
+def answer_text(value: Any) -> str:
     """Return an answer as text: 27.0 is 27, a list its texts and numbers; ValueError for other values."""
     if isinstance(value, list | tuple):
         if any(isinstance(item, list | tuple | None) for item in value):
             raise ValueError(f"holds {value!r}; expected texts or numbers in a list")
-        return ", ".join(as_text(item) for item in value)
+        return ", ".join(answer_text(item) for item in value)
     # CSV files hold texts: 27.0 there is the same float.
-    return re.sub(r"^(-?\d+)\.0+$", r"\1", _text(value))
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", _plain_text(value))
 
 
 @dataclass(frozen=True)
@@ -239,10 +237,6 @@ class ProblemFile:
     first: Row
     whole: bool
 
-    def reaches(self, limit: int | None) -> bool:
-        """Return whether these are the first `limit` problems at least, or all for None."""
-        return self.whole or (limit is not None and len(self.problems) >= limit)
-
 
 def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | None = None) -> ProblemFile:
     """Read the first `limit` problems of a file, and no more of it. `name` begins their ids.
@@ -256,7 +250,7 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     whole = False
     for rows, row in enumerate(read_rows(path), 1):
         first = first or row
-        found = problem(f"{name}-{rows:03d}", row, named, f"{where}, row {rows},")
+        found = read_problem(f"{name}-{rows:03d}", row, named, f"{where}, row {rows},")
         # A question without a reference answer could only be counted wrong.
         if found.answer:
             problems.append(found)
@@ -264,6 +258,7 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
             break
     else:
         whole = True
+
     if not rows:
         raise KvatlasError(f"{where} holds no problems.")
     if not problems:
@@ -271,27 +266,43 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     return ProblemFile(tuple(problems), rows, first, whole)
 
 
-def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem:
+def read_problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem:
     """Return the problem in a row; `named` are the user's columns. Raises KvatlasError for a missing or wrong field."""
-    question_column = _column(row, "question", QUESTION, named, where)
-    question = _cell(row, question_column, where)
+    question_column = _required_column(row, "question", QUESTION, named, where)
+    question = _read_cell(row, question_column, where)
     if not question:
         raise KvatlasError(f"{where} has an empty question ({id_}).")
-    correct_at = find(row, CORRECT, where=where)
-    wrong = [text for name in INCORRECT if (at := find(row, name, where=where)) and (text := _cell(row, at, where))]
+
+    # A column with the right answer and columns with wrong ones, as of GPQA.
+    correct_at = find_column(row, CORRECT, where=where)
+    wrong = []
+    for name in INCORRECT:
+        column = find_column(row, name, where=where)
+        if column and (text := _read_cell(row, column, where)):
+            wrong.append(text)
     if correct_at and wrong:
-        return _with_shuffled_choices(id_, question, _cell(row, correct_at, where), wrong)
-    answer_column = _column(row, "answer", ANSWER, named, where)
+        correct = _read_cell(row, correct_at, where)
+        # The order of the choices depends on the texts alone: neither on the row's number nor on the set's name.
+        seed = int(digest(["choices", CHOICE_SEED, question])[:8], 16)
+        choices = sorted([correct, *wrong])
+        random.Random(seed).shuffle(choices)
+        about = {"choices": choices, "choice_seed": seed}
+        return Problem(id_, question, _letter(choices.index(correct)), about)
+
+    answer_column = _required_column(row, "answer", ANSWER, named, where)
     value = row[answer_column]
     # GSM8K's references are whole solutions with this end.
-    answer = _cell(row, answer_column, where, as_text).rpartition("\n#### ")[2].strip()
-    # Not "" for a column that is missing: pandas writes an index under this name.
-    options_at = named.get("options") or find(row, *OPTIONS, where=where)
+    answer = _read_cell(row, answer_column, where, answer_text).rpartition("\n#### ")[2].strip()
+
+    # A list of options. Not "" for a column that is missing: pandas writes an index under this name.
+    options_at = named.get("options") or find_column(row, *OPTIONS, where=where)
     options = None if options_at is None else row.get(options_at)
     if options:
         by_index = isinstance(value, int | float) and not isinstance(value, bool)
-        choices, letter = _options(options, answer, where, by_index)
+        choices, letter = _choices_and_letter(options, answer, where, by_index)
         return Problem(id_, question, letter, {"choices": choices})
+
+    # Choices inside the question, or none.
     inside = _choices_inside(question)
     letter = _chosen(answer, inside)
     if letter:
@@ -299,7 +310,7 @@ def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem
     return Problem(id_, question, answer)
 
 
-def _cell(row: Row, column: str, where: str, read: Callable[[Any], str] = _text) -> str:
+def _read_cell(row: Row, column: str, where: str, read: Callable[[Any], str] = _plain_text) -> str:
     """Return the text in a cell; KvatlasError with its column for a value that is no text."""
     try:
         return read(row[column])
@@ -308,18 +319,9 @@ def _cell(row: Row, column: str, where: str, read: Callable[[Any], str] = _text)
         raise KvatlasError(f"{where} column {column!r}, {reason(error)}.") from error
 
 
-def _with_shuffled_choices(id_: str, question: str, correct: str, wrong: Sequence[str]) -> Problem:
-    # The order of the choices depends on the texts alone: neither on the row's number nor on the set's name.
-    seed = int(digest(["choices", CHOICE_SEED, question])[:8], 16)
-    choices = sorted([correct, *wrong])
-    random.Random(seed).shuffle(choices)
-    about = {"choices": choices, "choice_seed": seed}
-    return Problem(id_, question, _letter(choices.index(correct)), about)
-
-
-def _column(row: Row, content: str, usual: Sequence[str], named: Mapping[str, str], where: str) -> str:
+def _required_column(row: Row, content: str, usual: Sequence[str], named: Mapping[str, str], where: str) -> str:
     """Return the row's column with this content: the user's, else the first usual one."""
-    name = named.get(content) or find(row, *usual, where=where)
+    name = named.get(content) or find_column(row, *usual, where=where)
     if name is None or name not in row:
         expected = f"column {name!r} for the {content}" if name else f"column for the {content}"
         raise KvatlasError(
@@ -353,16 +355,17 @@ def _chosen(answer: str, choices: Sequence[str]) -> str:
     return _letter(choices.index(answer)) if choices.count(answer) == 1 else ""
 
 
-def _options(value: Any, answer: str, where: str, by_index: bool) -> tuple[list[str], str]:
+def _choices_and_letter(value: Any, answer: str, where: str, by_index: bool) -> tuple[list[str], str]:
     """Return choices as texts without their letters, and the answer as a letter; a number counts from 0."""
     if not isinstance(value, list | tuple):
         raise KvatlasError(f"{where} has the options {value!r}; expected a list.")
     try:
-        texts = [_text(option) for option in value]
+        texts = [_plain_text(option) for option in value]
         if "" in texts:
             raise ValueError("is empty")
     except ValueError as error:
         raise KvatlasError(f"{where} has the options {value!r}, of which one {reason(error)}.") from error
+
     choices = [re.sub(r"^\s*\(?[A-Z][).:]\s+", "", text).strip() for text in texts]
     is_index = answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices)
     letter = _letter(int(answer)) if is_index else _chosen(answer, choices)

@@ -25,7 +25,7 @@ from kvatlas.hub import Repository, matching
 
 
 @dataclass(frozen=True)
-class Source:
+class PublicSource:
     """A benchmark on the hub: the data set's id, patterns of its files, and the number of its problems.
 
     `answers` is the fingerprint (benchmarks/file_checks.py) of the reference answers if all copies agree on them,
@@ -42,19 +42,21 @@ class Source:
 
 
 _DATA = json.loads(Path(__file__).with_name("public.json").read_text(encoding="utf-8"))
-SOURCES: dict[str, Source] = {name: Source(**entry) for name, entry in _DATA["sets"].items()}
+SOURCES: dict[str, PublicSource] = {name: PublicSource(**entry) for name, entry in _DATA["sets"].items()}
 #: Prompts by name: templates with {question}, `question` and `choice` (with {options}); `version` rises whenever one
 #: changes, or the definition of an answer to it.
 FORMATS: dict[str, dict[str, Any]] = _DATA["prompts"]
 DEFAULT = "r1"
 
 
-def file_of(name: str) -> Path:
+def download_problems(name: str) -> Path:
     """Return the file of a benchmark's problems, from the hub's cache or the hub. Raises KvatlasError without it."""
     source = SOURCES.get(name)
     if source is None:
         raise KvatlasError(f"The benchmark {name!r} needs a problem file.")
     repository = Repository(source.repository, "dataset")
+
+    # The cache first.
     for find_folder in (repository.cached, lambda: repository.folder(tuple(source.files))):
         if (folder := find_folder()) is None:
             continue
@@ -112,7 +114,9 @@ class Questions:
 
     def read(self, limit: int | None = None) -> problem_files.ProblemFile:
         """Return the file's first `limit` problems at least, and what was found on the way."""
-        if not self._read or not self._read[0].reaches(limit):
+        last = self._read[0] if self._read else None
+        is_enough = last is not None and (last.whole or (limit is not None and len(last.problems) >= limit))
+        if not is_enough:
             self._read[:] = [problem_files.read_problems(self.path, self.name, dict(self.columns), limit)]
         return self._read[0]
 
@@ -133,12 +137,12 @@ class Questions:
         """Correct if the last boxed answer, else the stated one, means the same as the reference."""
         # These prompts of DynTS's code do not say how to end, so that a bare last line is an answer, too.
         alone = self.prompt_format in ("plain", "dynts")
-        return grading.grade(self.grader, problem.answer, problem.about.get("choices", ()), answer, alone)
+        return grading.grade_text(self.grader, problem.answer, problem.about.get("choices", ()), answer, alone)
 
     @cached_property
     def path(self) -> Path:
         """The file of the problems, fetched from the hub if necessary."""
-        return Path(self.file).expanduser() if self.file else file_of(self.name)
+        return Path(self.file).expanduser() if self.file else download_problems(self.name)
 
     def __getstate__(self) -> Mapping[str, Any]:
         # Workers get their own problems; the others need not travel with them.
@@ -155,7 +159,7 @@ def questions(
 class PublicSet:
     """The family of one name: `AIME24`."""
 
-    def __init__(self, name: str, source: Source) -> None:
+    def __init__(self, name: str, source: PublicSource) -> None:
         self.about = f"{source.about} ({source.size} problems; hub: {source.repository})"
         self.examples = name
 

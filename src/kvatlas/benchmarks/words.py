@@ -67,26 +67,27 @@ class Story:
         return f"{counts}. Answer: {self.way[-1].count}"
 
 
-def draw(size: int, rng: random.Random) -> Story:
+def draw_story(size: int, rng: random.Random) -> Story:
     """Return a random story with `size` facts on the way and two thirds as many beside it."""
     aside = -(-2 * size // 3)
     names = rng.sample(NAMES, size + aside)
     things, others = rng.sample(THINGS, 2)
     way = [Fact(names[0], "", 0, rng.randint(3, 30), things)]
     for name in names[1:size]:
-        way.append(_compared(name, way[-1], rng))
+        way.append(_comparing_fact(name, way[-1], rng))
+
     facts = list(way)
     for name in names[size:]:
         if rng.random() < 0.75:
             # A comparison with any person of the same things: a way that leads elsewhere.
-            facts.append(_compared(name, rng.choice([fact for fact in facts if fact.things == things]), rng))
+            facts.append(_comparing_fact(name, rng.choice([fact for fact in facts if fact.things == things]), rng))
         else:
             facts.append(Fact(name, "", 0, rng.randint(3, 30), others))
     rng.shuffle(facts)
     return Story(tuple(way), tuple(facts))
 
 
-def _compared(name: str, base: Fact, rng: random.Random) -> Fact:
+def _comparing_fact(name: str, base: Fact, rng: random.Random) -> Fact:
     signs = [sign for sign in (1, -1) if 1 <= base.count + sign * DIFFERENCES[1] <= MOST]
     difference = rng.choice(signs) * rng.randint(*DIFFERENCES)
     return Fact(name, base.name, difference, base.count + difference, base.things)
@@ -97,7 +98,7 @@ class Words(Sized):
 
     version: ClassVar[int] = 1
     family: ClassVar[str] = "WORDS"
-    generator = staticmethod(draw)
+    generator = staticmethod(draw_story)
     sizes: ClassVar[tuple[int, int]] = (2, 20)
     about: ClassVar[str] = "word problems: who has how many more than whom, with facts that lead nowhere (generated)"
     examples: ClassVar[str] = f"WORDS{sizes[0]} ... WORDS{sizes[1]}, WORDS4-9"
@@ -109,10 +110,11 @@ class Words(Sized):
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Correct if the last number is right; progress is the share of leading counts on the way that are right."""
-        way, expected = _statement(problem.answer)
-        stated, given = _statement(answer)
+        way, expected = _counts_and_answer(problem.answer)
+        stated, given = _counts_and_answer(answer)
         if given is None:
             return Grade(False, 0.0, None, Status.NO_ANSWER)
+
         counts = dict(stated)
         right = 0
         while right < len(way) and counts.get(way[right][0]) == way[right][1]:
@@ -120,7 +122,7 @@ class Words(Sized):
         return Grade(given == expected, right / len(way), str(given), Status.OK)
 
 
-def _statement(text: str) -> tuple[list[tuple[str, int]], int | None]:
+def _counts_and_answer(text: str) -> tuple[list[tuple[str, int]], int | None]:
     """Return the counts by name in an answer, and its final number: after `Answer:`, else the last one."""
     counts = [(name, int(count)) for name, count in re.findall(r"\b(?!Answer\b)([A-Z][a-z]+):? (\d{1,9})\b", text)]
     numbers = re.findall(r"Answer:?\s*(\d{1,9})\b", text) or re.findall(r"\b\d{1,9}\b", text)

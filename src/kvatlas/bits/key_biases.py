@@ -1,7 +1,7 @@
 """The biases of a model's keys: known numbers, which packed keys need not hold.
 
 The keys of the Qwen2 family have biases that are far larger than the rest of a key. A bias is rotated with the position
-of its token, so it is known for each position: packed keys are stored without it (`engine.storage.pack_keys`).
+of its token, so it is known for each position: packed keys are stored without it (`storage.PackedRows`).
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def find_key_biases(model: PreTrainedModel, layers: Sequence[int]) -> KeyBiases 
     attentions = {getattr(module, "layer_idx", None): module for module in projecting}
     if rotary is None or not all(layer in attentions for layer in layers):
         return None
+
     try:
         found = [_keys_of_nothing(model, attentions[layer], rotary) for layer in layers]
         biases = KeyBiases([keys[:, 0].contiguous() for keys in found], rotary)

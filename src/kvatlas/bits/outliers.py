@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvatlas.bits.key_biases import find_key_biases
-from kvatlas.bits.storage import pack, turn, unpack
+from kvatlas.bits.storage import pack_bits, turn, unpack_bits
 from kvatlas.core import Shape, Storage
 from kvatlas.forward import attention_function, own_attention
 
@@ -39,7 +39,9 @@ def key_divergences(model: PreTrainedModel, shape: Shape, tokens: Sequence[int],
         """Return keys [KV heads, tokens, size] as a packed cache gives them back."""
         bias = None if biases is None else biases.rotated(place, positions).transpose(0, 1)
         stored = keys if bias is None else turn(keys - bias)
-        back = unpack(pack(stored, storage.key_bits, storage.group), keys.shape[-1], storage.key_bits, storage.group)
+        back = unpack_bits(
+            pack_bits(stored, storage.key_bits, storage.group), keys.shape[-1], storage.key_bits, storage.group
+        )
         return back if bias is None else turn(back) + bias
 
     def seen(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, **__: Any) -> Any:

@@ -2,7 +2,7 @@
 
 A token's row depends on the token alone, so it is written once, and a compression copies it as it is. KIVI (arXiv
 2402.02750) shares the scales of keys among neighbouring tokens; docs/findings/bytes.md says why they are not shared
-here. Keys with biases are packed without them (`pack_keys`).
+here. Keys with biases are packed without them, with their position beside them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,57 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvatlas.core import CODES, POSITION_BYTES
+from kvatlas.bits.key_biases import KeyBiases
+from kvatlas.core import CODES, POSITION_BYTES, Storage
 
 
-def pack(numbers: Tensor, bits: int, group: int) -> Tensor:
+class PackedRows:
+    """Keys and values of a cache in the form of its storage; numbers of 16 bits stay as they are.
+
+    `key_biases` are those that packed keys are without.
+    """
+
+    def __init__(self, storage: Storage, key_biases: KeyBiases | None) -> None:
+        self.storage = storage
+        self.key_biases = key_biases if storage.key_bits < 16 else None
+
+    def pack_keys(self, layer: int, keys: Tensor, positions: Tensor | None) -> Tensor:
+        """Return the rows of keys [tokens, KV heads, size] of a layer; those with biases need `positions` [tokens]."""
+        bits = self.storage.key_bits
+        if bits == 16:
+            return keys
+        if self.key_biases is None or positions is None:
+            return pack_bits(keys, bits, self.storage.group)
+        # Turned, without their rotated biases, and with their positions behind them.
+        biases = self.key_biases.rotated(layer, positions)
+        rows = pack_bits(turn(keys.float() - biases), bits, self.storage.group)
+        stored = positions.int()[:, None, None].expand(*rows.shape[:-1], 1).contiguous()
+        return torch.cat([rows, stored.view(torch.uint8)], -1)
+
+    def pack_values(self, values: Tensor) -> Tensor:
+        """Return the rows of values [tokens, KV heads, size]."""
+        bits = self.storage.value_bits
+        return values if bits == 16 else pack_bits(values, bits, self.storage.group)
+
+    def unpack_keys(self, layer: int, rows: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+        """Return the keys [KV heads, ..., size] of rows of a layer, as attention reads them."""
+        bits = self.storage.key_bits
+        if bits == 16:
+            return rows
+        if self.key_biases is None:
+            return unpack_bits(rows, size, bits, self.storage.group).to(dtype)
+        positions = rows[..., -POSITION_BYTES:].contiguous().view(torch.int32)[..., 0]
+        biases = self.key_biases.rotated(layer, positions, by_head=True)
+        turned = unpack_bits(rows[..., :-POSITION_BYTES], size, bits, self.storage.group)
+        return (turn(turned) + biases).to(dtype)
+
+    def unpack_values(self, rows: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+        """Return the values [KV heads, ..., size] of rows."""
+        bits = self.storage.value_bits
+        return rows if bits == 16 else unpack_bits(rows, size, bits, self.storage.group).to(dtype)
+
+
+def pack_bits(numbers: Tensor, bits: int, group: int) -> Tensor:
     """Return [..., size] as rows of bytes [..., row]: codes, then the scale and the zero point (fp16) of each group.
 
     x has the code round((x - zero) / scale), where zero is the minimum of its group and scale the range of the group /
@@ -30,6 +77,7 @@ def pack(numbers: Tensor, bits: int, group: int) -> Tensor:
     scales = torch.cat([(high - low) / largest_code, low], -1).half()
     scale = scales[..., :1].float()
     zero = scales[..., 1:].float()
+
     # All numbers of a group without a range have the code 0.
     codes = ((groups - zero) / scale).round().nan_to_num(0.0).clamp(0, largest_code).to(torch.uint8)
     codes = codes.flatten(-2)[..., : size + -size % CODES]
@@ -40,11 +88,12 @@ def pack(numbers: Tensor, bits: int, group: int) -> Tensor:
         packed = torch.cat([_join_codes(codes & 3, 2), _join_codes(codes >> 2, 1)], -1)
     else:
         packed = _join_codes(codes, bits)
+
     whole_words = torch.nn.functional.pad(packed, (0, -packed.shape[-1] % 4))
     return torch.cat([whole_words, scales.flatten(-2).view(torch.uint8)], -1)
 
 
-def unpack(rows: Tensor, size: int, bits: int, group: int) -> Tensor:
+def unpack_bits(rows: Tensor, size: int, bits: int, group: int) -> Tensor:
     """Return the numbers [..., size] of rows of bytes [..., row], in fp32."""
     head = rows.shape[:-1]
     padded = size + -size % CODES
@@ -57,6 +106,7 @@ def unpack(rows: Tensor, size: int, bits: int, group: int) -> Tensor:
         codes = codes | _split_codes(rows[..., low_bytes : low_bytes + padded // 8], 1) << 2
     if bits == 4:
         codes = codes.reshape(*head, -1, 2, CODES // 2).transpose(-1, -2).flatten(-3)
+
     scales = rows[..., code_bytes:].contiguous().view(torch.float16).float().view(*head, -1, 2)
     scale, zero = (each.repeat_interleave(group, -1)[..., :size] for each in scales.unbind(-1))
     numbers: Tensor = codes[..., :size] * scale + zero
@@ -77,19 +127,6 @@ def turn(numbers: Tensor) -> Tensor:
         numbers = torch.stack([first + second, first - second], -2).flatten(-3)
         half *= 2
     return numbers * (1 / numbers.new_tensor(block).sqrt())
-
-
-def pack_keys(keys: Tensor, biases: Tensor, positions: Tensor, bits: int, group: int) -> Tensor:
-    """Return keys [tokens, KV heads, size] without their rotated `biases`, turned, as rows that end with positions."""
-    rows = pack(turn(keys.float() - biases), bits, group)
-    stored = positions.int()[:, None, None].expand(*rows.shape[:-1], 1).contiguous()
-    return torch.cat([rows, stored.view(torch.uint8)], -1)
-
-
-def split_positions(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of `pack_keys` without their positions, and these [...]."""
-    stored = rows[..., -POSITION_BYTES:].contiguous()
-    return rows[..., :-POSITION_BYTES], stored.view(torch.int32)[..., 0]
 
 
 def _join_codes(codes: Tensor, bits: int) -> Tensor:

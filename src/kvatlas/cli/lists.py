@@ -46,12 +46,12 @@ def list_(
 
 
 def _print_policies(name: str | None, as_json: bool) -> None:
-    from kvatlas.policies import PRESETS, CompressingPolicy, about, permit
+    from kvatlas.policies import PRESETS, CompressingPolicy, describe_policy, permit
     from kvatlas.policies import policies as registry
 
     permit(name or "")
     names = [name] if name else [*dict(registry.items()), *PRESETS]
-    rows = [about(policy_name) for policy_name in names]
+    rows = [describe_policy(policy_name) for policy_name in names]
     if as_json:
         print_rows(rows, as_json)
     elif not name:
@@ -158,7 +158,7 @@ def check(
     import torch
 
     from kvatlas.benchmarks import find
-    from kvatlas.benchmarks.file_checks import check as check_benchmark
+    from kvatlas.benchmarks.file_checks import check_benchmark
     from kvatlas.models import find as find_model
     from kvatlas.sweeps.doctor import check_machine, check_model, messages_for
 

@@ -74,7 +74,7 @@ def view(
 
     A page of one run is self-contained. It holds all traces if they fit into 4 MB, else --traces of each cell.
     """
-    from kvatlas.report.app.local_server import serve
+    from kvatlas.report.app.local_server import serve_runs
     from kvatlas.report.app.page import PAGE_SUFFIXES, write_bundle
     from kvatlas.report.app.run_source import open_runs
     from kvatlas.report.view_options import ReadOptions
@@ -91,7 +91,7 @@ def view(
         check_new_folder(out)
     opened = open_runs([run.absolute() for run in runs], fixed_values, metric, lose_at_most)
     if out is None:
-        serve(opened, port)
+        serve_runs(opened, port)
     else:
         typer.echo(f"{out}: {write_bundle(opened, out):,} files; any web server can host them.")
 

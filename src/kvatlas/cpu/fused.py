@@ -29,6 +29,7 @@ class FusedLayer:
             gate.gate_proj.packed.whole,
             gate.down_proj.packed,
         )
+
         self.number: int = self.attention.layer_idx
         self.size = self.attention.head_dim
         self.scaling: float = self.attention.scaling
@@ -112,6 +113,7 @@ class FusedDecoder:
         positions = others.get("position_ids")
         if input_ids is None or positions is None or self.config._attn_implementation != ATTENTION:
             return self.unfused()(input_ids, **others)
+
         # Layers of a fused decoder have no hooks.
         x = self.embedding.forward(input_ids)
         cos, sin = self.rotary(x, position_ids=positions)

@@ -24,15 +24,15 @@ from torch.overrides import TorchFunctionMode
 
 from kvatlas.core import KvatlasError
 from kvatlas.cpu.fused import FusedDecoder, FusedLayer, FusedLayers, FusedModel
-from kvatlas.cpu.native import LANES, Linear, Native, load, unpack
-from kvatlas.cpu.shared_weights import Tables
+from kvatlas.cpu.native import LANES, Linear, Native, load, unpack_weights
+from kvatlas.cpu.shared_weights import PackedTables
 from kvatlas.forward import attention_function, own_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 #: A step of packing a model, which can be undone.
-Step = Callable[[Tables, "PreTrainedModel", ExitStack], None]
+Step = Callable[[PackedTables, "PreTrainedModel", ExitStack], None]
 #: Linear layers that read the same input.
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 #: Layers with a packed form, by transformers' module and class. Copies of these classes in other models are recognised
@@ -74,7 +74,7 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """A copy of the original weights [outputs, inputs], fp32."""
-        return unpack(self.packed.weight, self.out_features).float()
+        return unpack_weights(self.packed.weight, self.out_features).float()
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype is not torch.float32:
@@ -154,7 +154,7 @@ class PackedCurve(nn.Module):
 class PackedExperts(nn.Module):
     """Experts in the form of `transformers.integrations.moe`, one table for all, each packed by itself."""
 
-    def __init__(self, tables: Tables, layer: Any) -> None:
+    def __init__(self, tables: PackedTables, layer: Any) -> None:
         super().__init__()
         self.layer = layer
         self.names = ("gate_up_proj" if layer.has_gate else "up_proj", "down_proj")
@@ -162,7 +162,7 @@ class PackedExperts(nn.Module):
         for name in self.names:
             getattr(layer, name).data = torch.empty(0)
 
-    def _packed(self, tables: Tables, name: str) -> list[PackedLinear]:
+    def _packed(self, tables: PackedTables, name: str) -> list[PackedLinear]:
         """Return the packed linear layer of each expert in the table `name`."""
         weights = getattr(self.layer, name)
         biases: Sequence[Tensor | None] = [None for _ in weights]
@@ -188,6 +188,7 @@ class PackedExperts(nn.Module):
             places = (flat == expert).nonzero()[:, 0]
             inner = self.first[expert](x[places // experts_per_token])
             out[places] = self.second[expert](layer._apply_gate(inner) if layer.has_gate else layer.act_fn(inner))
+
         if layer.has_post_expert_norm:
             out = layer.post_expert_norm(out)
         first, *others = (out * weights.reshape(-1, 1)).view(*chosen.shape, -1).unbind(1)
@@ -197,7 +198,7 @@ class PackedExperts(nn.Module):
 class RowExact(TorchFunctionMode):
     """The `forward` of a layer of experts and its router, with tables and curves computed row by row."""
 
-    def __init__(self, tables: Tables, layer: nn.Module) -> None:
+    def __init__(self, tables: PackedTables, layer: nn.Module) -> None:
         super().__init__()
         self.inexact = layer.forward
         weights = [weight for weight in layer.parameters() if weight.dim() == 2 and weight.numel()]
@@ -218,11 +219,11 @@ class RowExact(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def pack(model: PreTrainedModel, tables: Tables | None = None) -> ExitStack:
+def pack_model(model: PreTrainedModel, tables: PackedTables | None = None) -> ExitStack:
     """Replace a model's layers by packed ones if native kernels support it: fp32 on the CPU.
 
     The weights of replaced linear layers are dropped; closing the returned stack restores every weight, bit for bit (as
-    far as bfloat16 holds it, if the `tables` are in that type): `with pack(model): ...`. A step that changes the
+    far as bfloat16 holds it, if the `tables` are in that type): `with pack_model(model): ...`. A step that changes the
     numbers of a few tokens is undone. A model with hooks is not run: only its linear layers are packed. Hooks
     registered later inside a fused decoder see no call of the engine's.
 
@@ -235,7 +236,8 @@ def pack(model: PreTrainedModel, tables: Tables | None = None) -> ExitStack:
         return undo
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         return undo
-    tables = tables or Tables()
+
+    tables = tables or PackedTables()
     if any(map(has_hooks, model.modules())):
         _pack_linear(tables, model, undo)
         return undo
@@ -248,20 +250,21 @@ def pack(model: PreTrainedModel, tables: Tables | None = None) -> ExitStack:
     return undo
 
 
-def _try_steps(steps: Sequence[Step], tables: Tables, model: PreTrainedModel, undo: ExitStack) -> list[bool]:
+def _try_steps(steps: Sequence[Step], tables: PackedTables, model: PreTrainedModel, undo: ExitStack) -> list[bool]:
     """Do the steps that leave the numbers of a few tokens as they are; return which were done.
 
     Raises KvatlasError for a step that changes them with weights in bfloat16: undoing it would leave them rounded.
     """
     tolerance = ROUNDING if tables.dtype is torch.float32 else ROUNDING_SHORT
-    before = _numbers(model)
+
+    before = _probe_numbers(model)
     done = []
     for step in steps:
         noted = len(tables.used)
         # Leaving the block undoes the step, unless its callbacks were moved to `undo`.
         with ExitStack() as undo_step:
             step(tables, model, undo_step)
-            is_close = bool(before) and _close(_numbers(model), before, tolerance)
+            is_close = bool(before) and _close(_probe_numbers(model), before, tolerance)
             if is_close:
                 undo.push(undo_step.pop_all())
             elif tables.dtype is not torch.float32 and len(tables.used) > noted:
@@ -282,7 +285,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def _numbers(model: PreTrainedModel) -> list[Tensor]:
+def _probe_numbers(model: PreTrainedModel) -> list[Tensor]:
     """Return the inputs of attention in each layer, and logits, for a few tokens; empty if the model raises."""
     numbers: list[Tensor] = []
 
@@ -309,72 +312,67 @@ def _close(numbers: list[Tensor], others: list[Tensor], tolerance: float) -> boo
     return same and all(torch.dist(a, b) <= tolerance * b.norm() for a, b in zip(numbers, others, strict=True))
 
 
-def _pack_linear(tables: Tables, model: PreTrainedModel, undo: ExitStack) -> None:
+def _pack_linear(tables: PackedTables, model: PreTrainedModel, undo: ExitStack) -> None:
     """Replace the linear layers by packed ones, and drop weights that no other layer shares."""
-    children = {parent: _weighted_children(parent) for parent in model.modules()}
+    children: dict[nn.Module, list[tuple[str, Any]]] = {}
     users: Counter[int] = Counter()
     embeddings: dict[int, tuple[nn.Module, str]] = {}
-    for parent, layers in children.items():
-        for name, child in layers:
+    for parent in model.modules():
+        children[parent] = [(name, child) for name, child in parent.named_children() if _has_weight(child)]
+        for name, child in children[parent]:
             users[id(child.weight)] += 1
             if type(child) is nn.Embedding:
                 embeddings[id(child.weight)] = (parent, name)
+
     for parent, layers in children.items():
-        joined = _join(tables, parent)
+        joined = _join_layers(tables, parent)
         for name, child in layers:
-            if _plain(child):
-                packed = PackedLinear(joined.get(id(child)) or tables.linear([child.weight], child.bias))
-                _replace(parent, name, packed, undo)
-                _drop_weight(child, packed, users[id(child.weight)], embeddings.get(id(child.weight)), undo)
-                _keep_untied(model, undo)
+            if not _is_plain_linear(child):
+                continue
+            packed = PackedLinear(joined.get(id(child)) or tables.linear([child.weight], child.bias))
+            _replace(parent, name, packed, undo)
+
+            # The embedding that shares the weight reads the packed one; the weight goes if nothing else uses it.
+            replaced = 1
+            embedding = embeddings.get(id(child.weight))
+            if embedding is not None:
+                _replace(*embedding, PackedEmbedding(packed), undo)
+                replaced = 2
+            if users[id(child.weight)] == replaced:
+                undo.callback(_restore_weight, child, packed)
+                child.weight.data = child.weight.data.new_empty(0)
+
+            # Packed layers share their weights, and the names that transformers would tie are gone.
+            if "tie_weights" not in vars(model):
+                model.tie_weights = lambda *_, **__: None
+                undo.callback(vars(model).pop, "tie_weights")
 
 
-def _weighted_children(parent: nn.Module) -> list[tuple[str, Any]]:
-    """Return the children with a weight of torch's own type, by name."""
-    return [(name, child) for name, child in parent.named_children() if _weighted(child)]
-
-
-def _drop_weight(
-    layer: Any, packed: PackedLinear, users: int, embedding: tuple[nn.Module, str] | None, undo: ExitStack
-) -> None:
-    """Let the embedding that shares a layer's weight read the packed one; drop the weight if nothing else uses it."""
-    replaced = 1
-    if embedding is not None:
-        _replace(*embedding, PackedEmbedding(packed), undo)
-        replaced = 2
-    if users == replaced:
-        undo.callback(_unpack, layer, packed)
-        layer.weight.data = layer.weight.data.new_empty(0)
-
-
-def _keep_untied(model: PreTrainedModel, undo: ExitStack) -> None:
-    """Let transformers tie no weights: packed layers share theirs, and the names that it would tie are gone."""
-    if "tie_weights" not in vars(model):
-        model.tie_weights = lambda *_, **__: None
-        undo.callback(vars(model).pop, "tie_weights")
-
-
-def _unpack(layer: nn.Linear, packed: PackedLinear) -> None:
+def _restore_weight(layer: nn.Linear, packed: PackedLinear) -> None:
     layer.weight.data = packed.weight
 
 
-def _weighted(layer: nn.Module | None) -> bool:
+def _has_weight(layer: nn.Module | None) -> bool:
     # Packages for quantised weights leave such layers without weights, or with tensors of a type of their own.
     weight = getattr(layer, "weight", None)
     return isinstance(layer, nn.Linear | nn.Embedding) and type(weight) is nn.Parameter
 
 
-def _plain(layer: nn.Module | None) -> bool:
-    return type(layer) is nn.Linear and _weighted(layer) and not has_hooks(layer)
+def _is_plain_linear(layer: nn.Module | None) -> bool:
+    return type(layer) is nn.Linear and _has_weight(layer) and not has_hooks(layer)
 
 
-def _join(tables: Tables, parent: nn.Module) -> dict[int, Linear]:
+def _join_layers(tables: PackedTables, parent: nn.Module) -> dict[int, Linear]:
     """Pack the layers of a parent with the same input side by side; return the part of each layer by its id."""
     parts: dict[int, Linear] = {}
     for names in JOINED:
         layers: list[Any] = [getattr(parent, name, None) for name in names]
-        if not _joinable(layers):
+        # They fit side by side in one table: whole lanes, and all with a bias or none.
+        if not all(_is_plain_linear(layer) and layer.out_features % LANES == 0 for layer in layers):
             continue
+        if len({layer.bias is None for layer in layers}) > 1:
+            continue
+
         biases = [layer.bias for layer in layers]
         bias = None if biases[0] is None else torch.cat(biases)
         table = tables.linear([layer.weight for layer in layers], bias)
@@ -385,19 +383,12 @@ def _join(tables: Tables, parent: nn.Module) -> dict[int, Linear]:
     return parts
 
 
-def _joinable(layers: Sequence[Any]) -> bool:
-    """Return True if linear layers fit side by side in one table: whole lanes, and all with a bias or none."""
-    if not all(_plain(layer) and layer.out_features % LANES == 0 for layer in layers):
-        return False
-    return len({layer.bias is None for layer in layers}) == 1
-
-
 def _replace(parent: nn.Module, name: str, by: nn.Module, undo: ExitStack) -> None:
     undo.callback(setattr, parent, name, getattr(parent, name))
     setattr(parent, name, by)
 
 
-def _pack_experts(tables: Tables, model: nn.Module, undo: ExitStack) -> None:
+def _pack_experts(tables: PackedTables, model: nn.Module, undo: ExitStack) -> None:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if {"has_gate", "has_post_expert_norm"} <= vars(child).keys():
@@ -408,7 +399,7 @@ def _pack_experts(tables: Tables, model: nn.Module, undo: ExitStack) -> None:
                 undo.callback(delattr, parent, "forward")
 
 
-def _pack_forms(tables: Tables, model: nn.Module, undo: ExitStack) -> None:
+def _pack_forms(tables: PackedTables, model: nn.Module, undo: ExitStack) -> None:
     from transformers.activations import ACT2CLS, ACT2FN
 
     silu = (nn.SiLU, type(ACT2FN["silu"]))
@@ -430,6 +421,39 @@ def computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:
     return _code(type(layer).forward) in [_code(getattr(module, name).forward) for module, name in modules]
 
 
+def is_plain_llama(decoder: Any) -> bool:
+    """Return True if a decoder consists of layers of Llama's form alone, with plain weights and without hooks.
+
+    Hooks of the decoder itself do not count.
+    """
+    from transformers.activations import ACT2FN
+
+    if "forward" in vars(decoder) or set(dict(decoder.named_children())) != DECODER:
+        return False
+    if any(has_hooks(module) for module in decoder.modules() if module is not decoder):
+        return False
+
+    for layer in decoder.layers:
+        attention = layer.self_attn
+        gated = layer.mlp
+        if not (computes_as(layer, LAYERS) and computes_as(attention, ATTENTIONS) and computes_as(gated, GATES)):
+            return False
+        if not turns_halves(attention) or not isinstance(gated.act_fn, nn.SiLU | type(ACT2FN["silu"])):
+            return False
+        norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        linear = [getattr(attention, name) for name in JOINED[0]] + [getattr(gated, name) for name in JOINED[1]]
+        if not all(computes_as(norm, NORMS[:1]) for norm in norms):
+            return False
+        if not all(type(each) is nn.Linear for each in (*linear, attention.o_proj, gated.down_proj)):
+            return False
+
+    # The rotation has to turn whole heads.
+    with torch.inference_mode():
+        place = torch.zeros(1, 1, dtype=torch.long, device=decoder.embed_tokens.weight.device)
+        cos, _ = decoder.rotary_emb(decoder.embed_tokens(place), position_ids=place)
+    return bool(cos.shape == (1, 1, decoder.layers[0].self_attn.head_dim))
+
+
 def turns_halves(attention: nn.Module) -> bool:
     """Return True if a layer whose `forward` has the code of Llama's also calls the same rotation."""
     called = unwrap(type(attention).forward).__globals__
@@ -445,7 +469,7 @@ def _code(function: Any) -> Any:
     return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != function.__doc__])
 
 
-def _fuse(tables: Tables, model: PreTrainedModel, undo: ExitStack) -> None:
+def _fuse(tables: PackedTables, model: PreTrainedModel, undo: ExitStack) -> None:
     """Give a shorter `forward` to a decoder that consists of layers of Llama's form alone."""
     decoder = model.get_decoder()
     if set(dict(decoder.named_children())) != DECODER or not all(map(_fusable, decoder.layers)):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -39,7 +40,7 @@ ALIGNMENT = 64
 
 
 @dataclass
-class Tables:
+class PackedTables:
     """The packed tables of a model in the order in which they are asked for: made here, or taken from a file.
 
     `steps` are the steps of packing that were done, in order; None before a model is packed. Tables that are made here
@@ -73,7 +74,7 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTables:
     """The content of a file: `tables` in order, the `steps` of packing, and the other `parameters` by name."""
 
     tables: list[Tensor]
@@ -104,7 +105,7 @@ class WeightsFile:
         self.path = folder / f"{kind}-{digest(sorted(stats))[:32]}.bin"
 
     def load(
-        self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, Tables], Any]
+        self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, PackedTables], Any]
     ) -> PreTrainedModel:
         """Return the packed model; `load` returns it unpacked, for False without reading its weights.
 
@@ -115,16 +116,16 @@ class WeightsFile:
         except OSError as error:
             print(f"kvatlas: weights are not shared: {error.strerror or error}", file=sys.stderr, flush=True)
             model = load(True)
-            pack(model, Tables(self.dtype))
+            pack(model, PackedTables(self.dtype))
             return model
         model = load(False)
         stored.fill(model)
-        pack(model, Tables(self.dtype, stored.tables, stored.steps))
+        pack(model, PackedTables(self.dtype, stored.tables, stored.steps))
         return model
 
     def _stored(
-        self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, Tables], Any]
-    ) -> Stored:
+        self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, PackedTables], Any]
+    ) -> StoredTables:
         """Return the content of the file, which is made unless it is there; one process makes it, others wait."""
         stored = self._read()
         if stored is not None:
@@ -133,16 +134,22 @@ class WeightsFile:
             # Another process may have been faster.
             if self._read() is None:
                 self._make(unfinished, load(True), pack)
-                _give_back()
+                # The layers of the model that was packed refer to each other.
+                gc.collect()
+                # The C library keeps freed memory otherwise; others than glibc have no such function.
+                with contextlib.suppress(OSError, AttributeError, TypeError):
+                    ctypes.CDLL(None).malloc_trim(0)
         stored = self._read()
         if stored is None:
             raise OSError(f"the file {str(self.path)!r} cannot be read")
         return stored
 
-    def _make(self, unfinished: Path, model: PreTrainedModel, pack: Callable[[PreTrainedModel, Tables], Any]) -> None:
+    def _make(
+        self, unfinished: Path, model: PreTrainedModel, pack: Callable[[PreTrainedModel, PackedTables], Any]
+    ) -> None:
         """Pack a model and write its weights, first to the file `unfinished`."""
         parameters = dict(model.named_parameters())
-        tables = Tables(self.dtype)
+        tables = PackedTables(self.dtype)
         pack(model, tables)
         # Packing drops the weights that it replaces.
         left = {name: tensor.data for name, tensor in parameters.items() if tensor.numel()}
@@ -152,21 +159,25 @@ class WeightsFile:
         self._write(unfinished, tables, left)
         unfinished.replace(self.path)
 
-    def _write(self, unfinished: Path, tables: Tables, parameters: Mapping[str, Tensor]) -> None:
+    def _write(self, unfinished: Path, tables: PackedTables, parameters: Mapping[str, Tensor]) -> None:
         tensors = [*tables.used, *parameters.values()]
-        offsets = list(_offsets(tensors))
+        # The place of each tensor behind the header.
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        offsets = [0, *itertools.accumulate(size + -size % ALIGNMENT for size in sizes[:-1])]
         entries = [
             [offset, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
             for offset, tensor in zip(offsets, tensors, strict=True)
         ]
+
         count = len(tables.used)
         header = {
             "identity": self.identity,
-            "bytes": offsets[-1] + tensors[-1].numel() * tensors[-1].element_size(),
+            "bytes": offsets[-1] + sizes[-1],
             "steps": tables.steps,
             "tables": entries[:count],
             "parameters": dict(zip(parameters, entries[count:], strict=True)),
         }
+
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % ALIGNMENT)
         with unfinished.open("wb") as file:
@@ -176,7 +187,7 @@ class WeightsFile:
                 file.seek(8 + len(text) + offset)
                 tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tofile(file)
 
-    def _read(self) -> Stored | None:
+    def _read(self) -> StoredTables | None:
         """Return the content of the file, mapped; None without one for these files."""
         try:
             with self.path.open("rb") as file:
@@ -189,28 +200,11 @@ class WeightsFile:
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
+
         content = torch.frombuffer(memory, dtype=torch.uint8)[8 + length :]
         tables = [_tensor(content, entry) for entry in header["tables"]]
         parameters = {name: _tensor(content, entry) for name, entry in header["parameters"].items()}
-        return Stored(tables, header["steps"], parameters)
-
-
-def _give_back() -> None:
-    """Give the memory of the model that was packed back to the system."""
-    # Its layers refer to each other.
-    gc.collect()
-    # The C library keeps freed memory otherwise; others than glibc have no such function.
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _offsets(tensors: Sequence[Tensor]) -> Iterator[int]:
-    """Yield the place of each tensor behind the header."""
-    offset = 0
-    for tensor in tensors:
-        yield offset
-        size = tensor.numel() * tensor.element_size()
-        offset += size + -size % ALIGNMENT
+        return StoredTables(tables, header["steps"], parameters)
 
 
 def _tensor(content: Tensor, entry: Sequence[Any]) -> Tensor:

@@ -124,7 +124,7 @@ class Endpoint:
             (choice,) = body["choices"]
             message = choice["message"]
             thinking = _text_of_content(message.get("reasoning_content")) or _text_of_content(message.get("reasoning"))
-            text = reading.joined(thinking, _text_of_content(message.get("content")))
+            text = reading.join_thinking(thinking, _text_of_content(message.get("content")))
             # Half a character cannot be stored: UnicodeEncodeError is a ValueError.
             text.encode()
 

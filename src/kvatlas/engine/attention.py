@@ -1,7 +1,6 @@
 """Attention of one forward pass: the function of every model, and what a backend is.
 
-All masks are ours: transformers builds none for an attention function without a registered mask function. The engine
-passes the backend and the batch as `kvatlas` (`models.attention.attention_function`).
+All masks are ours: transformers builds none for an attention function without a registered mask function.
 """
 
 from __future__ import annotations
@@ -92,43 +91,6 @@ def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = Non
     return backend
 
 
-def attend(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    kvatlas: tuple[AttentionBackend, ForwardBatch],
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Attend by transformers' interface: query [1, heads, tokens, key size], key [1, KV heads, tokens, key size], value
-    [1, KV heads, tokens, value size]; `s_aux` are sinks.
-
-    Returns [1, tokens, heads, value size] and None. Raises KvatlasError for layers with masks of their own, or whose
-    tensors do not fit the cache.
-    """
-    backend, batch = kvatlas
-    layer_number: Any = getattr(module, "layer_idx", None)
-    if attention_mask is not None:
-        raise KvatlasError(f"The model masks tokens by a rule of its own (layer {layer_number}).")
-    shapes = (query.shape, key.shape, value.shape)
-    expected = batch.layer_shapes.get(layer_number, ())
-    if shapes != expected:
-        raise KvatlasError(
-            f"The model changes the shapes of its layers (layer {layer_number}: query, key and value are "
-            f"{_shapes_text(shapes)}, expected {_shapes_text(expected)})."
-        )
-    layer = Layer(batch.cache.shape.place[layer_number], scaling, sliding_window, softcap, s_aux)
-    batch.cache.layers[layer.place] = layer
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    batch.remember(layer.place, query)
-    return backend.attend(batch, layer, query, key, value)[None], None
-
-
 class PassAttention:
     """The attention of a model in one pass, for `forward.attention_function`."""
 
@@ -138,9 +100,41 @@ class PassAttention:
         self.computes_layers = backend.computes_layers
 
     def __call__(
-        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **others: Any
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **_: Any,
     ) -> tuple[Tensor, None]:
-        return attend(module, query, key, value, mask, kvatlas=(self.backend, self.batch), **others)
+        """Attend by transformers' interface: query [1, heads, tokens, key size], key [1, KV heads, tokens, key size],
+        value [1, KV heads, tokens, value size]; `s_aux` are sinks.
+
+        Returns [1, tokens, heads, value size] and None. Raises KvatlasError for layers with masks of their own, or
+        whose tensors do not fit the cache.
+        """
+        batch = self.batch
+        layer_number: Any = getattr(module, "layer_idx", None)
+        if attention_mask is not None:
+            raise KvatlasError(f"The model masks tokens by a rule of its own (layer {layer_number}).")
+        shapes = (query.shape, key.shape, value.shape)
+        expected = batch.layer_shapes.get(layer_number, ())
+        if shapes != expected:
+            raise KvatlasError(
+                f"The model changes the shapes of its layers (layer {layer_number}: query, key and value are "
+                f"{_shapes_text(shapes)}, expected {_shapes_text(expected)})."
+            )
+
+        layer = Layer(batch.cache.shape.place[layer_number], scaling, sliding_window, softcap, s_aux)
+        batch.cache.layers[layer.place] = layer
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        batch.remember(layer.place, query)
+        return self.backend.attend(batch, layer, query, key, value)[None], None
 
     def compute_layers(self, layers: Sequence[FusedLayer], tokens: DecoderPass) -> None:
         """Compute decoder layers of Llama's form, attention included."""

@@ -17,7 +17,7 @@ from kvatlas.engine.cache import KVCache
 from kvatlas.engine.parts import CachedSequence
 
 
-class Group(NamedTuple):
+class SequenceGroup(NamedTuple):
     """Sequences with equally many new tokens: their indices in the batch, their tokens [sequences, new], the slots of
     their cached tokens [sequences, longest], and a mask of the tokens that each new one sees [sequences, new, longest].
 
@@ -155,6 +155,7 @@ class ForwardBatch:
         if self.watched:
             watched = torch.full(self.row.shape, -1, dtype=torch.int32)
             watched[list(self.watched)] = torch.arange(len(self.watched), dtype=torch.int32)
+
         packed = self.cache.packed
         parts = self.cache.parts
         if not self.has_parts:
@@ -188,7 +189,7 @@ class ForwardBatch:
         return self.slots(self.row.repeat_interleave(counts), logical)
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[SequenceGroup]:
         """The sequences by their numbers of new tokens, for attention in plain torch."""
         device = self.positions.device
         groups = []
@@ -198,6 +199,7 @@ class ForwardBatch:
         for index, count in enumerate(self.counts):
             if index not in in_parts:
                 by_count.setdefault(count, []).append(index)
+
         for members in [*by_count.values(), *([index] for index in in_parts)]:
             count = self.counts[members[0]]
             # Indices as a column, to be broadcast against new or against cached tokens.
@@ -209,7 +211,7 @@ class ForwardBatch:
             visible = logical <= (self.length[column] + new)[..., None]
             sequence = in_parts.get(members[0])
             slots = logical[None] if sequence is not None else self.slots(self.row[column], logical)
-            groups.append(Group(members, starts[column] + new, slots, visible, sequence))
+            groups.append(SequenceGroup(members, starts[column] + new, slots, visible, sequence))
         return groups
 
     def slots(self, rows: Tensor, logical: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvatlas.bits.key_biases import KeyBiases
-from kvatlas.bits.storage import pack, pack_keys, split_positions, turn, unpack
+from kvatlas.bits.storage import PackedRows
 from kvatlas.core import POSITION_BYTES, KvatlasError, Shape, Storage
 from kvatlas.cpu.native import PagedLayer, load
 from kvatlas.engine.parts import CachedSequence, PartTables
@@ -104,7 +104,7 @@ class KVCache:
     """Keys and values of up to `rows` sequences, and the notes of policies beside cached tokens.
 
     Layers are those that `shape` caches. `keys` are [layers][KV heads, slots, key size], `values` likewise; slot s is
-    token s % page_size of page s // page_size. Pools of a packed `storage` hold rows of bytes (`storage.pack`);
+    token s % page_size of page s // page_size. Pools of a packed `storage` hold rows of bytes (`bits.storage`);
     `recent` [layers] has for keys and for values the newest tokens unpacked, [rows + 1, KV heads, residual, size], that
     at position p in place p % residual, or None. Page 0 belongs to no sequence and pads tables. `table` [rows + 1,
     pages] int32 lists each sequence's pages, last those of `idle`, a sequence that pads batches and is never read.
@@ -139,8 +139,10 @@ class KVCache:
         #: Bits of a number in keys and in values.
         self.bits = (storage.key_bits, storage.value_bits)
         self.packed = storage.packed
-        #: The biases that packed keys are without.
-        self.key_biases = key_biases if storage.key_bits < 16 else None
+        #: The form of its rows, and the biases that packed keys are without.
+        self.form = PackedRows(storage, key_biases)
+        self.key_biases = self.form.key_biases
+
         key_sizes = [layer.key for layer in shape.cached_layers]
         value_sizes = [layer.value for layer in shape.cached_layers]
         self.keys = self._empty_pools(storage.key_bits, key_sizes, 0 if self.key_biases is None else POSITION_BYTES)
@@ -148,6 +150,7 @@ class KVCache:
         recent_keys = self._recent_rings(storage.key_bits, key_sizes)
         recent_values = self._recent_rings(storage.value_bits, value_sizes)
         self.recent = list(zip(recent_keys, recent_values, strict=True))
+
         self.positions: dict[int, Tensor] = {}
         self.layers: dict[int, Layer] = {}
         self.idle = CachedSequence(rows)
@@ -161,6 +164,7 @@ class KVCache:
             torch.zeros(rows + 1, shape.heads, query_window, layer.key, device=device, dtype=dtype)
             for layer in (shape.cached_layers if query_window else ())
         ]
+
         #: The number of replacements of a tensor by a larger one.
         self.moves = 0
         #: The layers over these pools as native code takes them, until the pools are replaced.
@@ -197,12 +201,14 @@ class KVCache:
         # A separate mapping returns the old memory of a grown cache to the system at once. It is private, because Linux
         # by default gives large pages, which are faster to fill and to read, to private mappings only.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+
         # A large page is filled with zeros as a whole, which takes longer than a small pool is read faster.
         is_large = size >= 2 * HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE")
         try:
             memory = mmap.mmap(-1, size + (HUGE_PAGE if is_large else 0), **private)
         except OSError as error:
             raise MemoryError(f"{size} bytes of the cache: {error}") from error
+
         mapped = torch.frombuffer(memory, dtype=torch.uint8)
         start = 0
         if is_large:
@@ -223,32 +229,15 @@ class KVCache:
 
         Keys with biases need their `positions` [tokens].
         """
-        storage = self.storage
-        if self.key_biases is not None and positions is not None:
-            biases = self.key_biases.rotated(layer, positions)
-            key = pack_keys(key, biases, positions, storage.key_bits, storage.group)
-        elif storage.key_bits < 16:
-            key = pack(key, storage.key_bits, storage.group)
-        if storage.value_bits < 16:
-            value = pack(value, storage.value_bits, storage.group)
-        self.keys[layer][:, slots] = key.transpose(0, 1)
-        self.values[layer][:, slots] = value.transpose(0, 1)
+        self.keys[layer][:, slots] = self.form.pack_keys(layer, key, positions).transpose(0, 1)
+        self.values[layer][:, slots] = self.form.pack_values(value).transpose(0, 1)
 
     def read(self, side: int, layer: int, slots: Tensor) -> Tensor:
         """Return the keys (side 0) or the values (side 1) of slots [...] as they are read: [KV heads, ..., size]."""
-        is_keys = side == 0
-        pool = self.keys[layer] if is_keys else self.values[layer]
-        rows = pool[:, slots]
-        bits = self.bits[side]
-        if bits == 16:
-            return rows
         cached_layer = self.shape.cached_layers[layer]
-        size = cached_layer.key if is_keys else cached_layer.value
-        if is_keys and self.key_biases is not None:
-            rows, positions = split_positions(rows)
-            biases = self.key_biases.rotated(layer, positions, by_head=True)
-            return (turn(unpack(rows, size, bits, self.storage.group)) + biases).to(self.dtype)
-        return unpack(rows, size, bits, self.storage.group).to(self.dtype)
+        if side == 0:
+            return self.form.unpack_keys(layer, self.keys[layer][:, slots], cached_layer.key, self.dtype)
+        return self.form.unpack_values(self.values[layer][:, slots], cached_layer.value, self.dtype)
 
     def reset(self) -> None:
         """Forget every sequence; the memory stays."""
@@ -343,7 +332,32 @@ class KVCache:
         # Its unshared pages may be taken again: each layer is read as a whole before it is written.
         self._give(sequence, self._take(pages_for(count, self.page_size)))
         sequence.length = count
-        self._move_tokens(kept.contiguous(), before, sequence.pages)
+
+        # The tables of each layer, and what stays in it: a selection for all layers has a single one.
+        pools = []
+        chosen = []
+        contiguous = kept.contiguous()
+        for layer in range(self.shape.layers):
+            layer_pools = [self.keys[layer], self.values[layer]]
+            if layer in self.positions:
+                layer_pools.append(self.positions[layer])
+            pools += layer_pools
+            chosen += [contiguous[min(layer, len(contiguous) - 1)]] * len(layer_pools)
+
+        native = load() if self.device.type == "cpu" else None
+        kv_heads = self.shape.kv_heads
+        if native is not None:
+            native.compact(pools, chosen, kv_heads, before, sequence.pages, self.page_size)
+        else:
+            slots_before = self._slots_of(before)
+            slots_after = self._slots_of(sequence.pages)[:count]
+            heads = torch.arange(kv_heads, device=self.device)[:, None]
+            for pool, places in zip(pools, chosen, strict=True):
+                # Rows of the pool with its heads one after the other: whole rows are copied faster than numbers.
+                rows = slots_before[places] + heads * pool.shape[1]
+                kept_rows = pool.flatten(0, 1).index_select(0, rows.flatten())
+                pool.index_copy_(1, slots_after, kept_rows.view(kv_heads, -1, *pool.shape[2:]))
+
         for name in names:
             state = self.token_state[name][sequence.row]
             state[..., :count] = state.gather(-1, kept)
@@ -364,9 +378,21 @@ class KVCache:
         count = kept.shape[-1]
         is_kept = kept >= 0
         places = kept.clamp(min=0)
-        by_head = places.expand(shape.layers, shape.kv_heads, -1)
+
         # A layer may get parts that another one has now, so that all tokens are read before the first one is written.
-        contents = [self._read_tokens(sequence, layer, by_head[layer]) for layer in range(shape.layers)]
+        contents = []
+        first_rows = torch.arange(shape.kv_heads, device=self.device)[:, None] * self.keys[0].shape[1]
+        for layer, tokens in enumerate(places.expand(shape.layers, shape.kv_heads, -1)):
+            if sequence.spare is not None:
+                assert self.parts is not None
+                key = self.parts.read(self.keys, sequence, layer, tokens)
+                value = self.parts.read(self.values, sequence, layer, tokens)
+            else:
+                rows = first_rows + self.slots(sequence)[tokens]
+                key = self.keys[layer].flatten(0, 1)[rows]
+                value = self.values[layer].flatten(0, 1)[rows]
+            contents.append((key, value))
+
         if self.parts is None:
             self.parts = PartTables(shape, self.rows + 1, self.page_size, self.device)
         self._release(sequence.pages)
@@ -376,6 +402,7 @@ class KVCache:
         self.parts.begin(sequence, missing, count, self._take)
         for layer, (key, value) in enumerate(contents):
             self.write_into_parts(layer, sequence, 0, key, value)
+
         self._widen_states(count)
         for name in names:
             state = self.token_state[name][sequence.row]
@@ -398,41 +425,6 @@ class KVCache:
         assert self.parts is not None
         tokens = torch.arange(sequence.length, device=self.device).expand(self.shape.kv_heads, -1)
         return self.parts.read(self.keys if side == 0 else self.values, sequence, layer, tokens)
-
-    def _read_tokens(self, sequence: CachedSequence, layer: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of `tokens` [KV heads, tokens], unpacked."""
-        if sequence.spare is not None:
-            assert self.parts is not None
-            key = self.parts.read(self.keys, sequence, layer, tokens)
-            return key, self.parts.read(self.values, sequence, layer, tokens)
-        first = torch.arange(self.shape.kv_heads, device=self.device)[:, None] * self.keys[0].shape[1]
-        rows = first + self.slots(sequence)[tokens]
-        return self.keys[layer].flatten(0, 1)[rows], self.values[layer].flatten(0, 1)[rows]
-
-    def _move_tokens(self, kept: Tensor, before: Sequence[int], after: Sequence[int]) -> None:
-        """Move a sequence's tokens `kept` [layers or 1, KV heads or 1, kept] from the pages `before` to `after`."""
-        pools = []
-        # A selection for all layers has a single one.
-        chosen = []
-        for layer in range(self.shape.layers):
-            layer_pools = [self.keys[layer], self.values[layer]]
-            if layer in self.positions:
-                layer_pools.append(self.positions[layer])
-            pools += layer_pools
-            chosen += [kept[min(layer, kept.shape[0] - 1)]] * len(layer_pools)
-        native = load() if self.device.type == "cpu" else None
-        kv_heads = self.shape.kv_heads
-        if native is not None:
-            native.compact(pools, chosen, kv_heads, before, after, self.page_size)
-            return
-        slots_before = self._slots_of(before)
-        slots_after = self._slots_of(after)[: kept.shape[-1]]
-        heads = torch.arange(kv_heads, device=self.device)[:, None]
-        for pool, places in zip(pools, chosen, strict=True):
-            # Rows of the pool with its heads one after the other: whole rows are copied faster than single numbers.
-            rows = slots_before[places] + heads * pool.shape[1]
-            kept_rows = pool.flatten(0, 1).index_select(0, rows.flatten())
-            pool.index_copy_(1, slots_after, kept_rows.view(kv_heads, -1, *pool.shape[2:]))
 
     def slots(self, sequence: CachedSequence) -> Tensor:
         return self._slots_of(sequence.pages)[: sequence.length]
@@ -507,10 +499,12 @@ class KVCache:
         used = self.keys[0].shape[1]
         cached_bytes = sum(pool.numel() * pool.element_size() for pool in (*self.keys, *self.values))
         pages = len(self.holders) + max(missing, len(self.holders) // growth(cached_bytes, self.device.type))
+
         for pools in (self.keys, self.values):
             for layer, old in enumerate(pools):
                 pools[layer] = self._pool(pages, old.shape[-1], old.dtype)
                 pools[layer][:, :used] = old
+
         wider = self.keys[0].shape[1] - used
         self.positions = {layer: torch.nn.functional.pad(old, (0, wider)) for layer, old in self.positions.items()}
         self._free_pages += range(pages - 1, len(self.holders) - 1, -1)

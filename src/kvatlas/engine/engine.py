@@ -16,23 +16,22 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kvatlas.core import KvatlasError, Sampling, Storage, grouped, reason
+from kvatlas.core import KvatlasError, Sampling, Storage, reason
 from kvatlas.engine.attention import AttentionBackend, PassAttention, backend_for
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.forced_reading import follow_script
-from kvatlas.engine.probe import is_rehearsed, measure, rehearse
+from kvatlas.engine.probe import measure_shape, rehearse
 from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import UNSAMPLED, sample_rows
-from kvatlas.engine.scheduler import CacheForm, Scheduler, cache_form
+from kvatlas.engine.scheduler import CacheForm, Scheduler, cache_form, requests_of_form
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.forward import RowStates, attention_function, own_attention, reading, split_rows
+from kvatlas.forward import RowStates, attention_function, own_attention, reading_batch, split_rows
 from kvatlas.machine import out_of_memory
 from kvatlas.policies.cache_view import Signal
 from kvatlas.policies.contract import Policy
@@ -88,7 +87,7 @@ class Engine:
         with self.backend.decoding(model):
             pass
         # The config.json may tell another shape than the layers have.
-        shape, self._key_biases = measure(handle, model)
+        shape, self._key_biases = measure_shape(handle, model)
         handle.keep_shape(shape)
         self._allocate()
 
@@ -121,34 +120,13 @@ class Engine:
         A source without a request now but perhaps later gives None: active rows continue, and it is polled again.
         Settings of one form share the cache and trunks; those of another one are decoded after the last request.
         """
-        if not is_rehearsed(self.model):
-            rehearse(self.handle, self.model, self.new_cache(2, {}, 0, Storage()), self.attending(), self.forward)
+        rehearse(self.handle, self.model, self.new_cache, self.attending, self.forward)
         later: dict[CacheForm, list[Request[K]]] = {}
-        yield from self._decode(self._defer_other_forms(requests, later))
+        yield from self._decode(requests_of_form(requests, self.form, self._device.type, later))
         while later:
             self.form, waiting = later.popitem()
             self._renew(self.batch_size)
             yield from self._decode(iter(waiting))
-
-    def _defer_other_forms(
-        self, requests: Iterable[Request[K] | None], later: dict[CacheForm, list[Request[K]]]
-    ) -> Iterator[Request[K] | None]:
-        """Yield the requests with their settings of the present form; put the other settings into `later`."""
-        for request in requests:
-            if request is None:
-                yield None
-                continue
-
-            by_form = grouped(request.policies, self.form_of)
-            if request.script and len(by_form) > 1:
-                # All settings of a script are read side by side, if need be in parts.
-                by_form = {max(by_form, key=lambda form: form.in_parts): list(request.policies)}
-            current = by_form.pop(self.form, None)
-            for form, others in by_form.items():
-                later.setdefault(form, []).append(replace(request, policies=tuple(others)))
-            if by_form and current:
-                request = replace(request, policies=tuple(current))
-            yield request if current else None
 
     def _decode(self, source: Iterator[Request[K] | None]) -> Iterator[Generation[K]]:
         """Decode requests of one form, with half the rows where memory runs out."""
@@ -248,13 +226,14 @@ class Engine:
     def forward(self, batch: ForwardBatch, needed: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Return logits [needed tokens or all, vocabulary] and last hidden states [tokens, hidden size]."""
         every = needed is None or len(needed) == batch.starts[-1]
-        with attention_function(PassAttention(self.backend, batch)), reading(batch), self.backend.passing():
+        with attention_function(PassAttention(self.backend, batch)), reading_batch(batch), self.backend.passing():
             output = self.model(
                 input_ids=batch.input_ids[None],
                 position_ids=batch.positions[None],
                 use_cache=False,
                 logits_to_keep=0 if every else torch.tensor(needed, dtype=torch.long).to(batch.positions.device),
             )
+
         logits = output.logits[0]
         # Some models ignore `logits_to_keep`.
         if needed is not None and not every and len(logits) == batch.starts[-1]:

@@ -22,40 +22,41 @@ def follow_script(logits: Tensor, rows: Sequence[Row[Any]], count: int) -> list[
     if first.prompt_left:
         # The last chunk of a prompt is followed by the first new token, other chunks by none.
         new = 1 if first.prompt_left <= count else 0
-    written = len(first.tokens)
-    following = list(first.request.script[written : written + new])
-    compressed = [index for index, row in enumerate(rows) if row.compressions]
-    if compressed:
-        full = next(index for index, row in enumerate(rows) if not row.compressions)
-        by_row = logits.view(len(rows), new, -1)
-        _compare(by_row[full], by_row[compressed], [rows[index] for index in compressed], following)
-    return [following for _ in rows]
+    start = len(first.tokens)
+    following = list(first.request.script[start : start + new])
+    compressed = [row for row in rows if row.compressions]
+    if not compressed:
+        return [following for _ in rows]
 
+    # Logits [new, vocabulary] of the full cache, and [compressed rows, new, vocabulary].
+    by_row = logits.view(len(rows), new, -1)
+    is_compressed = torch.tensor([row.compressions > 0 for row in rows], device=logits.device)
+    full = by_row[~is_compressed][0]
+    others = by_row[is_compressed]
 
-def _compare(full: Tensor, compressed: Tensor, rows: Sequence[Row[Any]], following: list[int]) -> None:
-    """Note the likeness of rows [rows, new, vocabulary] to the full cache [new, vocabulary]."""
-    count = len(following)
-    first_position = rows[0].position + 1
+    # The tokens that the settings would sample.
     sampled_rows: list[Row[Any]] = []
     positions: list[int] = []
-    for row in rows:
-        sampled_rows.extend([row] * count)
-        positions.extend(range(first_position, first_position + count))
-    sampled = torch.tensor(sample_rows(compressed.flatten(0, 1), sampled_rows, positions)).view(len(rows), count)
-    log_full = full.float().log_softmax(-1)
-    log_compressed = compressed.float().log_softmax(-1)
-    kl = (log_full.exp() * (log_full - log_compressed)).sum(-1).tolist()
-    top1 = (full.argmax(-1) == compressed.argmax(-1)).tolist()
-    script = torch.tensor(following, device=full.device)[:, None]
-    script_compressed = log_compressed.gather(-1, script.expand(len(rows), -1, -1)).squeeze(-1)
-    change = (script_compressed - log_full.gather(-1, script).squeeze(-1)).tolist()
+    for row in compressed:
+        sampled_rows.extend([row] * new)
+        positions.extend(range(first.position + 1, first.position + 1 + new))
+    sampled = torch.tensor(sample_rows(others.flatten(0, 1), sampled_rows, positions)).view(len(compressed), new)
     differs = (sampled != torch.tensor(following)).tolist()
-    start = len(rows[0].tokens)
-    for index, row in enumerate(rows):
+
+    # The distance of the distributions, and the change of the script's log-likelihood.
+    log_full = full.float().log_softmax(-1)
+    log_others = others.float().log_softmax(-1)
+    kl = (log_full.exp() * (log_full - log_others)).sum(-1).tolist()
+    top1 = (full.argmax(-1) == others.argmax(-1)).tolist()
+    script = torch.tensor(following, device=full.device)[:, None]
+    script_others = log_others.gather(-1, script.expand(len(compressed), -1, -1)).squeeze(-1)
+    change = (script_others - log_full.gather(-1, script).squeeze(-1)).tolist()
+
+    for index, row in enumerate(compressed):
         likeness = row.likeness
         assert likeness is not None
         thinking_end, answer_start = row.split
-        for step in range(count):
+        for step in range(new):
             token = start + step
             if differs[index][step] and likeness.departs_at is None:
                 likeness.departs_at = token
@@ -66,3 +67,4 @@ def _compare(full: Tensor, compressed: Tensor, rows: Sequence[Row[Any]], followi
             elif token >= answer_start:
                 likeness.answer += 1
                 likeness.answer_change += change[index][step]
+    return [following for _ in rows]

@@ -69,11 +69,11 @@ def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees:
     """
     peaks = []
     for form, settings in grouped(policies, lambda policy: cache_form(policy, model.device)).items():
-        peaks.append(_peak(model, form.storage, settings, batch_size, trees, prompt, output))
+        peaks.append(_peak_of_form(model, form.storage, settings, batch_size, trees, prompt, output))
     return max(peaks, key=lambda peak: peak.total)
 
 
-def _peak(
+def _peak_of_form(
     model: ModelHandle,
     storage: Storage,
     policies: Sequence[Policy],
@@ -87,11 +87,11 @@ def _peak(
     is_any_unbounded = any(policy.budget is None for policy in policies)
     longest = prompt + output
     largest_budget = budgets[-1] if budgets else longest
+    page_size = PAGE if model.device == "cpu" else GPU_PAGE
+
     # A request starts while one setting fewer than the limit is open.
     most_open = max(OPEN_SETTINGS * batch_size - 1 + settings, batch_size // ROWS_PER_REQUEST * settings)
     open_trees = min(trees, -(-most_open // settings))
-
-    page_size = PAGE if model.device == "cpu" else GPU_PAGE
 
     # Each open tree has at most one row without a budget: its trunk.
     rows = min(batch_size, trees * settings)
@@ -100,7 +100,8 @@ def _peak(
     pages = unbounded_rows * pages_for(longest, page_size)
     pages += bounded_rows * pages_for(min(longest, largest_budget), page_size)
     # The parts of a head are rounded up, as pages are, and the last page of a sequence is not all shared out.
-    if any(policy.has_unequal_budgets for policy in policies):
+    is_unequal = any(policy.has_unequal_budgets for policy in policies)
+    if is_unequal:
         pages += 2 * bounded_rows
 
     # A snapshot that outlives its trunk stays until every branch of its tree has a row.
@@ -114,47 +115,36 @@ def _peak(
     element_bytes = 4 if model.dtype == "float32" else 2
     token_bytes, tail_bytes = shape.kv_bytes(storage, element_bytes)
     page_bytes = page_size * token_bytes
+    cached_bytes = pages * page_bytes
+
+    # The most tokens of a head.
+    noted_tokens = longest
+    if not unbounded_rows:
+        noted_tokens = largest_budget
+        if is_unequal:
+            # A pyramid gives its first layer up to twice the mean, and one choice for a layer can give one head all.
+            noted_tokens = min(longest, largest_budget * max(2, shape.kv_heads))
+
     # The notes of policies for each token, the recent queries, the unpacked newest tokens and the states of layers.
     collector = SignalCollector(policies)
     noted = sum(layers * heads for layers, heads in collector.token_state(shape).values())
-    noted_tokens = longest if unbounded_rows else _tokens_of_a_head(model, policies, largest_budget, longest)
     query_bytes = collector.query_window * shape.layers * shape.heads * shape.head_dim * element_bytes
     row_bytes = 4 * noted * noted_tokens + query_bytes + tail_bytes + shape.state_bytes
 
-    cached_bytes = pages * page_bytes
+    # The logits and states of a pass; while one layer of a cache grows, its old pages stand beside the new ones.
+    prompt_state_bytes = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * element_bytes
+    pass_bytes = prompt_state_bytes + rows * model.vocabulary * (element_bytes + 2 * 8)
+    if any(Signal.ATTENTION in policy.observes for policy in policies):
+        # The weights of a pass, and their sums with earlier ones.
+        pass_bytes += 2 * 4 * rows * shape.layers * shape.kv_heads * noted_tokens
+    fixed_bytes = 0 if model.device == "cpu" else WORKSPACES
+
     snapshots = max(0, forked_trees - unbounded_rows) * snapshot_pages
     return Peak(
         weights=model.weight_bytes or 0,
         slots=int(cached_bytes * (1 + 1 / (2 * growth(cached_bytes, model.device)))) + rows * row_bytes,
         snapshots=snapshots * page_bytes,
-        workspace=_workspace(model, policies, rows, prompt, noted_tokens, cached_bytes),
+        workspace=fixed_bytes + max(pass_bytes, cached_bytes // (2 * shape.layers)),
         tokens=(pages + snapshots) * page_size,
         longest=noted_tokens,
     )
-
-
-def _tokens_of_a_head(model: ModelHandle, policies: Sequence[Policy], largest_budget: int, longest: int) -> int:
-    """Return the most tokens that a head of a sequence under a budget holds."""
-    if not any(policy.has_unequal_budgets for policy in policies):
-        return largest_budget
-    # A pyramid gives its first layer up to twice the mean, and one choice for a layer can give a single head all.
-    return min(longest, largest_budget * max(2, model.shape.kv_heads))
-
-
-def _workspace(
-    model: ModelHandle, policies: Sequence[Policy], rows: int, prompt: int, noted_tokens: int, cached_bytes: int
-) -> int:
-    """Return the bytes of a pass, or of a growing cache if these are more.
-
-    While one layer grows, its old pages stand beside the new ones; logits and states of a pass come after that.
-    """
-    shape = model.shape
-    element_bytes = 4 if model.dtype == "float32" else 2
-    prompt_state_bytes = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * element_bytes
-    logit_bytes = rows * model.vocabulary * (element_bytes + 2 * 8)
-    pass_bytes = prompt_state_bytes + logit_bytes
-    if any(Signal.ATTENTION in policy.observes for policy in policies):
-        # The weights of a pass, and their sums with earlier ones.
-        pass_bytes += 2 * 4 * rows * shape.layers * shape.kv_heads * noted_tokens
-    fixed_bytes = 0 if model.device == "cpu" else WORKSPACES
-    return fixed_bytes + max(pass_bytes, cached_bytes // (2 * shape.layers))

@@ -33,35 +33,30 @@ class CpuBackend(AttentionBackend):
     def compute_layers(
         self, batch: ForwardBatch, cached_layers: Sequence[Layer], layers: Sequence[FusedLayer], tokens: DecoderPass
     ) -> None:
+        cache = batch.cache
+        shape = cache.shape
+        if batch.watched or cache.packed or any(layer.window for layer in cached_layers):
+            paged_layers: Sequence[PagedLayer] = [self._paged_layer(batch, layer) for layer in cached_layers]
+        else:
+            # The same layers in each pass, while nothing but the pools belongs to them.
+            if cache.paged_layers is None:
+                cache.paged_layers = [self._paged_layer(batch, layer) for layer in cached_layers]
+            paged_layers = cache.paged_layers
+            self.native.make_scratch(batch.paged, max(max(layer.key, layer.value) for layer in shape.cached_layers))
+
         decoder_layers = [layer.native_layer for layer in layers]
-        paged_layers = self._paged_layers(batch, cached_layers)
-        if not batch.remembered and not batch.cache.packed:
+        if not batch.remembered and not cache.packed:
             DecoderLayer.compute(decoder_layers, tokens, batch.paged, paged_layers)
             return
-        # The heads of a layer are stored before the next one replaces them.
+
+        # The heads of a layer, side by side in one table, are stored before the next layer replaces them.
+        first_value = shape.heads + shape.kv_heads
         for layer, decoder_layer, paged_layer in zip(cached_layers, decoder_layers, paged_layers, strict=True):
             DecoderLayer.compute([decoder_layer], tokens, batch.paged, [paged_layer])
-            self._store_heads(batch, layer, tokens.heads)
-
-    def _paged_layers(self, batch: ForwardBatch, layers: Sequence[Layer]) -> Sequence[PagedLayer]:
-        """Return the layers for native code, the same in each pass while nothing but the pools belongs to them."""
-        cache = batch.cache
-        if batch.watched or cache.packed or any(layer.window for layer in layers):
-            return [self._paged_layer(batch, layer) for layer in layers]
-        if cache.paged_layers is None:
-            cache.paged_layers = [self._paged_layer(batch, layer) for layer in layers]
-        largest = max(max(layer.key, layer.value) for layer in cache.shape.cached_layers)
-        self.native.make_scratch(batch.paged, largest)
-        return cache.paged_layers
-
-    def _store_heads(self, batch: ForwardBatch, layer: Layer, table: Tensor) -> None:
-        """Store the newest of the queries, keys and values side by side in `table` [tokens, heads * size]."""
-        shape = batch.cache.shape
-        heads = table.view(len(table), -1, shape.cached_layers[layer.place].key)
-        first_value = shape.heads + shape.kv_heads
-        batch.remember(layer.place, heads[:, : shape.heads])
-        if batch.cache.packed:
-            batch.keep_recent(layer.place, heads[:, shape.heads : first_value], heads[:, first_value:])
+            heads = tokens.heads.view(len(tokens.heads), -1, shape.cached_layers[layer.place].key)
+            batch.remember(layer.place, heads[:, : shape.heads])
+            if cache.packed:
+                batch.keep_recent(layer.place, heads[:, shape.heads : first_value], heads[:, first_value:])
 
     def _paged_layer(self, batch: ForwardBatch, layer: Layer) -> PagedLayer:
         cache = batch.cache

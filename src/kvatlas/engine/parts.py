@@ -79,32 +79,28 @@ class PartTables:
         counts = self.counts[sequence.row]
         needed = -(-(sequence.room - self.missing[sequence.row].cpu().long()) // self.page_size)
         new = (needed - counts).clamp(min=0)
-        self._take_pages(sequence, int(new.sum()), take)
-        self._widen(int(needed.max()))
-        for layer, head in new.nonzero().tolist():
-            start = int(counts[layer, head])
-            parts = [self._take_part(sequence, layer) for _ in range(int(new[layer, head]))]
-            self.table[sequence.row, layer, head, start : start + len(parts)] = torch.tensor(parts, dtype=torch.int32)
-        self.counts[sequence.row] += new
 
-    def _take_pages(self, sequence: CachedSequence, parts: int, take: Callable[[int], list[int]]) -> None:
-        missing = parts - sum(map(len, sequence.spare or ()))
+        # New pages, if the spare parts are too few.
+        assert sequence.spare is not None
+        missing = int(new.sum()) - sum(map(len, sequence.spare))
         pages = take(max(0, -(-missing // (self.layers * self.kv_heads))))
         sequence.pages += pages
         for page in pages:
-            for layer, spare in enumerate(sequence.spare or ()):
+            for layer, spare in enumerate(sequence.spare):
                 first = (page * self.layers + layer) * self.kv_heads
                 spare += range(first, first + self.kv_heads)
 
-    def _take_part(self, sequence: CachedSequence, layer: int) -> int:
-        """Take a spare part, of the pool of this layer if there is one."""
-        assert sequence.spare is not None
-        return (sequence.spare[layer] or max(sequence.spare, key=len)).pop()
-
-    def _widen(self, width: int) -> None:
-        more = width - self.table.shape[3]
+        more = int(needed.max()) - self.table.shape[3]
         if more > 0:
             self.table = torch.nn.functional.pad(self.table, (0, more))
+
+        # Each head takes its parts, of the pool of its layer while there are any.
+        for layer, head in new.nonzero().tolist():
+            start = int(counts[layer, head])
+            stop = start + int(new[layer, head])
+            parts = [(sequence.spare[layer] or max(sequence.spare, key=len)).pop() for _ in range(start, stop)]
+            self.table[sequence.row, layer, head, start:stop] = torch.tensor(parts, dtype=torch.int32)
+        self.counts[sequence.row] += new
 
     def read(self, pools: Sequence[Tensor], sequence: CachedSequence, layer: int, tokens: Tensor) -> Tensor:
         """Return `tokens` [KV heads, tokens] of a layer of a sequence from the `pools` of all layers.
@@ -137,12 +133,11 @@ class PartTables:
         page = index // (self.kv_heads * self.layers)
         slots = index % self.kv_heads * pools[0].shape[1] + page * self.page_size + token % self.page_size
         pool_layers = index // self.kv_heads % self.layers
+
+        # The layers of the pools that have parts of this layer.
+        is_used = torch.arange(self.table.shape[3]) < self.counts[sequence.row, layer][:, None]
+        parts = self.table[sequence.row, layer].cpu()[is_used]
         masks = {}
-        for pool_layer in self._pool_layers(sequence.row, layer):
+        for pool_layer in {part // self.kv_heads % self.layers for part in parts.tolist()}:
             masks[pool_layer] = is_present & (pool_layers == pool_layer)
         return slots, masks
-
-    def _pool_layers(self, row: int, layer: int) -> set[int]:
-        """Return the layers of the pools that have parts of a layer."""
-        is_used = torch.arange(self.table.shape[3]) < self.counts[row, layer][:, None]
-        return {index // self.kv_heads % self.layers for index in self.table[row, layer].cpu()[is_used].tolist()}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvatlas.bits.key_biases import KeyBiases, find_key_biases
-from kvatlas.core import CachedLayer, KvatlasError, reason
+from kvatlas.core import CachedLayer, KvatlasError, Storage, reason
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.forward import attention_function, own_attention
 from kvatlas.machine import out_of_memory
@@ -39,7 +39,7 @@ _rehearsed: WeakSet[PreTrainedModel] = WeakSet()
 _measured: WeakKeyDictionary[PreTrainedModel, tuple[Shape, KeyBiases | None]] = WeakKeyDictionary()
 
 
-def measure(handle: ModelHandle, model: PreTrainedModel) -> tuple[Shape, KeyBiases | None]:
+def measure_shape(handle: ModelHandle, model: PreTrainedModel) -> tuple[Shape, KeyBiases | None]:
     """Return the shape of a model by the calls of attention of its layers, and the biases of their keys.
 
     Raises KvatlasError for a model that cannot be decoded.
@@ -66,9 +66,9 @@ def measure(handle: ModelHandle, model: PreTrainedModel) -> tuple[Shape, KeyBias
 
     heads = {(query, key) for query, key, _, _ in found.values()}
     if not heads:
-        raise _refusal(handle, "has no layers that attend by transformers' attention interface")
+        raise _undecodable(handle, "has no layers that attend by transformers' attention interface")
     if len(heads) > 1:
-        raise _refusal(handle, "has layers with unlike numbers of heads")
+        raise _undecodable(handle, "has layers with unlike numbers of heads")
 
     # Rows of keys are as long as they were planned.
     biases = find_key_biases(model, sorted(found)) if planned.key_biases else None
@@ -87,26 +87,24 @@ def measure(handle: ModelHandle, model: PreTrainedModel) -> tuple[Shape, KeyBias
     return shape, biases
 
 
-def is_rehearsed(model: PreTrainedModel) -> bool:
-    """Return True if a model passed `rehearse`."""
-    return model in _rehearsed
-
-
 @torch.inference_mode()
 def rehearse(
     handle: ModelHandle,
     model: PreTrainedModel,
-    cache: KVCache,
-    attending: AbstractContextManager[None],
+    new_cache: Callable[..., KVCache],
+    attending: Callable[[], AbstractContextManager[None]],
     forward: Callable[[ForwardBatch], tuple[Tensor, Tensor | None]],
 ) -> None:
     """Raise KvatlasError if an engine computes other logits than the model on its own.
 
     Two short texts are read side by side in one batch, each in two chunks and a last token, by the kernels of prompts
-    and of decoding. `cache` has rows for both; `forward` of the engine returns logits under `attending`.
+    and of decoding. `new_cache`, `attending` and `forward` are those of the engine.
     """
+    if model in _rehearsed:
+        return
     tokens = (torch.arange(21) * 7 % handle.vocabulary).tolist()
     texts = [tokens[:12], tokens[12:]]
+    cache = new_cache(len(texts), {}, 0, Storage())
     rows = [cache.begin() for _ in texts]
 
     def read(chunks: list[list[int]]) -> Tensor:
@@ -121,7 +119,7 @@ def rehearse(
     with _refusing(handle), _without_hooks(model):
         ids = [torch.tensor([text], device=cache.device) for text in texts]
         expected = torch.cat([model(input_ids=row, use_cache=False).logits[0, 4:].float() for row in ids])
-        with attending:
+        with attending():
             read([text[:4] for text in texts])
             chunk = read([text[4:-1] for text in texts])
             last = read([text[-1:] for text in texts])
@@ -137,7 +135,7 @@ def rehearse(
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
     if getattr(config, "sliding_window", None) and "sliding_attention" in kinds and not cache.positions:
-        raise _refusal(handle, "does not tell its layers' sliding window")
+        raise _undecodable(handle, "does not tell its layers' sliding window")
 
     # The logits in the order of the texts, in standard deviations; they may all be equal.
     by_text = torch.split(chunk, [len(text) - 5 for text in texts])
@@ -146,7 +144,9 @@ def rehearse(
     off = float(((logits.float() - expected).abs().mean(-1) / spread).mean())
     rounding = ROUNDING_FP32 if handle.precision == "float32" else ROUNDING_SHORT
     if expected.isfinite().all() and not off <= rounding:
-        raise _refusal(handle, f"would compute other logits than in transformers (by {off:.2g} standard deviations)")
+        raise _undecodable(
+            handle, f"would compute other logits than in transformers (by {off:.2g} standard deviations)"
+        )
     _rehearsed.add(model)
 
 
@@ -159,10 +159,10 @@ def _refusing(handle: ModelHandle) -> Iterator[None]:
         if isinstance(error, KvatlasError) or out_of_memory(error):
             raise
         name = type(error).__name__
-        raise _refusal(handle, f"does not run under the engine ({name}: {reason(error)})") from error
+        raise _undecodable(handle, f"does not run under the engine ({name}: {reason(error)})") from error
 
 
-def _refusal(handle: ModelHandle, fault: str) -> KvatlasError:
+def _undecodable(handle: ModelHandle, fault: str) -> KvatlasError:
     return KvatlasError(f"The model {handle.name!r} cannot be decoded: it {fault}.")
 
 

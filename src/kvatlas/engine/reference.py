@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvatlas.engine.attention import AttentionBackend
-from kvatlas.engine.batch import ForwardBatch, Group
+from kvatlas.engine.batch import ForwardBatch, SequenceGroup
 from kvatlas.engine.cache import Layer
 
 #: Queries whose observed attention weights are in memory at a time.
@@ -25,13 +24,24 @@ class ReferenceBackend(AttentionBackend):
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache = batch.cache
-        if batch.has_parts:
-            _write_by_group(batch, layer, key, value)
-        else:
+        if not batch.has_parts:
             entered = batch.entered_slots
             cache.write(layer.place, entered, key, value, batch.positions)
             if layer.window is not None:
                 cache.watch_window(layer.place)[:, entered] = batch.positions32
+
+        # Where some sequences are in parts no layer has a window.
+        for group in batch.groups if batch.has_parts else ():
+            if group.in_parts is not None:
+                tokens = group.tokens[0]
+                new = (key[tokens].transpose(0, 1), value[tokens].transpose(0, 1))
+                cache.write_into_parts(layer.place, group.in_parts, group.in_parts.length, *new)
+                continue
+            tokens = group.tokens.flatten()
+            first = batch.length[group.members, None]
+            entered = group.slots.gather(1, first + torch.arange(group.tokens.shape[1], device=first.device)).flatten()
+            cache.write(layer.place, entered, key[tokens], value[tokens], batch.positions[tokens])
+
         out = query.new_empty(*query.shape[:2], value.shape[2])
         for group in batch.groups:
             inputs = _group_inputs(batch, layer, group, query, key, value)
@@ -50,20 +60,6 @@ class ReferenceBackend(AttentionBackend):
         return out
 
 
-def _write_by_group(batch: ForwardBatch, layer: Layer, key: Tensor, value: Tensor) -> None:
-    """Write new keys and values of a batch in which some sequences are in parts; no layer has a window then."""
-    for group in batch.groups:
-        if group.in_parts is not None:
-            tokens = group.tokens[0]
-            new = (key[tokens].transpose(0, 1), value[tokens].transpose(0, 1))
-            batch.cache.write_into_parts(layer.place, group.in_parts, group.in_parts.length, *new)
-            continue
-        tokens = group.tokens.flatten()
-        first = batch.length[group.members, None]
-        entered = group.slots.gather(1, first + torch.arange(group.tokens.shape[1], device=first.device)).flatten()
-        batch.cache.write(layer.place, entered, key[tokens], value[tokens], batch.positions[tokens])
-
-
 class GroupInputs(NamedTuple):
     """The inputs of attention for one group: `query` [sequences, heads, new, size], `keys` and `values` [sequences, KV
     heads, readable, size], and the mask `visible` [sequences, heads or 1, new, readable].
@@ -79,25 +75,37 @@ class GroupInputs(NamedTuple):
 
 
 def _group_inputs(
-    batch: ForwardBatch, layer: Layer, group: Group, query: Tensor, key: Tensor, value: Tensor
+    batch: ForwardBatch, layer: Layer, group: SequenceGroup, query: Tensor, key: Tensor, value: Tensor
 ) -> GroupInputs:
     cache = batch.cache
     if group.in_parts is not None:
-        return _inputs_in_parts(batch, layer, group, query)
+        # Keys and values of a sequence in parts; heads do not have tokens that are missing.
+        assert cache.parts is not None
+        tokens = group.in_parts.length + group.tokens.shape[1]
+        read = replace(group.in_parts, length=tokens)
+        keys = cache.read_sequence(0, layer.place, read)[None]
+        values = cache.read_sequence(1, layer.place, read)[None]
+        missing = cache.parts.missing[read.row, layer.place].repeat_interleave(query.shape[1] // keys.shape[1])
+        is_present = torch.arange(tokens, device=query.device) >= missing[:, None]
+        visible = group.visible[:, None] & is_present[:, None]
+        return GroupInputs(query[group.tokens].transpose(1, 2), keys, values, visible)
+
     keys = cache.read(0, layer.place, group.slots).transpose(0, 1)
     values = cache.read(1, layer.place, group.slots).transpose(0, 1)
     visible = group.visible[:, None]
+
     if layer.window is not None:
         slot_positions = cache.positions[layer.place][:, group.slots].transpose(0, 1)[:, :, None]
         oldest_seen = batch.positions[group.tokens][:, None, :, None] - layer.window
         visible = visible & (slot_positions > oldest_seen)
         # From a mask for each KV head to one for each query head.
         visible = visible.repeat_interleave(query.shape[1] // key.shape[1], 1)
+
     if cache.packed and cache.storage.residual:
         longest = keys.shape[2]
         recent_keys, recent_values = cache.recent[layer.place]
-        keys = torch.cat([keys, _unpacked(batch, group, recent_keys, keys, key)], 2)
-        values = torch.cat([values, _unpacked(batch, group, recent_values, values, value)], 2)
+        keys = torch.cat([keys, _newest_unpacked(batch, group, recent_keys, keys, key)], 2)
+        values = torch.cat([values, _newest_unpacked(batch, group, recent_values, values, value)], 2)
         lengths = batch.length[group.members, None] + torch.arange(group.tokens.shape[1], device=query.device)
         first_unpacked = lengths[..., None] - cache.storage.residual
         is_unpacked = (torch.arange(longest, device=query.device) > first_unpacked)[:, None]
@@ -105,22 +113,9 @@ def _group_inputs(
     return GroupInputs(query[group.tokens].transpose(1, 2), keys, values, visible)
 
 
-def _inputs_in_parts(batch: ForwardBatch, layer: Layer, group: Group, query: Tensor) -> GroupInputs:
-    sequence = group.in_parts
-    parts = batch.cache.parts
-    assert sequence is not None
-    assert parts is not None
-    tokens = sequence.length + group.tokens.shape[1]
-    read = replace(sequence, length=tokens)
-    keys = batch.cache.read_sequence(0, layer.place, read)[None]
-    values = batch.cache.read_sequence(1, layer.place, read)[None]
-    missing = parts.missing[sequence.row, layer.place].repeat_interleave(query.shape[1] // keys.shape[1])
-    is_present = torch.arange(tokens, device=query.device) >= missing[:, None]
-    visible = group.visible[:, None] & is_present[:, None]
-    return GroupInputs(query[group.tokens].transpose(1, 2), keys, values, visible)
-
-
-def _add_explicit_weights(batch: ForwardBatch, layer: Layer, group: Group, inputs: GroupInputs, out: Tensor) -> None:
+def _add_explicit_weights(
+    batch: ForwardBatch, layer: Layer, group: SequenceGroup, inputs: GroupInputs, out: Tensor
+) -> None:
     """Add the weights of the watched sequences of a group to `batch.attention`.
 
     Writes the outputs of layers that the fused softmax cannot compute (soft cap, sinks) into `out` [tokens, heads,
@@ -131,20 +126,30 @@ def _add_explicit_weights(batch: ForwardBatch, layer: Layer, group: Group, input
         watched = batch.watched.index(index) if index in batch.watched else None
         if layer.is_softmax and watched is None:
             continue
+        query = inputs.query[member]
         keys = inputs.keys[member]
         values = inputs.values[member]
-        for start, weights in _weights(layer, inputs.query[member], keys, inputs.visible[member]):
+        heads, new, size = query.shape
+        kv_heads = keys.shape[0]
+
+        # The weights [KV heads, query heads of each, new, readable] of some of the new tokens at a time.
+        for start in range(0, new, CHUNK):
+            chunk = query[:, start : start + CHUNK].reshape(kv_heads, heads // kv_heads, -1, size)
+            scores = chunk.float() @ keys.float().unsqueeze(1).transpose(-1, -2) * layer.scaling
+            mask = inputs.visible[member][:, start : start + CHUNK].expand(heads, -1, -1).reshape(scores.shape)
+            weights = layer.weights(scores, mask)
             if not layer.is_softmax:
-                chunk_tokens = group.tokens[member, start : start + CHUNK]
                 chunk_output = (weights.to(values.dtype) @ values.unsqueeze(1)).flatten(0, 1)
-                out[chunk_tokens] = chunk_output.transpose(0, 1)
+                out[group.tokens[member, start : start + CHUNK]] = chunk_output.transpose(0, 1)
             if watched is not None:
                 # The mean over query heads and the sum over new tokens; tokens that are readable twice count once.
-                mass = weights.mean(1).sum(1).view(weights.shape[0], -1, longest).sum(1)
+                mass = weights.mean(1).sum(1).view(kv_heads, -1, longest).sum(1)
                 batch.attention[layer.place, watched, :, :longest] += mass
 
 
-def _unpacked(batch: ForwardBatch, group: Group, ring: Tensor | None, stored: Tensor, new: Tensor) -> Tensor:
+def _newest_unpacked(
+    batch: ForwardBatch, group: SequenceGroup, ring: Tensor | None, stored: Tensor, new: Tensor
+) -> Tensor:
     """Return keys or values [sequences, KV heads, longest, size] with the newest ones before and in the batch unpacked.
 
     `ring` are those before the batch by row, None if all are unpacked; `new` [tokens, KV heads, size] those in it.
@@ -159,20 +164,7 @@ def _unpacked(batch: ForwardBatch, group: Group, ring: Tensor | None, stored: Te
     member, token = ((behind >= -residual) & (behind < 0)).nonzero(as_tuple=True)
     place = (batch.positions[group.tokens[member, 0]] + behind[member, token]) % residual
     numbers[member, :, token] = ring[batch.row[group.members][member], :, place]
+
     member, token = ((behind >= 0) & (behind < group.tokens.shape[1])).nonzero(as_tuple=True)
     numbers[member, :, token] = new[group.tokens[member, behind[member, token]]]
     return numbers
-
-
-def _weights(layer: Layer, query: Tensor, keys: Tensor, visible: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield chunks of the new tokens: the first one, and their weights [KV heads, query heads of each, new, cached].
-
-    Query [heads, new, size], keys [KV heads, cached, size], visible [heads or 1, new, cached].
-    """
-    heads, new, size = query.shape
-    kv_heads = keys.shape[0]
-    for start in range(0, new, CHUNK):
-        chunk = query[:, start : start + CHUNK].reshape(kv_heads, heads // kv_heads, -1, size)
-        scores = chunk.float() @ keys.float().unsqueeze(1).transpose(-1, -2) * layer.scaling
-        mask = visible[:, start : start + CHUNK].expand(heads, -1, -1).reshape(scores.shape)
-        yield start, layer.weights(scores, mask)

@@ -193,28 +193,28 @@ class Row(Generic[K]):
         length = self.cached.tokens
         if self.trigger is None or length < self.trigger:
             return ()
-        prompt = len(self.request.prompt)
-        return tuple(
-            policy
-            for policy in self.policies
-            if isinstance(policy, CompressingPolicy)
-            and (self.compressions or length >= policy.budget.first(prompt))
-            and policy.can_drop(*self._older_tokens(policy))
-        )
 
-    def _older_tokens(self, policy: CompressingPolicy) -> tuple[int, int, int]:
-        """Return the number of cached tokens older than the local window, of the protected and of the prompt's."""
-        # All tokens since the local window of the last compression are in the cache.
-        start = 0 if self.kept is None else self.since - policy.budget.window
-        stop = self.position - policy.budget.window
+        due = []
         prompt_length = len(self.request.prompt)
-        prompt = 0
-        if policy.budget.keep_prompt:
-            prompt = self.kept_prompt + max(0, min(stop, prompt_length) - start)
-        answer = self.kept_answer
-        if self.thinking_end is not None:
-            answer += max(0, stop - max(start, prompt_length + self.thinking_end))
-        return self.cached.tokens - policy.budget.window, prompt + answer, prompt
+        for policy in self.policies:
+            if not isinstance(policy, CompressingPolicy):
+                continue
+            rule = policy.budget
+            if not self.compressions and length < rule.first(prompt_length):
+                continue
+
+            # Protected tokens before the local window; all tokens since that of the last compression are in the cache.
+            start = 0 if self.kept is None else self.since - rule.window
+            stop = self.position - rule.window
+            prompt = 0
+            if rule.keep_prompt:
+                prompt = self.kept_prompt + max(0, min(stop, prompt_length) - start)
+            answer = self.kept_answer
+            if self.thinking_end is not None:
+                answer += max(0, stop - max(start, prompt_length + self.thinking_end))
+            if policy.can_drop(length - rule.window, prompt + answer, prompt):
+                due.append(policy)
+        return tuple(due)
 
     def cached_positions(self, width: tuple[int, int], device: torch.device) -> Tensor:
         """Return the true positions [layers, KV heads, cached] of the cached tokens, for choices of this width."""
@@ -266,6 +266,7 @@ class Row(Generic[K]):
         return False
 
     def generations(self, model: ModelHandle) -> list[Generation[K]]:
+        """Return the generation of each of its policies."""
         usage = Usage(
             prompt_tokens=len(self.request.prompt),
             output_tokens=len(self.tokens),
@@ -275,18 +276,19 @@ class Row(Generic[K]):
             compressions=self.compressions,
             seconds=self.seconds,
         )
-        finished = self.tokens[-1] in model.stops
+
         first = Generation(
             key=self.request.key,
             policy=self.policies[0],
             tokens=tuple(self.tokens),
-            finished=finished,
+            finished=self.tokens[-1] in model.stops,
             thinking_end=self.thinking_end,
             decoded=len(self.tokens) - self.forked_at,
             usage=usage,
             eviction_trace=self.evictions.eviction_trace(self.position),
             likeness=self.likeness,
         )
+
         # A trace that ended before any compression is one generation for all its settings: decoded once.
         others = [replace(first, policy=policy, decoded=0) for policy in self.policies[1:]]
         return [first, *others]
@@ -336,6 +338,7 @@ class RowView(CacheView):
         if policy.budget is not None and policy.budget.remembers:
             scores = cache.token_state[score_state(policy)][row.cached.row, ..., : row.cached.length]
             self.memory = ScoreMemory(scores, row.scored_at)
+
         self._cache = cache
         self._row = row
         self._queries = policy.queries

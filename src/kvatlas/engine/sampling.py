@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ TIES = 64
 MOST_SORTED = 256
 #: The sample of a row with more of them.
 UNSAMPLED = -1
+_compiled = cache(compiled)
 
 
 def sample(
@@ -37,32 +38,24 @@ def sample(
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
+
     # Before the division, which keeps the order: a whole vocabulary in float64 takes longer than a small model.
-    logits, tokens, unsampled = _candidates(logits, sampling, fixed_shapes)
+    logits, tokens, unsampled = _top_candidates(logits, sampling, fixed_shapes)
     scaled = logits.double() / sampling.temperature
     if sampling.top_p < 1:
         shares = scaled.softmax(-1)
         # A token stays if the likelier ones before it do not reach top_p; the likeliest always stays.
         scaled = scaled.masked_fill(shares.cumsum(-1) - shares >= sampling.top_p, float("-inf"))
-    noise = _noise(streams[:, None], positions[:, None], tokens)
+
+    # On a GPU one kernel instead of 190, and none of their tables of 64-bit numbers.
+    noise_of = _compiled(gumbel_in_torch, dynamic=True) if tokens.is_cuda and compiles(tokens.device) else gumbel
+    noise = noise_of(streams[:, None], positions[:, None], tokens)
     best = (scaled + noise).argmax(-1, keepdim=True)
     sampled = tokens.gather(-1, best).squeeze(-1)
     return sampled if unsampled is None else sampled.masked_fill(unsampled, UNSAMPLED)
 
 
-def _noise(streams: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    if not tokens.is_cuda or not compiles(tokens.device):
-        return gumbel(streams, positions, tokens)
-    # One kernel instead of 190, and none of their tables of 64-bit numbers.
-    return _compiled_gumbel()(streams, positions, tokens)
-
-
-@cache
-def _compiled_gumbel() -> Callable[..., Tensor]:
-    return compiled(gumbel_in_torch, dynamic=True)
-
-
-def _candidates(logits: Tensor, sampling: Sampling, fixed_shapes: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def _top_candidates(logits: Tensor, sampling: Sampling, fixed_shapes: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the logits and tokens [rows, candidates] that top_k leaves, in order if top_p is to cut them.
 
     The last item is a mask of the rows without room for all of them, or None.
@@ -82,12 +75,19 @@ def _likeliest(logits: Tensor, top: int, fixed_shapes: bool) -> tuple[Tensor, Te
     """
     ties = TIES
     if not fixed_shapes:
-        unequal = _unequal_largest(logits, top + 1)
-        if unequal is not None:
-            values, tokens = unequal
+        # The usual case: the largest logits are all different.
+        kernels = load() if logits.is_cpu and logits.dtype is torch.float32 and logits.stride(-1) == 1 else None
+        if kernels is not None and top < MOST_SORTED:
+            largest = kernels.largest(logits, top + 1)
+        else:
+            values, tokens = logits.topk(top + 1, dim=-1)
+            largest = None if (values[:, 1:] == values[:, :-1]).any() else (values, tokens)
+        if largest is not None:
+            values, tokens = largest
             return values[:, :top], tokens[:, :top], None
         last = logits.topk(top, dim=-1).values[:, -1:]
         ties = int(_equal_to(last, logits).sum(-1).max())
+
     values, tokens = logits.topk(min(top + ties, logits.shape[-1]), dim=-1)
     last = values[:, top - 1 : top]
     # torch.topk leaves the order of equals open.
@@ -97,17 +97,6 @@ def _likeliest(logits: Tensor, top: int, fixed_shapes: bool) -> tuple[Tensor, Te
     return values.masked_fill(values < last, float("-inf")), tokens.gather(-1, order), crowded
 
 
-def _unequal_largest(logits: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
-    """Return the largest logits and their tokens [rows, most]; None if some of a row are equal."""
-    kernels = load() if logits.is_cpu and logits.dtype is torch.float32 and logits.stride(-1) == 1 else None
-    if kernels is not None and most <= MOST_SORTED:
-        return kernels.largest(logits, most)
-    values, tokens = logits.topk(most, dim=-1)
-    if (values[:, 1:] == values[:, :-1]).any():
-        return None
-    return values, tokens
-
-
 def _equal_to(last: Tensor, logits: Tensor) -> Tensor:
     # Forbidden tokens have the logit -inf: they tie, and are never drawn.
     return (logits == last) & last.isfinite()
@@ -115,26 +104,22 @@ def _equal_to(last: Tensor, logits: Tensor) -> Tensor:
 
 def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[int]) -> list[int]:
     """Return the next token of each row from its logits [rows, vocabulary], by its request's processor and sampling."""
-    logits = _processed(logits, rows)
-    # Streams and positions in one tensor: one copy to the device.
-    keys = torch.tensor([[row.request.stream for row in rows], list(positions)], device=logits.device)
-    samplings = {id(row.sampling): row.sampling for row in rows}
-    if len(samplings) == 1:
-        return sample(logits, rows[0].sampling, keys[0], keys[1]).tolist()
-    sampled: dict[int, int] = {}
-    for sampling in samplings.values():
-        members = [index for index, row in enumerate(rows) if row.sampling is sampling]
-        tokens = sample(logits[members], sampling, keys[0, members], keys[1, members]).tolist()
-        sampled.update(zip(members, tokens, strict=True))
-    return [sampled[index] for index in range(len(rows))]
-
-
-def _processed(logits: Tensor, rows: Sequence[Row[Any]]) -> Tensor:
-    """Return the logits after the processors of these rows."""
     for index, row in enumerate(rows):
         processor = row.request.logits_processor
         if processor is not None:
             # Its numbers are not rounded to a shorter type.
             logits = logits.float()
             logits[index] = processor([*row.request.prompt, *row.tokens], logits[index])
-    return logits
+
+    # Streams and positions in one tensor: one copy to the device.
+    keys = torch.tensor([[row.request.stream for row in rows], list(positions)], device=logits.device)
+    samplings = {id(row.sampling): row.sampling for row in rows}
+    if len(samplings) == 1:
+        return sample(logits, rows[0].sampling, keys[0], keys[1]).tolist()
+
+    sampled: dict[int, int] = {}
+    for sampling in samplings.values():
+        members = [index for index, row in enumerate(rows) if row.sampling is sampling]
+        tokens = sample(logits[members], sampling, keys[0, members], keys[1, members]).tolist()
+        sampled.update(zip(members, tokens, strict=True))
+    return [sampled[index] for index in range(len(rows))]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from kvatlas.core import KvatlasError, Sampling, Storage
+from kvatlas.core import KvatlasError, Sampling, Storage, grouped
 from kvatlas.engine.cache import KVCache, Snapshot
-from kvatlas.engine.rows import Likeness, Request, Row, compress
+from kvatlas.engine.rows import K, Likeness, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.policies.cache_view import Signal
 from kvatlas.policies.contract import Policy
@@ -55,6 +55,27 @@ def cache_form(policy: Policy, device: str) -> CacheForm:
     in plain torch.
     """
     return CacheForm(policy.storage, device != "cpu" and policy.has_unequal_budgets)
+
+
+def requests_of_form(
+    requests: Iterable[Request[K] | None], form: CacheForm, device: str, later: dict[CacheForm, list[Request[K]]]
+) -> Iterator[Request[K] | None]:
+    """Yield requests with their settings of one form of the cache; put the other settings into `later`, by form."""
+    for request in requests:
+        if request is None:
+            yield None
+            continue
+
+        by_form = grouped(request.policies, lambda policy: cache_form(policy, device))
+        if request.script and len(by_form) > 1:
+            # All settings of a script are read side by side, if need be in parts.
+            by_form = {max(by_form, key=lambda form: form.in_parts): list(request.policies)}
+        current = by_form.pop(form, None)
+        for other, policies in by_form.items():
+            later.setdefault(other, []).append(replace(request, policies=tuple(policies)))
+        if by_form and current:
+            request = replace(request, policies=tuple(current))
+        yield request if current else None
 
 
 class Scheduler:
@@ -155,16 +176,19 @@ class Scheduler:
         # One object for equal samplings, so that rows can be grouped by identity.
         unlimited = replace(sampling, max_new_tokens=0)
         unlimited = self.samplings.setdefault(unlimited, unlimited)
+
         limit = sampling.max_new_tokens
         if script:
             # A script without an end token ends the generation as well.
             limit = min(limit, len(script))
+
         if request.start is not None:
             if request.start.cache is not self.cache:
                 raise KvatlasError(
                     "The memory of this machine does not suffice for the checkpoints; use smaller batches."
                 )
             return self._restrict(request.start.begin_row(request), request.policies)
+
         prompt_length = len(request.prompt)
         steady = self.model.files.steady_positions
         # The last token does not go through the model.
@@ -173,6 +197,7 @@ class Scheduler:
                 f"A prompt of {prompt_length} tokens and {limit} new ones are more than the {steady} positions up to "
                 f"which the model {self.model.name!r} rotates short and long texts alike."
             )
+
         row = Row(request, (), frozenset(), unlimited, limit, self.cache.begin(), prompt_left=prompt_length)
         if script:
             row.likeness = Likeness()
@@ -181,11 +206,23 @@ class Scheduler:
 
     def next_step(self) -> tuple[list[Row[Any]], list[Sequence[int]]]:
         """Return the rows of the next pass, all rows in decoding and prompts while there is room, and their tokens."""
+        candidates = self.rows
+        prompts = [row for row in self.rows if row.prompt_left]
+        if not self.prompts_alone or not 0 < len(prompts) < len(self.rows):
+            self.prompt_passes = 0
+        elif self.prompt_passes < PROMPT_PASSES:
+            # New rows join the others soon, and no stream of new prompts stops the others.
+            self.prompt_passes += 1
+            candidates = prompts
+        else:
+            self.prompt_passes = 0
+            candidates = [row for row in self.rows if not row.prompt_left]
+
         ahead = self._ahead()
         prompt_tokens = 0
         rows = []
         tokens = []
-        for row in self._candidates():
+        for row in candidates:
             new = row.next_tokens(ahead)
             if row.prompt_left:
                 if prompt_tokens and prompt_tokens + len(new) > PROMPT_TOKENS:
@@ -194,19 +231,6 @@ class Scheduler:
             rows.append(row)
             tokens.append(new)
         return rows, tokens
-
-    def _candidates(self) -> list[Row[Any]]:
-        """Return the rows of which the next pass may consist: all, or prompts alone, or those in decoding."""
-        prompts = [row for row in self.rows if row.prompt_left]
-        if not self.prompts_alone or not 0 < len(prompts) < len(self.rows):
-            self.prompt_passes = 0
-            return self.rows
-        # New rows join the others soon, and no stream of new prompts stops the others.
-        if self.prompt_passes < PROMPT_PASSES:
-            self.prompt_passes += 1
-            return prompts
-        self.prompt_passes = 0
-        return [row for row in self.rows if not row.prompt_left]
 
     def _ahead(self) -> int:
         """Return the number of script tokens behind the newest one in the next pass: up to the next compression."""
@@ -218,6 +242,7 @@ class Scheduler:
         # Policies observe attention one token at a time, as in decoding.
         if self.collector.asking(Signal.ATTENTION, [row.signals for row in rows]):
             return 0
+
         most = max(1, min(SCRIPT_TOKENS, SCRIPT_LOGITS // self.model.vocabulary) // len(rows))
         before_compression = [row.trigger - row.cached.tokens for row in rows if row.trigger is not None]
         # The script's last token never goes through the model.

@@ -79,7 +79,14 @@ class SignalCollector:
         `prompts` has the length of the prompt for sequences in their prompt, None for the others. `hidden` [tokens,
         hidden size] are the last hidden states.
         """
-        groups = _steps_of_pass(batch.counts, prompts)
+        # All sequences in decoding are one step. Prompts and scripts have unlike numbers of tokens: a step for each.
+        groups: list[list[int]] = [[]]
+        for index, (count, prompt) in enumerate(zip(batch.counts, prompts, strict=True)):
+            if count > 1 or prompt is not None:
+                groups.append([index])
+            else:
+                groups[0].append(index)
+
         watched = {index: place for place, index in enumerate(batch.watched)}
         for key, policy in self.by_key.items():
             if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION}:
@@ -112,32 +119,29 @@ class SignalCollector:
             new = torch.arange(count, device=batch.positions.device)
             tokens = first + new
             entered = length + new
+
         attention = None
         if Signal.ATTENTION in policy.observes:
-            attention = _attention_of(batch, policy, [watched[index] for index in members])
+            # Averaged to the width of the policy's scope [members, layers or 1, KV heads or 1, slots].
+            layers, heads = policy.scope.width(batch.cache.shape)
+            attention = batch.attention
+            if len(members) < attention.shape[1]:
+                attention = attention[:, [watched[index] for index in members]]
+            attention = attention.transpose(0, 1)
+            if layers == 1:
+                attention = attention.mean(1, keepdim=True)
+            if heads == 1:
+                attention = attention.mean(2, keepdim=True)
+
         states = None
         if hidden is not None and Signal.HIDDEN in policy.observes:
             states = hidden[tokens]
-        columns = _Columns(batch.cache, policy, rows[:, 0], entered, attention)
+        columns = CachedNotes(batch.cache, policy, rows[:, 0], entered, attention)
         return Step(model, batch.positions[tokens], states, attention, columns, prompt)
 
 
-def _attention_of(batch: ForwardBatch, policy: Policy, places: list[int]) -> Tensor:
-    """Return the attention of sequences [sequences, layers or 1, KV heads or 1, slots] in the widths of a policy."""
-    layers, heads = policy.scope.width(batch.cache.shape)
-    attention = batch.attention
-    if len(places) < attention.shape[1]:
-        attention = attention[:, places]
-    attention = attention.transpose(0, 1)
-    if layers == 1:
-        attention = attention.mean(1, keepdim=True)
-    if heads == 1:
-        attention = attention.mean(2, keepdim=True)
-    return attention
-
-
 @dataclass(frozen=True)
-class _Columns:
+class CachedNotes:
     """A policy's columns of some sequences, over as many tokens as its attention.
 
     `rows` are their rows in the cache, `entered` [rows, new] the places of their new tokens.
@@ -163,18 +167,3 @@ class _Columns:
     def write(self, name: str, values: Tensor) -> None:
         column = self._column(name)
         column[self.rows] = values.to(column.dtype)
-
-
-def _steps_of_pass(counts: Sequence[int], prompts: Sequence[int | None]) -> list[list[int]]:
-    """Return the sequences of a pass by the steps that policies see.
-
-    All sequences in decoding are one step. Prompts and scripts have unlike numbers of tokens: a step for each.
-    """
-    decoding: list[int] = []
-    alone: list[list[int]] = []
-    for index, (count, prompt) in enumerate(zip(counts, prompts, strict=True)):
-        if count > 1 or prompt is not None:
-            alone.append([index])
-        else:
-            decoding.append(index)
-    return [decoding, *alone]

@@ -26,6 +26,7 @@ class TimedEngine(Engine):
         for index in range(self.batch_size):
             policy = policies[index % len(policies)]
             self.scheduler.rows.append(self._filled_row(index, policy, 1, cached, cached + 2 * steps))
+
         with self.attending():
             for _ in range(steps):
                 self._step()
@@ -36,6 +37,7 @@ class TimedEngine(Engine):
                 self._step()
             self._synchronize()
             seconds = time.perf_counter() - began
+
         self._finished = []
         self.scheduler.begin(())
         return seconds, self.decoded_tokens - before
@@ -51,6 +53,7 @@ class TimedEngine(Engine):
             request = Request(0, (0,) * prompt, 0, (policy,), sampling=replace(self.sampling, max_new_tokens=2))
             for _ in self.run([request]):
                 pass
+
         with torch.inference_mode():
             for _ in range(2):
                 self.scheduler.begin(())

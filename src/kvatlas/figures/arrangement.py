@@ -7,7 +7,7 @@ from itertools import chain, product
 from typing import NamedTuple
 
 from kvatlas.core import Note, NoteKind
-from kvatlas.figures.panels import BEST, LOSES, Baseline, Panel
+from kvatlas.figures.panels import BEST, LOSES, Baseline, Panel, problem_count
 from kvatlas.figures.style import FigureOptions
 from kvatlas.stats.estimates import common
 from kvatlas.text import counted, fixed, model_name
@@ -63,7 +63,7 @@ class Arrangement(NamedTuple):
 def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
     """Return panels in rows and columns where they fill these, else in their own order."""
     by_panel = [name_of(panel) for panel in panels]
-    differing = [field for field in PanelName._fields if len({getattr(name, field) for name in by_panel}) > 1]
+    differing = _differing_fields(by_panel)
     first = by_panel[0]
 
     # The model and the policy that all panels have, for the title.
@@ -76,7 +76,7 @@ def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
         about = [f"{options.named(first.measure)} {panels[0].unit}"]
     if differing and "benchmark" not in differing:
         about.append(options.named(first.benchmark))
-    problems = common([_panel_problems(panel) for panel in panels])
+    problems = common([problem_count(panel.map) for panel in panels])
     if problems is not None:
         about.append(counted(problems, "problem"))
 
@@ -110,6 +110,12 @@ def name_of(panel: Panel) -> PanelName:
     return PanelName(model_name(panel.map.model), benchmark, panel.map.policy, panel.label)
 
 
+def _differing_fields(names: Sequence[PanelName]) -> list[str]:
+    """Return the fields in which names differ."""
+    by_field = zip(PanelName._fields, zip(*names, strict=True), strict=True)
+    return [field for field, values in by_field if len(set(values)) > 1]
+
+
 def _joined_name(name: PanelName, fields: Sequence[str], options: FigureOptions, between: str = ", ") -> str:
     return between.join(options.named(getattr(name, field)) for field in fields if getattr(name, field))
 
@@ -117,19 +123,15 @@ def _joined_name(name: PanelName, fields: Sequence[str], options: FigureOptions,
 def _names_that_differ(panels: Sequence[Panel], options: FigureOptions) -> list[str]:
     """Return the name of each panel: what differs, and of one panel the benchmark."""
     by_panel = [name_of(panel) for panel in panels]
-    differing = [field for field in PanelName._fields if len({getattr(name, field) for name in by_panel}) > 1]
+    differing = _differing_fields(by_panel)
     return [_joined_name(name, differing or ["benchmark"], options) for name in by_panel]
-
-
-def _panel_problems(panel: Panel) -> int | None:
-    return common([cell.estimate.problems for cell in panel.map.cells.values()])
 
 
 def facts_of(panel: Panel, panels: Sequence[Panel], options: FigureOptions) -> list[str]:
     """Return what stands over a panel: n and ±, where panels do not share them."""
     facts = []
-    problems = _panel_problems(panel)
-    if problems and common([_panel_problems(other) for other in panels]) is None:
+    problems = problem_count(panel.map)
+    if problems and common([problem_count(other.map) for other in panels]) is None:
         facts.append(f"n {problems}")
     if panel.half_interval and options.intervals is None and not _shared_interval(panels):
         facts.append(f"± {fixed(panel.half_interval, 0)}")

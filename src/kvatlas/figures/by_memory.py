@@ -13,6 +13,7 @@ import numpy as np
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map
 from kvatlas.figures import colours, style
 from kvatlas.figures.curves import LineEnd, write_names
+from kvatlas.figures.panels import problem_count
 from kvatlas.figures.style import FigureOptions, Margins, finish_texts, line_axes, text_width
 from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.equal_memory import observed_front
@@ -117,7 +118,9 @@ def memory_figure(
         # their names stand right of the panels. Else names stand beside the lines.
         room = 0.0
         if all(len(one.token_counts) == 1 for one in drawn):
-            names = [options.named(f"window {window}") for one in drawn for window in one.lines]
+            names: list[str] = []
+            for one in drawn:
+                names += [options.named(f"window {window}") for window in one.lines]
             room = max(map(text_width, names)) + 0.03
 
         across = 1 if options.widest < _NARROW else min(len(drawn), 2)
@@ -155,10 +158,11 @@ def _clauses_about(maps: Sequence[MemoryMap], options: FigureOptions) -> list[st
     """Return the clauses about all panels."""
     others = dict.fromkeys(one.map.axes[1 - one.side][0] for one in maps)
     about = [f"a line: one local window; a point: one {' or '.join(others)}"]
-    problems = common([common([cell.estimate.problems for cell in one.map.cells.values()]) for one in maps])
+    problems = common([problem_count(one.map) for one in maps])
     if problems is not None:
         about.append(counted(problems, "problem"))
     about.append("filled: on the observed front (dotted), where no setting with as few tokens is higher")
+
     if any(one.proven_off for one in maps):
         about.append("crossed out: proven off it")
     halves = [half for half in map(_half_interval, maps) if half is not None]
@@ -315,6 +319,7 @@ def _draw_full(panel: Axes, full: Cell, options: FigureOptions) -> _Box:
         color=options.colours.ink,
         va="bottom",
     )
+
     ((_, place),) = _in_inches(panel, [(0.0, height)])
     return _Box(0, place, text_width(text) + 0.05, place + style.SMALL_TYPE * style.LINE + 0.03)
 
@@ -387,6 +392,7 @@ class _PanelShapes(NamedTuple):
         hidden = sum(box.overlaps(x, y, _FREE) for x, y in chain.from_iterable(self.markers))
         crossed = sum(box.overlaps(x, y) for x, y in chain.from_iterable(self.strokes))
         stepped = sum(box.overlaps(x, y) for x, y in self.steps)
+
         distances = []
         for stroke in self.strokes:
             gaps = [(max(box.left - x, x - box.right, 0.0), max(box.bottom - y, y - box.top, 0.0)) for x, y in stroke]
@@ -416,6 +422,7 @@ def memory_csv(maps: Sequence[Map], memories: Sequence[EqualMemory | None]) -> s
         header = header or [
             "model", "benchmark", "policy", *axes, "stays_tokens", map_.metric, "low", "high", "front", "proven_off",
         ]  # fmt: skip
+
         front = set(one.front)
         off = set(one.proven_off)
         for coord, cell in map_.cells.items():

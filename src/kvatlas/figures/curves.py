@@ -10,7 +10,7 @@ import numpy as np
 
 from kvatlas.core import Cell, KvatlasError, Map, grouped
 from kvatlas.figures import colours, style
-from kvatlas.figures.panels import CostUnit, cost_of
+from kvatlas.figures.panels import CostUnit, cost_of, problem_count
 from kvatlas.figures.style import (
     FigureOptions,
     Margins,
@@ -100,6 +100,7 @@ def line_figure(curves: Sequence[Map], *, cost: str | None = None, options: Figu
         return _settings_figure(curves, measure, options)
     policies = list(dict.fromkeys(chain.from_iterable(map(cells_of_lines, curves))))
     axis = axis_label(first.axes[1][0] or POLICY)
+
     with options.applied():
         figure, panels, room = line_panels(
             options,
@@ -206,18 +207,15 @@ def _about_curves(curves: Sequence[Map], measure: _CurveMeasure, options: Figure
     benchmarks = dict.fromkeys(curve.benchmark for curve in curves)
     if len(benchmarks) == 1 and len(curves) > 1:
         about.append(options.named(first.benchmark))
-    problems = common([_problems_of_curve(curve) for curve in curves])
+    problems = common([problem_count(curve) for curve in curves])
     if problems is not None:
         about.append(counted(problems, "problem"))
+
     if first.baselines:
         about.append("dashed: baselines")
     if options.intervals is not False and measure.cost is None:
         about.append("bands and bars: 95 % intervals")
     return about
-
-
-def _problems_of_curve(curve: Map) -> int | None:
-    return common([cell.estimate.problems for cell in curve.cells.values()])
 
 
 def _top(curves: Sequence[Map], measure: _CurveMeasure) -> float:
@@ -246,7 +244,8 @@ def _curve_names(curves: Sequence[Map], options: FigureOptions) -> list[str]:
     """Return what differs between panels, of one panel the benchmark, with the problems where their number differs."""
     is_one_model = len({curve.model for curve in curves}) == 1
     is_one_benchmark = len({curve.benchmark for curve in curves}) == 1 and len(curves) > 1
-    problems = [_problems_of_curve(curve) for curve in curves]
+    problems = [problem_count(curve) for curve in curves]
+
     names = []
     for curve, count in zip(curves, problems, strict=True):
         parts = []
@@ -272,11 +271,13 @@ def line_panels(
     if options.widest < _NARROW:
         most = 1 if count <= 3 else 2
     across = style.panels_in_row(count, most)
+
     width = options.inches or min(across * _PANEL_WIDTH, options.widest)
     room = min(_NAMES, max(map(text_width, names)) + 0.03)
     margins = Margins(_LEFT, room + 0.12, room + 0.12 + _LEFT, 0.1, 0)
     label_lines = wrapped(label, margins.inner(width, across), style.NAME_TYPE)
     margins = margins._replace(below=_TICKS + len(label_lines) * style.NAME_TYPE * style.LINE)
+
     names_height = sum(len(wrapped(name, room)) for name in names) * style.SMALL_TYPE * style.LINE
     heights = (max(_LEAST_HEIGHT, names_height), _PANEL_HEIGHT)
     figure, panels = style.named_panels(options, titles, width, across, margins, heights, **words)
@@ -294,8 +295,10 @@ def write_names(panel: Axes, ends: Sequence[LineEnd], room: float) -> None:
         place = (end.height - low) / (top - low) * panel_height
         placed.append((place, wrapped(end.name, room), end.colour))
     placed.sort()
+
     heights = [len(lines) * style.SMALL_TYPE * style.LINE for _, lines, _ in placed]
     middles = style.move_apart([place for place, _, _ in placed], heights, panel_height)
+
     for (_, lines, colour), middle in zip(placed, middles, strict=True):
         panel.annotate(
             "\n".join(lines),
@@ -392,6 +395,7 @@ def _draw_curve(
     y = np.array([point.value for point in line]) / size
     low = np.array([point.value if point.low is None else point.low for point in line]) / size
     high = np.array([point.value if point.high is None else point.high for point in line]) / size
+
     colour, marker = stroke
     if as_points:
         axes.errorbar(x, y, (y - low, high - y), fmt=marker, color=colour, ms=4, lw=1, capsize=2)
@@ -410,6 +414,7 @@ def curves_csv(curves: Sequence[Map], cost: str | None = None) -> str:
     rows: list[list[Any]] = [
         ["model", "benchmark", "policy", axis, "metric", "value", "low", "high", "problems", "samples"]
     ]
+
     for curve in curves:
         cells: list[tuple[str, Any, Cell]] = []
         for policy, line in cells_of_lines(curve).items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -139,7 +138,9 @@ def _draw_depth(
     """Draw the curves of a panel; return where each line ends."""
     from matplotlib.ticker import MaxNLocator
 
-    levels = [level for level, _ in chain.from_iterable(curve.points for curve in curves)]
+    levels: list[float] = []
+    for curve in curves:
+        levels += [level for level, _ in curve.points]
     left = min(levels)
     right = max(levels)
     width = right - left or 1.0

@@ -14,6 +14,7 @@ def panels_title(panels: Sequence[Panel]) -> str:
     asked = {(one.question, one.reference) for one in tested}
     if len(tested) < len(panels) or len(asked) > 1:
         return _value_range(panels)
+
     counts = _CellCounts(panels, tested)
     if tested[0].question is CellQuestion.MARGIN:
         is_of_these = has_two_claims(panel.map for panel in panels)

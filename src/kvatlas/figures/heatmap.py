@@ -192,11 +192,13 @@ def _policy_gains(arrangement: Arrangement, comparisons: Sequence[Comparison]) -
     """Return the comparison of each row's policies, for the room right of the row."""
     if not arrangement.is_grid or len(comparisons) != len(arrangement.rows):
         return PolicyGains("", ())
+
     names = dict.fromkeys(f"{one.first} − {one.second}" for one in comparisons)
     by_model = {one.model: one for one in comparisons}
     models = [panel.map.model for panel in arrangement.panels[:: arrangement.columns]]
     if len(names) > 1 or set(by_model) != set(models) or len(set(models)) < len(models):
         return PolicyGains("", ())
+
     texts = []
     for model in models:
         difference = by_model[model].difference
@@ -266,6 +268,7 @@ def _lines_over_panels(
             # Names may stand above the bar, too.
             room = layout.inner + layout.margins.between - 0.08
             lines = style.text_lines(name, room, style.NAME_TYPE, options.colours.ink, "bold")
+
         facts = [] if options.plain else [*facts_of(panel, panels, options), *baselines[index]]
         unbroken = []
         for fact in facts:
@@ -401,10 +404,12 @@ def _write_heatmap_axes(axes: Axes, panel: Panel, index: int, layout: HeatmapLay
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, pad=3, labelsize=LABEL_TYPE)
     axes.set(xticks=[], yticks=[])
+
     if not layout.joined or index % layout.across == 0:
         axes.set_yticks([y + 0.5 for y in range(len(rows))], [visible(str(value)) for value in rows])
         y_label = wrapped(options.named(axis_label(vertical)), label_room(layout.high), layout.label)
         axes.set_ylabel("\n".join(y_label), labelpad=3, fontsize=layout.label)
+
     if layout.joined_below and index + layout.across < len(layout.arrangement.panels):
         return
     column_width = layout.inner / len(columns)

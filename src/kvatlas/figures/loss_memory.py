@@ -129,6 +129,7 @@ def _marks_of_choice(choice: Choice) -> list[_SettingMark]:
     settings = [choice.settings[id_] for id_ in losses]
     has_bits = len({setting.values.get("kv_bits", 16) for setting in settings}) > 1
     shown = shown_policies(setting.policy for setting in settings)
+
     marks = []
     for id_, loss in losses.items():
         if id_ not in choice.savings:
@@ -152,6 +153,7 @@ def _about_losses(choices: Sequence[Choice], metric: str, options: FigureOptions
     problems = {sum(choice.family.sizes) for choice in choices if choice.family and choice.family.sizes}
     if len(problems) == 1:
         about.append(counted(problems.pop(), "problem"))
+
     about.append(f"filled: proven to stay within {margin_text(choices[0].margin)}")
     about.append("lines join the least losses")
     if options.intervals is not False:
@@ -170,6 +172,7 @@ def _set_axes(panels: Sequence[Axes], marks: Sequence[_SettingMark], losses: Seq
     least = min(*lost, 0.0)
     top = least - 0.06 * (most - least)
     bottom = most + 0.08 * (most - least)
+
     for panel in panels:
         panel.set(
             xlim=(left, right),
@@ -184,6 +187,7 @@ def _draw_margin(panel: Axes, margin: float, options: FigureOptions) -> None:
     band, ink = _WITHIN[options.dark]
     panel.axhspan(panel.get_ylim()[1], 100 * margin, color=band, linewidth=0, zorder=0)
     panel.axhline(0, color=options.colours.soft, linewidth=0.6, zorder=1)
+
     is_inside = _name_is_inside(panel, margin)
     panel.annotate(
         _margin_name(margin),
@@ -290,7 +294,8 @@ def _write_beside(
     left, right = panel.get_xlim()
     bottom, top = panel.get_ylim()
     points = [((mark.saved - left) / (right - left), (mark.lost - bottom) / (top - bottom)) for mark in marks]
-    place_x, place_y = ((named.saved - left) / (right - left), (named.lost - bottom) / (top - bottom))
+    place_x = (named.saved - left) / (right - left)
+    place_y = (named.lost - bottom) / (top - bottom)
     edge = (100 * margin - bottom) / (top - bottom)
 
     # The name of the band stands right, above or below its edge.

@@ -192,6 +192,7 @@ def _pairs_title(pairs: Sequence[tuple[int, int, Pair]], names: Sequence[str], l
         ends = sorted((abs(difference.low), abs(difference.high)))
         interval = " to ".join(map(_whole_points, ends))
         return f"{label}: {ahead} is ahead by {_whole_points(abs(difference.value))} points ({interval}), proven"
+
     p_values = [pair.difference.p for _, _, pair in pairs]
     proven = [p <= LEVEL for p in holm(p_values)]
     for index, name in enumerate(names):
@@ -203,6 +204,7 @@ def _pairs_title(pairs: Sequence[tuple[int, int, Pair]], names: Sequence[str], l
                 wins.append(is_proven and not is_behind)
         if all(wins):
             return f"{label}: {name} is proven to be ahead of all others"
+
     if not any(proven):
         return f"{label}: in none of {len(pairs)} pairs one is proven to be ahead"
     return f"{label}: in {sum(proven)} of {len(pairs)} pairs one is proven to be ahead"
@@ -216,6 +218,7 @@ def _about_pairs(
     models = {system.model for system in systems}
     if len(models) == 1:
         about.append(options.named(model_name(models.pop())))
+
     benchmarks: dict[str, None] = {}
     for _, _, pair in pairs:
         benchmarks |= dict.fromkeys(benchmark for benchmark, _ in pair.places)
@@ -224,6 +227,7 @@ def _about_pairs(
     if len(problems) == 1:
         each = " in each panel" if len(pairs) > 1 else ""
         about.append(f"{counted(problems.pop(), 'problem')}{each}")
+
     if options.kind == DENSITY:
         return [*about, *density_marks(label)]
     about.append("numbers: problems at these values")
@@ -358,6 +362,7 @@ def pair_text(pair: Pair, first: str, second: str) -> str:
     """Return a comparison of two systems in a sentence."""
     difference = pair.difference
     mean, low, high = (signed(100 * value, 1, "-") for value in (difference.value, difference.low, difference.high))
+
     claims = ""
     of_claims = difference.claims
     if len({(contrast.low, contrast.high) for contrast in of_claims.values()}) > 1:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, cost_columns, cost_names, share_of_traces
 from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import colours, style
+from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
 from kvatlas.stats.pairs import CellDifference, Differences
 from kvatlas.text import axis_label, grouped_digits, guarded, interval_text, margin_text, percent_text, signed
@@ -113,6 +114,11 @@ class Panel:
         return table
 
 
+def problem_count(map_: Map) -> int | None:
+    """Return the number of problems of each cell of a map; None where it differs or is unknown."""
+    return common([cell.estimate.problems for cell in map_.cells.values()])
+
+
 def framed_cells(map_: Map) -> tuple[frozenset[CellCoord], str]:
     """Return the cells in the frame, and what they have in common.
 
@@ -138,7 +144,10 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
 
     Numbers are whole where the intervals of all maps are wide, unless they shall be `exact`.
     """
-    widths = [_interval_widths([cell.estimate for cell in map_.cells.values()]) for map_ in maps]
+    widths = []
+    for map_ in maps:
+        estimates = [cell.estimate for cell in map_.cells.values()]
+        widths.append(_interval_widths(estimates))
     digits = 1 if exact else _decimals(widths)
     two_frames = has_two_claims(maps) and any(map_.keeps_like for map_ in maps)
     panels = []
@@ -253,6 +262,7 @@ def with_tokens(panels: Sequence[Panel]) -> list[Panel]:
             is_known = is_known or tokens is not None
             texts[coord] = text._replace(small="" if tokens is None else f"{tokens:,.0f}")
         shown.append(replace(panel, cells=texts))
+
     if not is_known:
         raise KvatlasError("--look kept=true: the tokens that stay after a compression are known of no cell.")
     return shown
@@ -435,6 +445,7 @@ def panels_csv(panels: Sequence[Panel]) -> str:
     axes = [name for name, _ in panels[0].map.axes]
     names_of_numbers = ["value", "text", "small", "outlined", "proven", "loses_more", "recommended"]
     rows: list[list[Any]] = [["model", "benchmark", "policy", *axes, "shows", *names_of_numbers]]
+
     for panel in panels:
         map_ = panel.map
         for coord, cell in panel.cells.items():

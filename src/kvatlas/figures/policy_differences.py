@@ -157,6 +157,7 @@ def _draw_differences(panel: Axes, table: AgainstTable, rows: _GroupRows, option
         panel.axhspan(index - 0.5, index + 0.5, color=options.colours.soft, alpha=0.08, linewidth=0, zorder=0)
     panel.axvline(0, color=options.colours.ink, linewidth=0.8, zorder=1)
     panel.tick_params(axis="y", length=0)
+
     for row in table.rows:
         index = rows.groups.index(row.group)
         colour = _group_colour(index, options)
@@ -176,6 +177,7 @@ def _about_differences(tables: Sequence[AgainstTable], options: FigureOptions) -
     if len(benchmarks) == 1:
         names = first.benchmarks
         yield options.named(names[0]) if len(names) == 1 else f"{mean_of(len(names))} benchmarks"
+
     problems = sorted({table.problems for table in tables})
     yield " and ".join(f"{count:,}" for count in problems) + " problems"
     if options.intervals is not False:
@@ -190,6 +192,7 @@ def against_csv(tables: Sequence[AgainstTable]) -> str:
     every_row = chain.from_iterable(table.rows for table in tables)
     settings = chain.from_iterable((row.setting, row.partner) for row in every_row)
     shown = shown_policies(setting.policy for setting in settings)
+
     for table in tables:
         for row in table.rows:
             contrast = row.contrast

@@ -193,6 +193,7 @@ def wrapped(text: str, inches: float, size: float = SMALL_TYPE, bold: bool = Fal
         if text_width(line, size, bold) <= inches:
             lines[-1] = line
             continue
+
         if lines[-1]:
             lines.append("")
         for piece in _word_pieces(word, inches, size, bold):

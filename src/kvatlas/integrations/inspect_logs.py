@@ -525,7 +525,7 @@ def _answer_text(sample: EvalSample) -> str:
     message = sample.output.choices[0].message
     contents = [] if isinstance(message.content, str) else message.content
     thinking = "".join(content.reasoning for content in contents if content.type == "reasoning")
-    return reading.joined(thinking, message.text)
+    return reading.join_thinking(thinking, message.text)
 
 
 def _sample_costs(sample: EvalSample) -> Costs:

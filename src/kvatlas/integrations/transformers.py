@@ -22,7 +22,7 @@ from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
 
 from kvatlas.core import KvatlasError, Sampling
-from kvatlas.cpu.packing import pack
+from kvatlas.cpu.packing import pack_model
 from kvatlas.engine import Engine, Request
 from kvatlas.models.handle import handle_for
 from kvatlas.policies import permit
@@ -138,7 +138,7 @@ def generate(
     training = model.training
     engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
-        with pack(model):
+        with pack_model(model):
             written = {generation.key: generation.tokens for generation in engine.run(requests)}
     finally:
         model.train(training)

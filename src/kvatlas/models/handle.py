@@ -206,15 +206,15 @@ class ModelHandle:
         return (self.weight_bytes or 0) >= SHARED_FROM and native.load() is not None
 
     def _load_alone(self, folder: Path) -> PreTrainedModel:
-        from kvatlas.cpu.packing import pack
-        from kvatlas.cpu.shared_weights import Tables
+        from kvatlas.cpu.packing import pack_model
+        from kvatlas.cpu.shared_weights import PackedTables
 
         model = self._load_unpacked(folder, read=True)
-        pack(model, Tables(self._table_dtype))
+        pack_model(model, PackedTables(self._table_dtype))
         return model
 
     def _load_shared(self, folder: Path) -> PreTrainedModel:
-        from kvatlas.cpu.packing import pack
+        from kvatlas.cpu.packing import pack_model
         from kvatlas.cpu.shared_weights import WeightsFile
 
         adapter = self.files.adapter
@@ -222,7 +222,9 @@ class ModelHandle:
         if adapter.address:
             files += [adapter.folder / name for name in weights.ADAPTER_FILES]
         home = Path(self.options.cache).expanduser() if self.options.cache else cache_folder()
-        return WeightsFile(home, files, self._table_dtype).load(lambda read: self._load_unpacked(folder, read), pack)
+        return WeightsFile(home, files, self._table_dtype).load(
+            lambda read: self._load_unpacked(folder, read), pack_model
+        )
 
     @property
     def _table_dtype(self) -> torch.dtype:

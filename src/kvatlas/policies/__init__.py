@@ -81,7 +81,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
 _COMPUTED = (*AUTHORED, "from_setting", "setting", "storage", "observer")
 
 
-def _fault(name: str, value: object) -> str:
+def _plugin_fault(name: str, value: object) -> str:
     """Return why a plug-in's object cannot be a policy; empty if it can."""
     if not (isinstance(value, type) and issubclass(value, Policy)):
         return f"it is {value!r}; expected subclasses of kvatlas.policies.CompressingPolicy"
@@ -94,6 +94,7 @@ def _fault(name: str, value: object) -> str:
         return "it has no summary; expected a text"
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
+
     shared = {*RULE_PARAMETERS, *PRECISION_PARAMETERS, "budget", "precision", "preset"}
     taken = shared & {*vars(value), *vars(value).get("__annotations__", ())}
     if taken:
@@ -114,7 +115,7 @@ def _attribute_fault(policy: type[Policy]) -> str:
     return ""
 
 
-def file_of(name: str) -> Path | None:
+def policy_file(name: str) -> Path | None:
     """Return the file of a policy FILE.py:CLASS, whose code runs when the policy is found; None for other names."""
     return Path(name.rsplit(":", 1)[0]) if ".py:" in name else None
 
@@ -122,31 +123,31 @@ def file_of(name: str) -> Path | None:
 def permit(*names: str) -> None:
     """Allow the code of the files among these policies to run: the user named them, or allowed the code of a run."""
     for name in names:
-        file = file_of(name)
+        file = policy_file(name)
         if file is not None:
-            from_file.permit(file)
+            from_file.permit_file(file)
 
 
 class Policies(Registry[type[Policy]]):
     """Policies by name; METHOD@PAPER is a preset of a policy, FILE.py:CLASS a class in a file."""
 
     def get(self, name: str) -> type[Policy]:
-        if file_of(name) is not None:
+        if policy_file(name) is not None:
             file, kind = name.rsplit(":", 1)
             # The folder of the process may have changed since another file of this name was loaded.
-            return _from_file(str(Path(file).absolute()), kind)
+            return _class_in_file(str(Path(file).absolute()), kind)
         if "@" in name and name not in PRESETS:
             raise KvatlasError(f"Unknown preset {name!r}; expected: {', '.join(PRESETS)}.{did_you_mean(name, PRESETS)}")
         return super().get(PRESETS[name].policy if name in PRESETS else name)
 
 
 @cache
-def _from_file(file: str, kind: str) -> type[Policy]:
+def _class_in_file(file: str, kind: str) -> type[Policy]:
     """Return the class of a policy in a permitted file, which is run once; KvatlasError if it is not a policy."""
     with refusal(f"The policy {file}:{kind} cannot be loaded"):
-        module, _ = from_file.load(file)
+        module, _ = from_file.load_policy_file(file)
         value: Any = getattr(module, kind)
-        fault = _fault(getattr(value, "name", ""), value)
+        fault = _plugin_fault(getattr(value, "name", ""), value)
     if fault:
         raise KvatlasError(f"The policy {file}:{kind} cannot be used ({fault}).")
     return cast(type[Policy], value)
@@ -187,7 +188,7 @@ _OURS = {
     "learned": "kvatlas.policies.learned:Learned",
     "oracle": "kvatlas.policies.oracle:Oracle",
 }
-policies = Policies("policy", "kvatlas.policies", _OURS, _fault)
+policies = Policies("policy", "kvatlas.policies", _OURS, _plugin_fault)
 
 
 def from_setting(setting: Setting) -> Policy:
@@ -196,7 +197,8 @@ def from_setting(setting: Setting) -> Policy:
     preset = PRESETS.get(setting.policy)
     if preset is None:
         with refusal(f"The policy {setting.policy!r} cannot be made"):
-            return kind.from_setting(setting, setting.policy if file_of(setting.policy) is not None else "")
+            return kind.from_setting(setting, setting.policy if policy_file(setting.policy) is not None else "")
+
     for name, value in setting.values.items():
         if name in preset.values and value != preset.values[name]:
             raise KvatlasError(
@@ -208,7 +210,7 @@ def from_setting(setting: Setting) -> Policy:
     )
 
 
-def fit(policy: Policy, model: "ModelHandle", prompt: int | None = None, where: str = "") -> Policy:
+def fit_policy(policy: Policy, model: "ModelHandle", prompt: int | None = None, where: str = "") -> Policy:
     """Return the policy for a model, which it suits. Reads no weights.
 
     Raises KvatlasError, with the setting and the model, if it cannot work there, or on prompts of `prompt` tokens,
@@ -233,9 +235,10 @@ def all_values(setting: Setting) -> dict[str, Any]:
     Of policies that are not known, and of a file, which is not run, those are the values that all policies share.
     """
     usual: Mapping[str, Any] = UNNAMED if "kv_budget" in setting.values else {"kv_bits": UNNAMED["kv_bits"]}
-    if file_of(setting.policy) is None:
+    if policy_file(setting.policy) is None:
         with suppress(KvatlasError):
             usual = _usual_values_of(setting.policy)
+
     values = {**usual, **setting.values}
     # Equal bits of keys and values are named as one.
     for name in BITS:
@@ -251,12 +254,12 @@ def _usual_values_of(policy: str) -> Mapping[str, Any]:
 
 def of_engine(setting: Setting) -> Policy:
     """Return the policy of a run's setting for another engine, which has none of a file: such a file is not run."""
-    if file_of(setting.policy) is not None:
+    if policy_file(setting.policy) is not None:
         raise KvatlasError(f"No other engine has the policy {setting.policy!r}, which is code of a file.")
     return from_setting(setting)
 
 
-def about(name: str) -> dict[str, Any]:
+def describe_policy(name: str) -> dict[str, Any]:
     """Return a policy or a preset as plain data; `published` are the values of parameters in its paper."""
     policy = policies.get(name)
     preset = PRESETS.get(name)
@@ -272,6 +275,7 @@ def about(name: str) -> dict[str, Any]:
         "preset": None,
         "description": inspect.getdoc(policy),
     }
+
     if preset:
         row |= {
             "summary": preset.summary,
@@ -296,12 +300,11 @@ __all__ = [
     "ScoreMemory",
     "Signal",
     "Step",
-    "about",
     "all_values",
     "budget_in_tokens",
     "choice_param",
-    "file_of",
-    "fit",
+    "describe_policy",
+    "fit_policy",
     "float_param",
     "floor_ratio",
     "from_setting",
@@ -310,6 +313,7 @@ __all__ = [
     "parameters",
     "permit",
     "policies",
+    "policy_file",
     "read_parameter",
     "register",
     "scope_param",

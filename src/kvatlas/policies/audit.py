@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from kvatlas.core import AuditedCell, BudgetAudit, Compression, KvatlasError, Setting, SettingFacts
-from kvatlas.policies import all_values, file_of, from_setting, parameters
+from kvatlas.policies import all_values, from_setting, parameters, policy_file
 from kvatlas.policies.budget_rule import BudgetRule
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.memory import kept_and_total, rule_of
@@ -19,7 +19,7 @@ _LITTLE_ROOM = 8
 _SHARED = frozenset(item.name for item in parameters(CompressingPolicy))
 
 
-def audit(policy: Policy, prompts: Sequence[int]) -> BudgetAudit | None:
+def audit_policy(policy: Policy, prompts: Sequence[int]) -> BudgetAudit | None:
     """Return the audit of a setting for prompts of these lengths in tokens; None without compressions or prompts."""
     rule = policy.budget
     if rule is None:
@@ -50,7 +50,7 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
     # What stays follows from the rule of all policies; the audit needs the policy, and a budget in tokens.
     rule = rule_of(setting, kv_bytes)
     audited: BudgetRule | None = None
-    if file_of(setting.policy) is None:
+    if policy_file(setting.policy) is None:
         with suppress(KvatlasError):
             budget = from_setting(setting).budget
             audited = budget if budget is not None and budget.has_tokens else None
@@ -87,6 +87,7 @@ def narrow_sentence(policies: Iterable[Policy], model: str, benchmark: str, prom
     narrow = [rule for rule in rules if 0 < rule.new_between(prompt) < _LITTLE_ROOM]
     if not narrow:
         return ""
+
     worst = min(narrow, key=lambda rule: rule.new_between(prompt))
     return (
         f"{len(narrow)} of {len(rules)} settings with a KV budget compress again after fewer than {_LITTLE_ROOM} "

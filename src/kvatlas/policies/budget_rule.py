@@ -36,16 +36,15 @@ _WINDOW_SHARE = r"[0-9]{1,2}(\.[0-9]{1,6})?%"
 ROOM = 64
 
 
-def _is_budget(value: Any) -> bool:
-    if isinstance(value, str):
-        return re.fullmatch(_BYTES, value) is not None
-    return isinstance(value, int) and not isinstance(value, bool) and 2 <= value <= LARGEST_INTEGER
+def _tokens_param(least: int, pattern: str, expected: str) -> Any:
+    """Declare a parameter that is a number of tokens, or a text of a pattern."""
 
+    def accepts(value: Any) -> bool:
+        if isinstance(value, str):
+            return re.fullmatch(pattern, value) is not None
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST_INTEGER
 
-def _is_window(value: Any) -> bool:
-    if isinstance(value, str):
-        return re.fullmatch(_WINDOW_SHARE, value) is not None
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_INTEGER
+    return parameter(f"an integer >= {least}, or {expected}", accepts)
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,8 @@ class BudgetRule:
         the scope head or layer); `ada` (AdaKV, one choice over the heads of a layer; with the scope head).
     """
 
-    kv_budget: int | str = parameter("an integer >= 2, or bytes such as 12MiB (KiB, MiB or GiB)", _is_budget)
-    local_window: int | str = parameter(
-        "an integer >= 1, or a share of the kv_budget below 100%, such as 25%", _is_window
-    )
+    kv_budget: int | str = _tokens_param(2, _BYTES, "bytes such as 12MiB (KiB, MiB or GiB)")
+    local_window: int | str = _tokens_param(1, _WINDOW_SHARE, "a share of the kv_budget below 100%, such as 25%")
     ratio: float = float_param(least=0, most=1)
     ratio_over: str = choice_param("thinking", "older")
     keep_prompt: bool = flag_param(True)

@@ -32,12 +32,19 @@ def unequal_choice(budgets: str, scores: Tensor, positions: Tensor, protected: i
     index = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     # The rank of each slot in its head.
     rank = torch.empty_like(order).scatter_(-1, order, index)
+
     if budgets == "pyramid":
         candidates = has_token[:, 0].sum(-1) - protected
         layer_slots = torch.tensor(pyramid(slots, candidates.tolist()), device=order.device)
         stays = rank < protected + layer_slots[:, None, None]
     else:
-        stays = _best_of_layer(scores, rank, protected, slots)
+        # One choice over the heads of a layer, in which the best tokens of each head come first, up to a share of its
+        # equal budget. Source: AdaKV, arXiv 2407.11550, and kvpress' AdaKVPress.
+        safe = rank < protected + max(1, floor_ratio(ADA_FLOOR, slots)) if slots else rank < protected
+        flat = scores.masked_fill(safe & (scores > -math.inf), math.inf).flatten(1)
+        chosen = flat.argsort(dim=-1, descending=True, stable=True)[:, : scores.shape[1] * (protected + slots)]
+        stays = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, chosen, True).view(scores.shape)
+
     kept = index.where(stays, -1).sort(dim=-1).values
     return kept[..., kept.shape[-1] - int(stays.sum(-1).max()) :]
 
@@ -58,6 +65,7 @@ def pyramid(slots: int, candidates: list[int]) -> list[int]:
     first = 2 * slots - last
     step = (first - last) / (layers - 1)
     by_layer = [min(int(first - layer * step), candidates[layer]) for layer in range(layers)]
+
     missing = slots * layers - sum(by_layer)
     while missing > 0:
         for layer in range(layers):
@@ -65,19 +73,3 @@ def pyramid(slots: int, candidates: list[int]) -> list[int]:
                 by_layer[layer] += 1
                 missing -= 1
     return by_layer
-
-
-def _best_of_layer(scores: Tensor, rank: Tensor, protected: int, slots: int) -> Tensor:
-    """Return a mask [layers, KV heads, older] of the tokens that stay by one choice over the heads of a layer.
-
-    Source: AdaKV, arXiv 2407.11550, and kvpress' AdaKVPress: the best tokens of each head come first, up to a share of
-    its equal budget.
-    """
-    import torch
-
-    heads = scores.shape[1]
-    safe = rank < protected + max(1, floor_ratio(ADA_FLOOR, slots)) if slots else rank < protected
-    has_token = scores > -math.inf
-    flat = scores.masked_fill(safe & has_token, math.inf).flatten(1)
-    chosen = flat.argsort(dim=-1, descending=True, stable=True)[:, : heads * (protected + slots)]
-    return torch.zeros_like(flat, dtype=torch.bool).scatter_(1, chosen, True).view(scores.shape)

@@ -30,7 +30,7 @@ class Signal(StrEnum):
     ANSWER = "answer"
 
 
-class Columns(Protocol):
+class PolicyNotes(Protocol):
     """The notes of policies beside cached tokens: tensors [rows, layers, KV heads, cached] of the policy's scope."""
 
     def enter(self, name: str, values: Tensor) -> None: ...
@@ -55,7 +55,7 @@ class Step:
     positions: Tensor
     hidden: Tensor | None
     attention: Tensor | None
-    columns: Columns
+    columns: PolicyNotes
     prompt_length: int | None = None
 
     def enter(self, column: str, values: Tensor) -> None:

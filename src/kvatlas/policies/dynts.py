@@ -146,7 +146,7 @@ class DynTSRandom(CompressingPolicy):
         return cached.uniform()
 
 
-class Layout(StrEnum):
+class HeadLayout(StrEnum):
     """The two forms of a head. Both have the linear layers 0, 2 and 4 of an `nn.Sequential` and a softplus at the end.
 
     OURS: with biases, GELU between the layers. AUTHORS: without biases, softplus between the layers; their checkpoints
@@ -159,7 +159,7 @@ class Layout(StrEnum):
     @property
     def tensors(self) -> tuple[str, ...]:
         """The names of its weights, without the authors' prefix."""
-        if self is Layout.AUTHORS:
+        if self is HeadLayout.AUTHORS:
             return ("0.weight", "2.weight", "4.weight")
         return ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")
 
@@ -172,9 +172,9 @@ _EXPECTED = (
 )
 
 
-def layout_of(shapes: Mapping[str, Sequence[int]]) -> Layout | None:
+def layout_of(shapes: Mapping[str, Sequence[int]]) -> HeadLayout | None:
     """Return the layout of tensors with these names, without a prefix, and shapes; None for another one."""
-    layout = next((candidate for candidate in Layout if set(shapes) == set(candidate.tensors)), None)
+    layout = next((candidate for candidate in HeadLayout if set(shapes) == set(candidate.tensors)), None)
     if layout is None or any(len(shapes[f"{layer}.weight"]) != 2 for layer in (0, 2, 4)):
         return None
     widths = [shapes["0.weight"][1], *(shapes[f"{layer}.weight"][0] for layer in (0, 2, 4))]
@@ -205,19 +205,15 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
     except Exception as error:
         raise KvatlasError(f"The predictor {file!r} cannot be read as a DynTS head ({error}).") from error
     if not head:
+        held = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]
+        more = f" and {len(held) - 8} more" if len(held) > 8 else ""
         raise KvatlasError(
-            f"The predictor {file!r} is no DynTS head: it holds {_listed(shapes)}; expected {_EXPECTED}."
+            f"The predictor {file!r} is no DynTS head: it holds {', '.join(held[:8]) or 'nothing'}{more}; expected "
+            f"{_EXPECTED}."
         )
     if not all(weights.isfinite().all() for weights in head.values()):
         raise KvatlasError(f"The predictor {file!r} holds weights that are not finite numbers.")
     return head
-
-
-def _listed(shapes: Mapping[str, Sequence[int]]) -> str:
-    """Return the first names and shapes of tensors for an error sentence."""
-    listed = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]
-    more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
-    return f"{', '.join(listed[:8]) or 'nothing'}{more}"
 
 
 Layers = tuple[Callable[["Tensor"], "Tensor"], ...]

@@ -52,20 +52,17 @@ class ExpectedAttention(CompressingPolicy):
         frequencies(model)
 
     def score(self, cached: CacheView) -> Tensor:
-        turning = self._turning(cached)
-        return cached.each_layer(lambda layer: self._of_layer(cached, layer, turning))
-
-    def _turning(self, cached: CacheView) -> Tensor:
-        """Return factors [queries, planes] that turn the last queries to their mean future rotation."""
         import torch
 
+        # Factors [queries, planes] turn the last queries to their mean future rotation.
         device = cached.positions.device
         frequency = frequencies(cached.model, str(device))
         count = min(self.queries, cached.length)
         steps = torch.arange(max(self.future, count + 1), device=device)[:, None] * frequency
         turns = torch.polar(torch.ones_like(steps), steps)
         # The oldest of the queries is `count` positions before the next token.
-        return turns[1 : count + 1].flip(0) * turns[: self.future].mean(0)
+        turning = turns[1 : count + 1].flip(0) * turns[: self.future].mean(0)
+        return cached.each_layer(lambda layer: self._of_layer(cached, layer, turning))
 
     def _of_layer(self, cached: CacheView, layer: int, turning: Tensor) -> Tensor:
         import torch

@@ -22,12 +22,12 @@ from kvatlas.core import KvatlasError
 _permitted: set[Path] = set()
 
 
-def permit(file: Path) -> None:
+def permit_file(file: Path) -> None:
     """Allow a file to be loaded in this process: the user named it, or allows the code of a run."""
     _permitted.add(file.resolve())
 
 
-def load(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
+def load_policy_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
     """Run a Python file once; return its module, and the digests of its code by path, its own first.
 
     Raises KvatlasError if it is no Python file or may not be run, and whatever its code raises.
@@ -38,16 +38,24 @@ def load(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
             "--allow-code, or name the file yourself (in Python: allow_code=True, kvatlas.policies.permit)."
         )
     # The folder of the process may have changed since another file of this name was loaded.
-    return load_path(Path(file).absolute())
+    return run_policy_file(Path(file).absolute())
 
 
 @cache
-def load_path(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
-    """Run a Python file once, as `load` does."""
+def run_policy_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
+    """Run a Python file once, as `load_policy_file` does."""
     spec = spec_from_file_location(f"kvatlas_policy_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise KvatlasError(f"{str(file)!r} is not a Python file.")
-    digests = {path: _digest(path) for path in _sources(file)}
+
+    # The file, and the modules of its folder that it imports, also inside functions and by other modules: modules
+    # elsewhere belong to packages, which have versions.
+    finder = ModuleFinder([str(file.parent)], excludes=["kvatlas"])
+    finder.run_script(str(file))
+    imported = (getattr(module, "__file__", None) for module in finder.modules.values())
+    paths = [file, *sorted({Path(path) for path in imported if path} - {file})]
+    digests = {path: _code_digest(path) for path in paths}
+
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module, digests
@@ -58,9 +66,9 @@ def code_of(file: str) -> dict[str, Any]:
 
     Raises KvatlasError if one of them was changed after it was loaded.
     """
-    digests = load(file)[1]
+    digests = load_policy_file(file)[1]
     for path, loaded in digests.items():
-        if _digest(path) != loaded:
+        if _code_digest(path) != loaded:
             raise KvatlasError(f"The file {str(path)!r} of a policy was changed after it was loaded; start again.")
     folder = Path(file).absolute().parent
     modules = {path.relative_to(folder).as_posix(): content for path, content in digests.items()}
@@ -68,17 +76,8 @@ def code_of(file: str) -> dict[str, Any]:
     return {**code, "modules": modules} if modules else code
 
 
-def _digest(path: Path) -> str:
+def _code_digest(path: Path) -> str:
     try:
         return sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise KvatlasError(f"The file {str(path)!r} of a policy cannot be read ({error}).") from error
-
-
-def _sources(file: Path) -> list[Path]:
-    """Return the file, and the modules of its folder that it imports, also inside functions and by other modules."""
-    # Modules elsewhere belong to packages, which have versions.
-    finder = ModuleFinder([str(file.parent)], excludes=["kvatlas"])
-    finder.run_script(str(file))
-    paths = (getattr(module, "__file__", None) for module in finder.modules.values())
-    return [file, *sorted({Path(path) for path in paths if path} - {file})]

@@ -18,41 +18,37 @@ def guard_methods(policy: type) -> None:
     for name in AUTHORED:
         method = vars(policy).get(name)
         if callable(method):
-            setattr(policy, name, _guarded(method))
+            setattr(policy, name, _with_sentences(method))
 
 
-def _checked(policy: Any, name: str, result: Any) -> Any:
-    """Return the result of a method; KvatlasError if nothing can be done with it."""
-    expected = ""
-    if name == "bind" and not isinstance(result, type(policy)):
-        expected = f"an object of {type(policy).__name__}"
-    if name == "identity" and not (isinstance(result, dict) and _is_plain(result)):
-        expected = "a dictionary of numbers and texts"
-    if expected:
-        raise KvatlasError(f"The policy {policy.name!r} returned {result!r} from {name}; expected {expected}.")
-    return result
+def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method whose errors, and results with which nothing can be done, are one KvatlasError each."""
+    name = method.__name__
 
-
-def _is_plain(value: Any) -> bool:
-    try:
-        canonical(value)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
-
-
-def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(policy: Any, *values: Any, **named: Any) -> Any:
         try:
-            return _checked(policy, method.__name__, method(policy, *values, **named))
+            result = method(policy, *values, **named)
         except (KvatlasError, KeyboardInterrupt):
             raise
         except BaseException as error:
             # The engine halves its batch when memory runs out.
             if out_of_memory(error):
                 raise
-            fault = described(error)
-            raise KvatlasError(f"The policy {policy.name!r} failed in {method.__name__} ({fault}).") from error
+            raise KvatlasError(f"The policy {policy.name!r} failed in {name} ({described(error)}).") from error
+
+        expected = ""
+        if name == "bind" and not isinstance(result, type(policy)):
+            expected = f"an object of {type(policy).__name__}"
+        if name == "identity":
+            try:
+                canonical(result)
+            except (TypeError, ValueError, RecursionError):
+                expected = "a dictionary of numbers and texts"
+            if not isinstance(result, dict):
+                expected = "a dictionary of numbers and texts"
+        if expected:
+            raise KvatlasError(f"The policy {policy.name!r} returned {result!r} from {name}; expected {expected}.")
+        return result
 
     return call

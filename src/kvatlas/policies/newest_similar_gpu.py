@@ -12,7 +12,7 @@ ROWS = tl.constexpr(64)
 COLUMNS = tl.constexpr(128)
 
 
-def newest_similar(unit: torch.Tensor, threshold: float) -> torch.Tensor:
+def newest_similar_in_one_kernel(unit: torch.Tensor, threshold: float) -> torch.Tensor:
     """Return what `rkv.newest_similar` returns, for keys [KV heads, cached, head size] of 16 bits on a GPU.
 
     In 32 bits, which the units for products of matrices do not take, it is many times slower than a table.
@@ -21,12 +21,12 @@ def newest_similar(unit: torch.Tensor, threshold: float) -> torch.Tensor:
     newest = torch.empty(heads, length, dtype=torch.int32, device=unit.device)
     programs = (triton.cdiv(length, ROWS.value), heads)
     channels = max(16, triton.next_power_of_2(head_size))
-    _search[programs](unit.contiguous(), newest, length, head_size, threshold, channels)
+    _search_kernel[programs](unit.contiguous(), newest, length, head_size, threshold, channels)
     return newest.long()
 
 
 @triton.jit
-def _search(unit, newest, length, head_size, threshold, channel_count: tl.constexpr):
+def _search_kernel(unit, newest, length, head_size, threshold, channel_count: tl.constexpr):
     keys_of_head = unit + tl.program_id(1).to(tl.int64) * length * head_size
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channels = tl.arange(0, channel_count)

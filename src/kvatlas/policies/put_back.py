@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class CompressionChoice:
     """The choice of a policy at one compression: `slots` for tokens that compete for them.
 
     `ranks` [tokens so far] is the number of competing tokens with higher scores, the mean over the layers and heads
@@ -33,7 +33,7 @@ class PutBack:
     def __init__(self, positions: Iterable[int] = (), until: int = 0) -> None:
         self.positions = frozenset(positions)
         self.until = until
-        self.choices: dict[int, Choice] = {}
+        self.choices: dict[int, CompressionChoice] = {}
 
     def overrule(self, order: Tensor, positions: Tensor, protected: int, slots: int, length: int) -> Tensor:
         """Return the order of tokens with those put back before all others that are not protected.
@@ -45,21 +45,16 @@ class PutBack:
 
         ordered = positions.gather(-1, order)
         competing = ordered[..., protected:]
-        self.choices[length] = Choice(slots, _mean_ranks(competing, length))
+
+        # The mean rank of each position over layers and heads; 0 / 0 is NaN, for positions that do not compete.
+        flat = competing.reshape(-1)
+        ranks = torch.arange(competing.shape[-1], dtype=torch.float64, device=flat.device).expand(competing.shape)
+        sums = torch.zeros(length, dtype=torch.float64, device=flat.device)
+        counts = torch.zeros_like(sums)
+        sums.scatter_add_(0, flat, ranks.reshape(-1))
+        counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
+        self.choices[length] = CompressionChoice(slots, (sums / counts).cpu())
+
         wanted = torch.tensor(sorted(self.positions), dtype=ordered.dtype, device=ordered.device)
         by_choice = (~torch.isin(competing, wanted)).byte().argsort(dim=-1, stable=True)
         return torch.cat([order[..., :protected], order[..., protected:].gather(-1, by_choice)], dim=-1)
-
-
-def _mean_ranks(competing: Tensor, length: int) -> Tensor:
-    """Return the mean rank of each position among the competing ones [..., tokens], which come in their order."""
-    import torch
-
-    flat = competing.reshape(-1)
-    ranks = torch.arange(competing.shape[-1], dtype=torch.float64, device=flat.device).expand(competing.shape)
-    sums = torch.zeros(length, dtype=torch.float64, device=flat.device)
-    counts = torch.zeros_like(sums)
-    sums.scatter_add_(0, flat, ranks.reshape(-1))
-    counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
-    # 0 / 0 is NaN, for positions that do not compete.
-    return (sums / counts).cpu()

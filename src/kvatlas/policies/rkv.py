@@ -115,7 +115,7 @@ def newest_similar(unit: Tensor, threshold: float) -> Tensor:
     if unit.is_cuda and unit.element_size() == 2 and compiles(unit.device):
         from kvatlas.policies import newest_similar_gpu
 
-        return newest_similar_gpu.newest_similar(unit, threshold)
+        return newest_similar_gpu.newest_similar_in_one_kernel(unit, threshold)
     return _newest_similar_of_all(unit, threshold)
 
 

@@ -14,7 +14,6 @@ from kvatlas.policies.cache_view import CacheView, ScoreMemory
 from kvatlas.policies.contract import CompressingPolicy
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from kvatlas.policies.put_back import PutBack
@@ -114,6 +113,7 @@ def recall_scores(
     entered = cached.length - memory.length
     if memory.length and entered < rule.refresh and entered <= quota:
         return old_scores.masked_fill(~has_score, float("inf"))
+
     scores = compute()
     if rule.carry:
         carried = has_score & old_scores.isfinite()
@@ -150,17 +150,6 @@ def _protect(scores: Tensor, protected: Tensor) -> Tensor:
     return scores.clamp(max=sys.float_info.max).masked_fill(protected, math.inf)
 
 
-def _wrong_kind(scores: object, device: torch.device) -> str:
-    """Return a phrase for scores that are no tensor of real numbers on the device; "" for usable ones."""
-    import torch
-
-    if not isinstance(scores, torch.Tensor):
-        return f"a {type(scores).__name__}"
-    if scores.is_complex() or scores.layout is not torch.strided:
-        return f"a tensor of {scores.dtype} with the layout {scores.layout}"
-    return "" if scores.device == device else f"a tensor on {scores.device}"
-
-
 def _checked_scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
     """Return scores [..., older] in float64 of the tokens older than the local window, infinite for protected ones.
 
@@ -171,12 +160,19 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
     import torch
 
     expected = tuple(positions.shape)
-    wrong_kind = _wrong_kind(scores, positions.device)
+    wrong_kind = ""
+    if not isinstance(scores, torch.Tensor):
+        wrong_kind = f"a {type(scores).__name__}"
+    elif scores.is_complex() or scores.layout is not torch.strided:
+        wrong_kind = f"a tensor of {scores.dtype} with the layout {scores.layout}"
+    elif scores.device != positions.device:
+        wrong_kind = f"a tensor on {scores.device}"
     if not isinstance(scores, torch.Tensor) or wrong_kind:
         raise KvatlasError(
             f"The policy {policy!r} scored its tokens with {wrong_kind}; expected a tensor of real numbers of the "
             f"shape {expected} or {expected[-1:]}, strided and on {positions.device}."
         )
+
     shape = tuple(scores.shape)
     # Layers and heads may be left out, or have size 1, where all of them share their scores.
     sizes = zip(reversed(shape), reversed(expected), strict=False)
@@ -186,6 +182,7 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
             f"The policy {policy!r} gave scores of the shape {shape} for cached tokens of the shape {expected} "
             f"(layers, KV heads, tokens); expected {expected} and {expected[-1:]}."
         )
+
     older = protected.shape[-1]
     older_scores = _protect(scores[..., :older].double().expand(protected.shape), protected)
     # Slots without a token.

@@ -20,7 +20,7 @@ from torch import Tensor
 from kvatlas import __version__, benchmarks
 from kvatlas.core import KvatlasError, Problem, Trace, digest
 from kvatlas.models import ModelHandle
-from kvatlas.policies.dynts import Layout, load_head
+from kvatlas.policies.dynts import HeadLayout, load_head
 from kvatlas.predictor.kv_heads import HeadExamples, evaluate_heads, examples_of, train_heads
 from kvatlas.predictor.labels import (
     REASONS,
@@ -91,8 +91,8 @@ def learn(
     `on_step` is called with the steps of training that are done, and all. `options` are those of the sweep of the
     traces.
     """
-    head_layout = _member_named(Layout, "layout", layout)
-    usual_loss = "ranked" if head_layout is Layout.OURS else "scaled"
+    head_layout = _member_named(HeadLayout, "layout", layout)
+    usual_loss = "ranked" if head_layout is HeadLayout.OURS else "scaled"
     head_loss = _member_named(HeadLoss, "loss", loss or usual_loss)
     plan = training_data.plan()
     (model,) = plan.models

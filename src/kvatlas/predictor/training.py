@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.dynts import AUTHORS_PREFIX, Layout, importance, layout_of
+from kvatlas.policies.dynts import AUTHORS_PREFIX, HeadLayout, importance, layout_of
 from kvatlas.predictor.labels import Examples
 
 
@@ -54,12 +54,12 @@ class HeadLoss(StrEnum):
         return data.attention * 1e4 if self is HeadLoss.SCALED else data.attention.pow(0.3) * (10 / 0.3)
 
 
-def new_head(hidden: int, layout: Layout = Layout.OURS) -> nn.Sequential:
+def new_head(hidden: int, layout: HeadLayout = HeadLayout.OURS) -> nn.Sequential:
     """Return the MLP of arXiv 2601.18383: hidden -> 2 * hidden -> hidden / 2 -> 1; the policy applies its softplus.
 
     The authors' head for Qwen2-7B, with 3584, has the inner widths of 4096.
     """
-    ours = layout is Layout.OURS
+    ours = layout is HeadLayout.OURS
     base = 4096 if hidden == 3584 and not ours else hidden
     activation = nn.GELU if ours else nn.Softplus
     return nn.Sequential(
@@ -74,7 +74,7 @@ def new_head(hidden: int, layout: Layout = Layout.OURS) -> nn.Sequential:
 def train_head(
     data: Examples,
     *,
-    layout: Layout = Layout.OURS,
+    layout: HeadLayout = HeadLayout.OURS,
     loss: HeadLoss = HeadLoss.RANKED,
     steps: int = 3000,
     batch: int = 4096,
@@ -176,7 +176,7 @@ def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in provenance.items()}
-    theirs = layout_of({name: value.shape for name, value in head.items()}) is Layout.AUTHORS
+    theirs = layout_of({name: value.shape for name, value in head.items()}) is HeadLayout.AUTHORS
     prefix = AUTHORS_PREFIX if theirs else ""
     save_file({prefix + name: value for name, value in head.items()}, path, metadata=texts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ ROUNDING = 0.0005 + 1e-9
 _NAMED = 5
 
 
-class _Meeting(NamedTuple):
+class _CommonCell(NamedTuple):
     """A cell that two maps have in common, with both values."""
 
     map: Map
@@ -54,38 +54,35 @@ def compare_maps(given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None
     where there is no cell in common.
     """
     (first, first_maps), (second, second_maps) = given.items()
-    meetings = list(_meetings(first_maps, second_maps))
-    if not meetings:
+    common: list[_CommonCell] = []
+    for map_, other in product(first_maps, second_maps):
+        if _measured(map_) == _measured(other) and _same_policy(map_, other):
+            for coord, cell in map_.cells.items():
+                if coord in other.cells:
+                    values = (cell.estimate.value, other.cells[coord].estimate.value)
+                    common.append(_CommonCell(map_, coord, *values))
+    if not common:
         raise KvatlasError(
             "The maps have no cell in common; they need a model, a benchmark, and values of both axes that both have."
         )
-    conflicts = [meeting.to_dict() for meeting in meetings if meeting.distance > ROUNDING]
-    fits = {} if means is None else {name: _fit(maps, means) for name, maps in given.items()}
+
+    conflicts = [cell.to_dict() for cell in common if cell.distance > ROUNDING]
+    fits = {} if means is None else {name: _fit_to_means(maps, means) for name, maps in given.items()}
     whole = [name for name, fit in fits.items() if fit["fitting"] == fit["checked"]]
     return {
         "first": first,
         "second": second,
         "agree": not conflicts,
-        "common": len(meetings),
+        "common": len(common),
         "conflicts": conflicts,
-        "largest": percent(max(meeting.distance for meeting in meetings)),
+        "largest": percent(max(cell.distance for cell in common)),
         "tolerance": percent(ROUNDING),
         "mean": fits or None,
         "right": whole[0] if len(whole) == 1 < len(fits) else None,
     }
 
 
-def _meetings(maps: Sequence[Map], others: Sequence[Map]) -> Iterator[_Meeting]:
-    """Yield the cells that maps have in common with maps of the same model, benchmark, metric, axes and policy."""
-    for map_, other in product(maps, others):
-        if _measure(map_) != _measure(other) or not _same_policy(map_, other):
-            continue
-        for coord, cell in map_.cells.items():
-            if coord in other.cells:
-                yield _Meeting(map_, coord, cell.estimate.value, other.cells[coord].estimate.value)
-
-
-def _measure(map_: Map) -> tuple[str, ...]:
+def _measured(map_: Map) -> tuple[str, ...]:
     return map_.model, map_.benchmark, map_.metric, map_.axes[0][0], map_.axes[1][0]
 
 
@@ -93,11 +90,22 @@ def _same_policy(map_: Map, other: Map) -> bool:
     return not map_.policy or not other.policy or map_.policy == other.policy
 
 
-def _fit(maps: Sequence[Map], means: Sequence[Map]) -> dict[str, Any]:
-    """Compare the means over benchmarks of `maps` with given mean maps, cell by cell, models apart."""
+def _fit_to_means(maps: Sequence[Map], means: Sequence[Map]) -> dict[str, Any]:
+    """Compare the means over benchmarks of `maps` with given mean maps, cell by cell, models apart.
+
+    A cell counts where all the benchmarks that the mean is over have it. A mean that says `mean of N` is only compared
+    with the mean of N benchmarks.
+    """
     distances: list[float] = []
     for mean in means:
-        distances += _distances(maps, mean)
+        averaged = [map_ for map_ in maps if map_.model == mean.model and _same_policy(map_, mean)]
+        if not averaged or (mean.is_mean and mean.averaged != len(averaged)):
+            continue
+        for coord, cell in mean.cells.items():
+            values = [map_.cells[coord].estimate.value for map_ in averaged if coord in map_.cells]
+            if len(values) == len(averaged):
+                distances.append(abs(math.fsum(values) / len(values) - cell.estimate.value))
+
     if not distances:
         raise KvatlasError(
             "The maps and the mean map have no cell to compare; the mean must be of the same model, over as many "
@@ -107,21 +115,6 @@ def _fit(maps: Sequence[Map], means: Sequence[Map]) -> dict[str, Any]:
     return {"checked": len(distances), "fitting": fitting, "largest": percent(max(distances))}
 
 
-def _distances(maps: Sequence[Map], mean: Map) -> Iterator[float]:
-    """Yield how far the mean over the maps of a model lies from a given mean, by cell.
-
-    A cell counts where all the benchmarks that the mean is over have it. A mean that says `mean of N` is only compared
-    with the mean of N benchmarks.
-    """
-    averaged = [map_ for map_ in maps if map_.model == mean.model and _same_policy(map_, mean)]
-    if not averaged or (mean.is_mean and mean.averaged != len(averaged)):
-        return
-    for coord, cell in mean.cells.items():
-        values = [map_.cells[coord].estimate.value for map_ in averaged if coord in map_.cells]
-        if len(values) == len(averaged):
-            yield abs(math.fsum(values) / len(values) - cell.estimate.value)
-
-
 def compare_runs(first: Path, second: Path) -> dict[str, Any]:
     """Compare the tokens of two runs, trace by trace: the document of `compare RUN RUN --json`.
 
@@ -129,15 +122,23 @@ def compare_runs(first: Path, second: Path) -> dict[str, Any]:
     whose tokens differ its name and its problems. Models are compared by the name that the spec gives them. Raises
     KvatlasError for runs that mean different problems by the same name.
     """
-    _check_contents(first, second)
+    before = _problem_digests(first)
+    now = _problem_digests(second)
+    for benchmark in before.keys() & now.keys():
+        changed = changed_problems(benchmark, before[benchmark], {**before[benchmark], **now[benchmark]})
+        if changed:
+            raise KvatlasError(f"The runs have other contents of {changed}; compare runs of the same problems.")
+
     first_digests = _token_digests(first)
     second_digests = _token_digests(second)
+
     common = first_digests.keys() & second_digests.keys()
     differing: dict[str, set[str]] = {}
     for name in common:
         if first_digests[name] != second_digests[name]:
             model, benchmark, setting, problem, _ = name
             differing.setdefault(f"{model} {benchmark} {setting}", set()).add(problem)
+
     only = [len(first_digests) - len(common), len(second_digests) - len(common)]
     return {
         "first": str(first),
@@ -149,17 +150,7 @@ def compare_runs(first: Path, second: Path) -> dict[str, Any]:
     }
 
 
-def _check_contents(first: Path, second: Path) -> None:
-    """Raise KvatlasError if a problem that both runs name has another content in the second."""
-    before = _contents(first)
-    now = _contents(second)
-    for benchmark in before.keys() & now.keys():
-        changed = changed_problems(benchmark, before[benchmark], {**before[benchmark], **now[benchmark]})
-        if changed:
-            raise KvatlasError(f"The runs have other contents of {changed}; compare runs of the same problems.")
-
-
-def _contents(folder: Path) -> Mapping[str, Mapping[str, str]]:
+def _problem_digests(folder: Path) -> Mapping[str, Mapping[str, str]]:
     """Return the digests of a run's problems by benchmark and name."""
     with Store.open(folder) as store:
         return store.manifest().contents
@@ -187,6 +178,7 @@ def runs_as_text(compared: Mapping[str, Any]) -> str:
         if len(cell["problems"]) > _NAMED:
             problems += " ..."
         lines.append(f"- {cell['cell']}: other tokens on {counted(len(cell['problems']), 'problem')} ({problems})")
+
     for name, count in zip((compared["first"], compared["second"]), compared["only"], strict=True):
         if count:
             lines.append(f"{count:,} traces are in {name} alone.")
@@ -196,30 +188,16 @@ def runs_as_text(compared: Mapping[str, Any]) -> str:
 def maps_as_text(compared: Mapping[str, Any]) -> str:
     """Return the comparison of maps as sentences, with a table of the conflicting cells."""
     conflicts = compared["conflicts"]
-    lines = [_agreement(compared), *_fit_sentences(compared)]
     if conflicts:
-        rows = []
-        for conflict in conflicts:
-            *names, first, second = conflict.values()
-            rows.append([*map(str, names), fixed(first), fixed(second), signed(first - second, minus="-")])
-        lines += ["", markdown_table([*list(conflicts[0])[:-2], "A", "B", "A - B"], rows)]
-    return "\n".join(lines) + "\n"
+        lines = [
+            f"The maps conflict in {len(conflicts)} of {compared['common']} common cells, by up to "
+            f"{compared['largest']:.1f} points; A is {compared['first']}, B is {compared['second']}."
+        ]
+    else:
+        lines = [f"The maps agree: no two of their {compared['common']} common cells differ by more than 0.05 points."]
 
-
-def _agreement(compared: Mapping[str, Any]) -> str:
-    """Say if the maps agree, and by how much they conflict."""
-    if not compared["conflicts"]:
-        return f"The maps agree: no two of their {compared['common']} common cells differ by more than 0.05 points."
-    return (
-        f"The maps conflict in {len(compared['conflicts'])} of {compared['common']} common cells, by up to "
-        f"{compared['largest']:.1f} points; A is {compared['first']}, B is {compared['second']}."
-    )
-
-
-def _fit_sentences(compared: Mapping[str, Any]) -> list[str]:
-    """Say which of the maps fit the published mean; nothing without one."""
+    # Which of the maps fit the published mean; nothing without one.
     fits = compared["mean"] or {}
-    lines = []
     for name, fit in fits.items():
         distance = f"largest distance {fit['largest']:.2f} points"
         lines.append(f"{name} fits the mean in {fit['fitting']} of {fit['checked']} cells ({distance}).")
@@ -229,4 +207,11 @@ def _fit_sentences(compared: Mapping[str, Any]) -> list[str]:
     elif fits:
         whole = sum(fit["fitting"] == fit["checked"] for fit in fits.values())
         lines.append(f"The mean does not tell which of the 2 is right: {whole} of them fit it in every cell.")
-    return lines
+
+    if conflicts:
+        rows = []
+        for conflict in conflicts:
+            *names, first, second = conflict.values()
+            rows.append([*map(str, names), fixed(first), fixed(second), signed(first - second, minus="-")])
+        lines += ["", markdown_table([*list(conflicts[0])[:-2], "A", "B", "A - B"], rows)]
+    return "\n".join(lines) + "\n"

@@ -32,6 +32,7 @@ def write_demo(folder: Path) -> tuple[Result, list[Path]]:
     """Draw the figures and write `maps.csv` and `report.html`; return what the run says and the figures."""
     result = open_result([folder])
     written = _draw_maps(result, folder, FIGURES)
+
     run = result.opened_runs[0]
     names = _full_and_best([one.map for one in result.means])
     systems = [system for system in systems_of([run]) if (system.model, system.setting.id) in names]

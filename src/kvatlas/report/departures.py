@@ -27,6 +27,7 @@ def measure_departures(
     """
     weights: dict[str, PreTrainedModel | None] = {}
     results: list[dict[str, Any] | None] = []
+
     for trace, full in pairs:
         result = None
         prompt = materials.prompt(trace) if full is not None and limit > 0 else None

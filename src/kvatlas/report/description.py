@@ -16,10 +16,9 @@ from kvatlas.report.memory_sentences import averages_sentences, level_sentence, 
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
 from kvatlas.stats.losses import SettingLoss
-from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.prices import Price
-from kvatlas.stats.setting_tables import SettingRow, SettingTable
-from kvatlas.text import axis_label, bytes_text, interval_text, model_name, p_text, percent_text, points_text
+from kvatlas.stats.setting_tables import SettingTable
+from kvatlas.text import axis_label, bytes_text, counted, interval_text, model_name, p_text, percent_text, points_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -30,17 +29,17 @@ _NAMED = 6
 
 def one_page(result: Result) -> str:
     """Return the result as Markdown of about a page."""
-    return _rendered("describe.md", result)
+    return _from_template("describe.md", result)
 
 
 def mean_tables(result: Result) -> str:
     """Return a Markdown table for each model and policy: the mean over benchmarks, else one for each benchmark."""
-    return _rendered("grids.md", result)
+    return _from_template("grids.md", result)
 
 
 def every_map(result: Result) -> str:
     """Return the result as Markdown with every map, test and comparison."""
-    return _rendered("describe_long.md", result)
+    return _from_template("describe_long.md", result)
 
 
 def say(macro: str, about: Any, *others: Any) -> list[str]:
@@ -54,7 +53,7 @@ def recommendation(choice: Choice) -> str:
     return " ".join(say("recommendation", choice))
 
 
-def _rendered(template: str, result: Result) -> str:
+def _from_template(template: str, result: Result) -> str:
     text = _environment().get_template(template).render(result=result)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -79,8 +78,8 @@ def _environment() -> Environment:
         "label": axis_label,
         "brief": brief,
         "p": p_text,
-        "count": count,
-        "listed": listed,
+        "count": counted,
+        "listed": listed_items,
         "grouped": lambda items, *names: grouped(items, attrgetter(*names)).items(),
         "setting": setting_text,
         "memory": memory_text,
@@ -88,8 +87,8 @@ def _environment() -> Environment:
         "recommendation": recommendation,
         "share": lambda share: f"{100 * share:g}",
         "times": lambda ratio: f"{100 * ratio:.0f} %",
-        "at": at,
-        "estimates": _estimates,
+        "at": place_on_axes,
+        "estimates": estimates_text,
         "level_sentence": level_sentence,
         "memory_lines": memory_lines,
         "averages_sentences": averages_sentences,
@@ -117,12 +116,7 @@ def brief(share: float) -> str:
     return f"{round(100 * share, 4):g}"
 
 
-def count(quantity: int, noun: str) -> str:
-    """Return a number with its noun: `1 map`, `3,742 problems`."""
-    return f"{quantity:,} {noun}{'' if quantity == 1 else 's'}"
-
-
-def listed(items: Iterable[str]) -> str:
+def listed_items(items: Iterable[str]) -> str:
     """Return the first items by name, the others as a number."""
     names = list(items)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -152,7 +146,7 @@ def price_text(price: Price) -> str:
     return f"{price.ratio:.2f} ({price.low:.2f} to {price.high:.2f})"
 
 
-def at(coord: CellCoord, one: Any) -> str:
+def place_on_axes(coord: CellCoord, one: Any) -> str:
     """Return a place on the axes of a map: `local_window 16, ratio 0.3`."""
     return ", ".join(f"{name} {value}" for name, value in zip(one.axes, coord, strict=True))
 
@@ -162,24 +156,21 @@ def setting_text(choice: Choice, setting: Setting) -> str:
     return setting_words(setting, list(choice.settings.values()))
 
 
-def _exact(one: MapResult, value: float) -> str:
+def _exact_percent(one: MapResult, value: float) -> str:
     """Return a value in percent: to a tenth of a point, and of CSV maps to a hundredth where it was given so."""
     finer = f"{round(100 * value, 4):.2f}"
     return finer if one.map.validity is None and finer[-1] != "0" else percent_text(value)
 
 
-def _estimates(coords: Iterable[CellCoord], one: MapResult) -> str:
+def estimates_text(coords: Iterable[CellCoord], one: MapResult) -> str:
     """Return the values of cells with their intervals and places."""
-    return listed(_estimate(coord, one) for coord in coords)
-
-
-def _estimate(coord: CellCoord, one: MapResult) -> str:
-    estimate = one.map.cells[coord].estimate
-    text = percent_text(estimate.value)
-    interval = interval_text(estimate)
-    if interval:
-        text += f" ({interval})"
-    return f"{text} at {at(coord, one)}"
+    texts = []
+    for coord in coords:
+        estimate = one.map.cells[coord].estimate
+        interval = interval_text(estimate)
+        limits = f" ({interval})" if interval else ""
+        texts.append(f"{percent_text(estimate.value)}{limits} at {place_on_axes(coord, one)}")
+    return listed_items(texts)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -202,20 +193,19 @@ def grid_table(result: Result, one: MapResult) -> str:
     name = f"{model_name(one.map.model)} {one.map.policy}".strip()
     if len({grid.map.benchmark for grid in result.grids}) > 1:
         name += f" on {one.map.benchmark}"
+
     lines = []
     for row in rows:
-        values = [_marked_value(one, (row, column)) for column in columns]
-        lines.append([str(row), *values])
+        line = [str(row)]
+        for column in columns:
+            cell = one.map.cells.get((row, column))
+            loss = one.losses.get((row, column))
+            line.append("–" if cell is None else _exact_percent(one, cell.estimate.value) + _loss_mark(loss))
+        lines.append(line)
     return markdown_table([f"{name}: {down} \\ {across}", *map(str, columns)], lines)
 
 
-def _marked_value(one: MapResult, coord: CellCoord) -> str:
-    if coord not in one.map.cells:
-        return "–"
-    return _exact(one, one.map.cells[coord].estimate.value) + _mark(one.losses.get(coord))
-
-
-def _mark(loss: SettingLoss | None) -> str:
+def _loss_mark(loss: SettingLoss | None) -> str:
     """Return `*` where a loss of at most the margin is proven, `!` where a larger one is; twice by every claim."""
     if loss is None:
         return ""
@@ -239,20 +229,18 @@ def limits_table(choice: Choice) -> str:
     for claim in Claim:
         header += [f"At most, {claim.words}", "Any margin"]
     header += ["p", "Pairs", "Compressed"]
-    losses = (choice.losses or {}).items()
-    return markdown_table(
-        header, [_limits_row(setting_text(choice, choice.settings[id_]), loss) for id_, loss in losses]
-    )
 
-
-def _limits_row(name: str, loss: SettingLoss) -> list[str]:
-    row = [name + _mark(loss), percent_text(loss.value), f"{percent_text(loss.low)} to {percent_text(loss.high)}"]
-    for claim in Claim:
-        of_claim = loss.claims.get(claim)
-        limits = () if of_claim is None else (of_claim.limit, of_claim.joint_limit)
-        row += [percent_text(limit) for limit in limits] or ["–", "–"]
-    pairs = f"{loss.pairs - loss.missing:,} of {loss.pairs:,}" if loss.missing else f"{loss.pairs:,}"
-    return [*row, p_text(loss.p), pairs, f"{loss.compressed:,} of {loss.traces:,}"]
+    rows = []
+    for id_, loss in (choice.losses or {}).items():
+        name = setting_text(choice, choice.settings[id_]) + _loss_mark(loss)
+        row = [name, percent_text(loss.value), f"{percent_text(loss.low)} to {percent_text(loss.high)}"]
+        for claim in Claim:
+            of_claim = loss.claims.get(claim)
+            limits = () if of_claim is None else (of_claim.limit, of_claim.joint_limit)
+            row += [percent_text(limit) for limit in limits] or ["–", "–"]
+        pairs = f"{loss.pairs - loss.missing:,} of {loss.pairs:,}" if loss.missing else f"{loss.pairs:,}"
+        rows.append([*row, p_text(loss.p), pairs, f"{loss.compressed:,} of {loss.traces:,}"])
+    return markdown_table(header, rows)
 
 
 def benchmark_table(result: Result) -> str:
@@ -262,7 +250,10 @@ def benchmark_table(result: Result) -> str:
     for (model, benchmark), maps in grouped(result.single, attrgetter("map.model", "map.benchmark")).items():
         full = maps[0].map.full
         problems = maps[0].problems
-        ranges = {one.map.policy: f"{_exact(one, min(one.values))} to {_exact(one, max(one.values))}" for one in maps}
+        ranges = {
+            one.map.policy: f"{_exact_percent(one, min(one.values))} to {_exact_percent(one, max(one.values))}"
+            for one in maps
+        }
         rows.append(
             [
                 model_name(model),
@@ -272,34 +263,36 @@ def benchmark_table(result: Result) -> str:
                 *(ranges.get(policy, "–") for policy in policies),
             ]
         )
+
     columns = [f"{policy or 'cells'}, lowest to highest" for policy in policies]
     return markdown_table(["Model", "Benchmark", "Problems", "full", *columns], rows)
 
 
-#: The columns of `settings_table` that stand only where a cost or a loss is known.
-_LOSS_COLUMNS = ("Points lost", "95 %")
-
-
 def settings_table(table: SettingTable) -> str:
     """Return the settings of a model with values, losses against the full cache and costs, the highest first."""
+    has_losses = any(row.loss for row in table.rows)
     header = ["Setting", axis_label(table.metric), "95 %"]
-    if any(row.loss for row in table.rows):
-        header += _LOSS_COLUMNS
+    if has_losses:
+        header += ["Points lost", "95 %"]
     header += ["KV tokens", "New tokens", "Seconds"]
-    return markdown_table(header, [_setting_row(row, _LOSS_COLUMNS[0] in header) for row in table.rows])
 
-
-def _setting_row(row: SettingRow, has_losses: bool) -> list[str]:
-    estimate = row.cell.estimate
-    fields = [row.name, percent_text(estimate.value) + _mark(row.loss), interval_text(estimate) or "–"]
-    if has_losses and row.loss is None:
-        fields += ["–", "–"]
-    elif has_losses and row.loss is not None:
-        fields += [percent_text(row.loss.value), f"{percent_text(row.loss.low)} to {percent_text(row.loss.high)}"]
-    costs = (row.cell.mean_kv_tokens, row.cell.output_tokens_mean)
-    fields += ["–" if cost is None else f"{cost:,.0f}" for cost in costs]
-    seconds = row.cell.seconds_mean
-    return [*fields, "–" if seconds is None else f"{seconds:.3g}"]
+    rows = []
+    for row in table.rows:
+        cell = row.cell
+        fields = [
+            row.name,
+            percent_text(cell.estimate.value) + _loss_mark(row.loss),
+            interval_text(cell.estimate) or "–",
+        ]
+        if row.loss is not None:
+            fields += [percent_text(row.loss.value), f"{percent_text(row.loss.low)} to {percent_text(row.loss.high)}"]
+        elif has_losses:
+            fields += ["–", "–"]
+        for cost in (cell.mean_kv_tokens, cell.output_tokens_mean):
+            fields.append("–" if cost is None else f"{cost:,.0f}")
+        fields.append("–" if cell.seconds_mean is None else f"{cell.seconds_mean:.3g}")
+        rows.append(fields)
+    return markdown_table(header, rows)
 
 
 def settings_by_benchmark(table: SettingTable) -> str:
@@ -326,6 +319,7 @@ def setting_comparisons(result: Result) -> str:
         names = [comparison.first, comparison.second]
         about = comparison.note or model
         rows.append([*names, points_text(difference.value), limits, p_text(comparison.p_holm), about])
+
     text = markdown_table(["First", "Second", "First - second", "95 %", "p (Holm)", "Of"], rows)
     left_out = len(surest) - len(rows)
     return f"{text}\n\n{left_out} more: --long has all." if left_out else text
@@ -340,22 +334,23 @@ _COMPARISON_COLUMNS = (
 
 def comparison_table(result: Result) -> str:
     """Return the paired comparisons: first minus second in points."""
-    return markdown_table(_COMPARISON_COLUMNS, map(_comparison_row, result.comparisons))
-
-
-def _comparison_row(comparison: Comparison) -> list[str]:
-    difference = comparison.difference
-    return [
-        comparison.model,
-        comparison.benchmark,
-        comparison.first,
-        comparison.second,
-        str(comparison.cells),
-        str(difference.problems),
-        points_text(difference.value),
-        f"{points_text(difference.low)} to {points_text(difference.high)}",
-        p_text(difference.p),
-        p_text(comparison.p_holm),
-        p_text(comparison.p_bh),
-        comparison.note,
-    ]
+    rows = []
+    for comparison in result.comparisons:
+        difference = comparison.difference
+        rows.append(
+            [
+                comparison.model,
+                comparison.benchmark,
+                comparison.first,
+                comparison.second,
+                str(comparison.cells),
+                str(difference.problems),
+                points_text(difference.value),
+                f"{points_text(difference.low)} to {points_text(difference.high)}",
+                p_text(difference.p),
+                p_text(comparison.p_holm),
+                p_text(comparison.p_bh),
+                comparison.note,
+            ]
+        )
+    return markdown_table(_COMPARISON_COLUMNS, rows)

@@ -73,36 +73,50 @@ def plot_sources(
     cost = options.metric if options.metric in cost_names() else None
     metric = None if cost else options.metric or "pass@1"
     result = open_result(sources, replace(options, metric=metric))
+
     if any(not run.has_maps for run in result.opened_runs):
         if show.against:
             return _draw_against(result, out, cost, options.policy, show)
-        _check_line(result, show)
-        return _draw_lines(result.opened_runs[0], out, cost, options.policy, show.figure)
-    _check_mean(result, show)
-    if show.by_memory:
-        return _draw_by_memory(result, out, cost, show)
-    if _is_by_memory(result, cost, show):
-        return _draw_losses(result, out, show)
-    if cost:
-        return _draw_cost(result, out, cost, show)
-    if show.against:
-        panels = _difference_panels(result, show.against, show.mean)
-        policies = {show.against, *(panel.map.policy for panel in panels)}
-        lead = headline((), _comparisons(result, policies))
-        return _draw_panels(result, panels, out, show, f"{lead}; {panels_title(panels)}" if lead else "")
-    return _draw_metric(result, sources, out, options.metric, show)
-
-
-def _check_mean(result: Result, show: MapOptions) -> None:
-    """Raise KvatlasError for a mean of one benchmark."""
+        return _draw_lines(result, out, cost, options.policy, show)
     if show.mean and not result.untested_means:
         raise KvatlasError(
             "--mean averages two or more benchmarks of one model, and there is one; --shared draws its maps side by "
             "side on one colour scale."
         )
 
+    if show.by_memory:
+        return _draw_by_memory(result, out, cost, show)
+    if _shows_losses(result, cost, show):
+        notes = list(chain.from_iterable(one.map.notes for one in result.grids))
+        metric = result.opened_runs[0].metric if result.opened_runs else ""
+        title = headline(result.choices, result.comparisons)
+        figure = loss_figure(result.choices, metric, title=title, notes=notes, options=show.figure)
+        return save(figure, out, data=losses_csv(result.choices))
 
-def _is_by_memory(result: Result, cost: str | None, show: MapOptions) -> bool:
+    if cost and show.against:
+        raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
+    if cost:
+        maps = result.untested_means if show.mean else result.untested
+        if cost == KV_MEMORY:
+            maps = [with_kv_bytes(map_) for map_ in maps]
+        return _draw_panels(result, cost_panels(maps, cost), out, show)
+    if show.against:
+        panels = _panels_against(result, show.against, show.mean)
+        policies = {show.against, *(panel.map.policy for panel in panels)}
+        lead = headline((), _comparisons_of(result, policies))
+        return _draw_panels(result, panels, out, show, f"{lead}; {panels_title(panels)}" if lead else "")
+
+    maps = _tested_means(result, sources) if show.mean else [one.map for one in result.maps]
+    for map_ in maps:
+        if options.metric and map_.metric != options.metric:
+            # A CSV map of another metric than the one that was asked for.
+            raise KvatlasError(
+                f"The map of {map_.model} on {map_.benchmark} shows {map_.metric} and no {options.metric!r}."
+            )
+    return save(metric_figure(result, maps, show), out, data=marked_csv(with_recommended(maps, result.choices)))
+
+
+def _shows_losses(result: Result, cost: str | None, show: MapOptions) -> bool:
     """Return whether the figure is that of losses by memory; raises KvatlasError for options that do not fit it."""
     others = {"--mean": show.mean, f"--against {show.against}": show.against, f"--metric {cost}": cost}
     other = next((option for option, is_given in others.items() if is_given), None)
@@ -128,18 +142,10 @@ def _check_heatmap_options(show: MapOptions, figure: str) -> None:
         "--loss-by-memory": show.loss_by_memory is True and figure != "losses by memory",
         "--heatmaps": show.loss_by_memory is False and figure != "losses by memory",
     }
+
     for option, is_given in given.items():
         if is_given:
             raise KvatlasError(f"{option} is for runs with two axes, and this figure shows {figure}; leave it out.")
-
-
-def _draw_losses(result: Result, out: Path, show: MapOptions) -> list[Path]:
-    notes = list(chain.from_iterable(one.map.notes for one in result.grids))
-    metric = result.opened_runs[0].metric if result.opened_runs else ""
-    figure = loss_figure(
-        result.choices, metric, title=headline(result.choices, result.comparisons), notes=notes, options=show.figure
-    )
-    return save(figure, out, data=losses_csv(result.choices))
 
 
 def _draw_by_memory(result: Result, out: Path, cost: str | None, show: MapOptions) -> list[Path]:
@@ -154,15 +160,6 @@ def _draw_by_memory(result: Result, out: Path, cost: str | None, show: MapOption
     memories = [one.verdict.memory for one in grids]
     figure = memory_figure(maps, memories, title=memory_title(grids, result.single), options=show.figure)
     return save(figure, out, data=memory_csv(maps, memories))
-
-
-def _draw_cost(result: Result, out: Path, cost: str, show: MapOptions) -> list[Path]:
-    if show.against:
-        raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
-    maps = result.untested_means if show.mean else result.untested
-    if cost == KV_MEMORY:
-        maps = [with_kv_bytes(map_) for map_ in maps]
-    return _draw_panels(result, cost_panels(maps, cost), out, show)
 
 
 def with_kv_bytes(map_: Map) -> Map:
@@ -184,20 +181,13 @@ def with_kv_bytes(map_: Map) -> Map:
     )
 
 
-def _draw_metric(
-    result: Result, sources: Sequence[str | Path], out: Path, metric: str | None, show: MapOptions
-) -> list[Path]:
-    maps = _tested_means(result, sources) if show.mean else [one.map for one in result.maps]
-    _check_metric(maps, metric)
-    return save(metric_figure(result, maps, show), out, data=marked_csv(with_recommended(maps, result.choices)))
-
-
 def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions) -> Figure:
     """Return maps or means of a result, with the comparison of their policies where there are two."""
     maps = with_recommended(maps, result.choices)
-    comparisons = _comparisons(result, {map_.policy for map_ in maps})
+    comparisons = _comparisons_of(result, {map_.policy for map_ in maps})
     # The means of all policies are the whole result.
     is_whole = show.mean and result.options.policy is None
+
     return map_figure(
         maps,
         shared=show.shared,
@@ -230,18 +220,11 @@ def _draw_panels(result: Result, panels: Sequence[Panel], out: Path, show: MapOp
     return save(figure, out, data=panels_csv(panels))
 
 
-def _comparisons(result: Result, policies: Set[str]) -> list[Comparison]:
+def _comparisons_of(result: Result, policies: Set[str]) -> list[Comparison]:
     """Return the comparisons of two policies in each model; none where there are other than two."""
     if len(policies) != 2:
         return []
     return [one for one in result.comparisons if {one.first, one.second} == policies]
-
-
-def _check_metric(maps: Sequence[Map], metric: str | None) -> None:
-    """Raise KvatlasError for a CSV map of another metric than the one that was asked for."""
-    for map_ in maps:
-        if metric and map_.metric != metric:
-            raise KvatlasError(f"The map of {map_.model} on {map_.benchmark} shows {map_.metric} and no {metric!r}.")
 
 
 # -- means -------------------------------------------------------------------------------------------------------------
@@ -254,7 +237,13 @@ def _tested_means(result: Result, sources: Sequence[str | Path]) -> list[Map]:
     """
     _ = result.untested_means
     means = [one.map for one in result.means]
-    published = _published_means(sources)
+    # The published means of published maps by their model.
+    published: dict[str, Map] = {}
+    for source in map(str, sources):
+        name = f"{source.removeprefix(PUBLISHED)}_mean"
+        if source.startswith(PUBLISHED) and name in published_names():
+            published |= {map_.model: map_ for map_ in read_maps(f"{PUBLISHED}{name}")}
+
     values = []
     for mean in means:
         if mean.model in published:
@@ -271,24 +260,7 @@ def _tested_means(result: Result, sources: Sequence[str | Path]) -> list[Map]:
     return [replace(mean, notes=(*mean.notes, note)) for mean in means]
 
 
-def _published_means(sources: Sequence[str | Path]) -> dict[str, Map]:
-    """Return the published means of published maps by their model."""
-    published: dict[str, Map] = {}
-    for source in map(str, sources):
-        name = f"{source.removeprefix(PUBLISHED)}_mean"
-        if source.startswith(PUBLISHED) and name in published_names():
-            published |= {map_.model: map_ for map_ in read_maps(f"{PUBLISHED}{name}")}
-    return published
-
-
 # -- lines -------------------------------------------------------------------------------------------------------------
-
-
-def _check_line(result: Result, show: MapOptions) -> None:
-    """Raise KvatlasError for what a line chart cannot show."""
-    if len(result.sources) > 1:
-        raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
-    _check_heatmap_options(show, "lines, for a run with fewer than two axes")
 
 
 def _draw_against(result: Result, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
@@ -301,6 +273,7 @@ def _draw_against(result: Result, out: Path, cost: str | None, policy: str | Non
     for run in runs:
         cells = list(filter(run.fits, run.cells))
         check_complete(cells, run.partial, "figure")
+
     tables = list(chain.from_iterable(against_policy(run, show.against) for run in runs))
     if policy:
         tables = rows_of_policy(tables, policy)
@@ -308,55 +281,52 @@ def _draw_against(result: Result, out: Path, cost: str | None, policy: str | Non
     return save(against_figure(tables, notes=notes, options=show.figure), out, data=against_csv(tables))
 
 
-def _draw_lines(
-    run: RunData, out: Path, cost: str | None, policy: str | None, options: FigureOptions | None
-) -> list[Path]:
-    curves = curves_of_run(run)
+def _draw_lines(result: Result, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
+    """Draw a run without maps as lines over its axis, or as settings; with `policy` the lines of that alone."""
+    if len(result.sources) > 1:
+        raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
+    _check_heatmap_options(show, "lines, for a run with fewer than two axes")
+    curves = curves_of_run(result.opened_runs[0])
     if not curves:
         raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
+
     if policy:
-        curves = _curves_of_policy(curves, policy)
+        every: dict[str, None] = {}
+        chosen = []
+        for curve in curves:
+            (_, lines), axis = curve.axes
+            every |= dict.fromkeys(lines)
+            names = tuple(name for name in lines if is_of_policy(name, policy))
+            if names:
+                chosen.append(replace(curve, axes=((POLICY, names), axis)))
+        if not chosen:
+            raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(every)}.")
+        curves = chosen
+
     if cost == KV_MEMORY:
         curves = [with_kv_bytes(curve) for curve in curves]
-    figure = line_figure(curves, cost=cost, options=options)
+    figure = line_figure(curves, cost=cost, options=show.figure)
     return save(figure, out, data=curves_csv(curves, cost))
-
-
-def _curves_of_policy(curves: Sequence[Map], policy: str) -> list[Map]:
-    """Return the curves with the lines of one policy alone; raises KvatlasError without one."""
-    chosen = []
-    every: dict[str, None] = {}
-    for curve in curves:
-        (_, lines), axis = curve.axes
-        every |= dict.fromkeys(lines)
-        names = tuple(name for name in lines if is_of_policy(name, policy))
-        if names:
-            chosen.append(replace(curve, axes=((POLICY, names), axis)))
-    if not chosen:
-        raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(every)}.")
-    return chosen
 
 
 # -- differences -------------------------------------------------------------------------------------------------------
 
 
-def _difference_panels(result: Result, against: str, mean: bool) -> list[Panel]:
+def _panels_against(result: Result, against: str, mean: bool) -> list[Panel]:
     """Return the maps of a result minus a baseline, a policy, a model, or the maps of another source."""
     is_source = Path(against).exists() or against.startswith(PUBLISHED)
     other = result.options.open_source(against) if is_source else None
     compared = compare(result.every_map, result.opened_runs, against, other)
     compared = replace(compared, maps=of_policy(compared.maps, result.options.policy))
-    return difference_panels(_of_means(compared) if mean else compared)
 
-
-def _of_means(compared: ComparedMaps) -> ComparedMaps:
-    """Return the same comparison for means over benchmarks."""
-    others = [
-        replace(compared.others[map_.name], model=map_.model, benchmark=map_.benchmark, policy=map_.policy)
-        for map_ in compared.maps
-    ]
-    means = {mean.name: mean for mean in mean_maps(others)}
-    return replace(compared, maps=mean_maps(compared.maps), others=means)
+    if mean:
+        others = []
+        for map_ in compared.maps:
+            partner = compared.others[map_.name]
+            others.append(replace(partner, model=map_.model, benchmark=map_.benchmark, policy=map_.policy))
+        means = {of_others.name: of_others for of_others in mean_maps(others)}
+        compared = replace(compared, maps=mean_maps(compared.maps), others=means)
+    return difference_panels(compared)
 
 
 def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: Source | None) -> ComparedMaps:
@@ -365,93 +335,75 @@ def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: S
     Raises KvatlasError where nothing has that name, and where no map can be compared with it.
     """
     if other is not None:
-        return _against_source(maps, runs, Path(against).name, other)
+        # The maps of the same name in another source.
+        other_runs = [other] if isinstance(other, RunData) else []
+        name = Path(against).name
+        return _compared_maps(maps, name, bare_maps(other), lambda map_name: map_name, runs, other_runs)
+
     if any(against in map_.baselines for map_ in maps):
-        return _against_baseline(maps, runs, against)
+        # Each map with its baseline in all cells.
+        others = {}
+        for map_ in maps:
+            if against not in map_.baselines:
+                names = ", ".join(map_.baselines) or "none"
+                raise KvatlasError(
+                    f"The map of {map_.model} on {map_.benchmark} has no baseline {against!r}; its baselines are: "
+                    f"{names}."
+                )
+            others[map_.name] = replace(map_, cells=dict.fromkeys(map_.cells, map_.baselines[against]))
+        paired: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
+        for run in runs:
+            paired |= differences_of_run(run, against)
+        return ComparedMaps(maps, against, others, paired)
+
     if any(against == map_.policy for map_ in maps):
-        return _against_policy(maps, runs, against)
+        compared = [map_ for map_ in maps if map_.policy != against]
+        return _compared_maps(compared, against, maps, lambda name: name._replace(policy=against), runs, runs)
+
     models = dict.fromkeys(map_.model for map_ in maps)
     model = next((name for name in models if against in (name, model_name(name))), None)
     if model is not None:
-        return _against_model(maps, runs, model)
+        compared = [map_ for map_ in maps if map_.model != model]
+        return _compared_maps(compared, model_name(model), maps, lambda name: name._replace(model=model), runs, runs)
+
+    valid: dict[str, None] = {}
+    for map_ in maps:
+        valid |= dict.fromkeys(map_.baselines)
+    valid |= dict.fromkeys(map_.policy for map_ in maps)
+    valid |= dict.fromkeys(map_.model for map_ in maps)
     raise KvatlasError(
         f"There is no baseline, policy or model {against!r} to compare with, and no such run or CSV map; there are: "
-        f"{', '.join(_names(maps))}."
+        f"{', '.join(filter(None, valid))}."
     )
 
 
-def _names(maps: Sequence[Map]) -> list[str]:
-    """Return the names of baselines, policies and models, each once."""
-    names: dict[str, None] = {}
-    for map_ in maps:
-        names |= dict.fromkeys(map_.baselines)
-    names |= dict.fromkeys(map_.policy for map_ in maps)
-    names |= dict.fromkeys(map_.model for map_ in maps)
-    return list(filter(None, names))
-
-
-def _against_source(maps: Sequence[Map], runs: Sequence[RunData], name: str, other: Source) -> ComparedMaps:
-    """Return maps against those of the same name in another source, which is shown under `name`."""
-    other_runs = [other] if isinstance(other, RunData) else []
-    return _compared(maps, _Others(name, bare_maps(other), lambda map_name: map_name), runs, other_runs)
-
-
-def _against_policy(maps: Sequence[Map], runs: Sequence[RunData], policy: str) -> ComparedMaps:
-    rest = [map_ for map_ in maps if map_.policy != policy]
-    return _compared(rest, _Others(policy, maps, lambda name: name._replace(policy=policy)), runs, runs)
-
-
-def _against_model(maps: Sequence[Map], runs: Sequence[RunData], model: str) -> ComparedMaps:
-    rest = [map_ for map_ in maps if map_.model != model]
-    return _compared(rest, _Others(model_name(model), maps, lambda name: name._replace(model=model)), runs, runs)
-
-
-def _against_baseline(maps: Sequence[Map], runs: Sequence[RunData], baseline: str) -> ComparedMaps:
-    paired: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
-    for run in runs:
-        paired |= differences_of_run(run, baseline)
-    return ComparedMaps(maps, baseline, {map_.name: _everywhere(map_, baseline) for map_ in maps}, paired)
-
-
-def _everywhere(map_: Map, baseline: str) -> Map:
-    """Return a map with its baseline in all cells; raises KvatlasError where it has none of that name."""
-    if baseline not in map_.baselines:
-        names = ", ".join(map_.baselines) or "none"
-        raise KvatlasError(
-            f"The map of {map_.model} on {map_.benchmark} has no baseline {baseline!r}; its baselines are: {names}."
-        )
-    return replace(map_, cells=dict.fromkeys(map_.cells, map_.baselines[baseline]))
-
-
-@dataclass(frozen=True)
-class _Others:
-    """The maps that others are compared with, under one name; `partner` gives the name of a map's partner."""
-
-    name: str
-    maps: Sequence[Map]
-    partner: Callable[[MapName], MapName]
-
-
-def _compared(
-    maps: Sequence[Map], others: _Others, runs: Sequence[RunData], other_runs: Sequence[RunData]
+def _compared_maps(
+    maps: Sequence[Map],
+    name: str,
+    others: Sequence[Map],
+    partner_of: Callable[[MapName], MapName],
+    runs: Sequence[RunData],
+    other_runs: Sequence[RunData],
 ) -> ComparedMaps:
-    """Return maps with their partners of the same axes; raises KvatlasError if none has one."""
-    by_name = {(map_.name, *_axes(map_)): map_ for map_ in others.maps}
+    """Return maps with their partners of the same axes among the others, which are shown under one name.
+
+    Raises KvatlasError if no map has a partner.
+    """
+    by_name = {(map_.name, *_axis_names(map_)): map_ for map_ in others}
     partners: dict[MapName, Map] = {}
     for map_ in maps:
-        partner = by_name.get((others.partner(map_.name), *_axes(map_)))
+        partner = by_name.get((partner_of(map_.name), *_axis_names(map_)))
         if partner is not None:
             partners[map_.name] = partner
     if not partners:
-        raise KvatlasError(
-            f"No map has the model, benchmark, policy and axes of a map of {others.name} to be compared with."
-        )
+        raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
+
     contrasts: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
     for run in runs:
         for other_run in other_runs:
-            contrasts |= differences_of_runs(run, other_run, others.partner)
-    return ComparedMaps([map_ for map_ in maps if map_.name in partners], others.name, partners, contrasts)
+            contrasts |= differences_of_runs(run, other_run, partner_of)
+    return ComparedMaps([map_ for map_ in maps if map_.name in partners], name, partners, contrasts)
 
 
-def _axes(map_: Map) -> tuple[str, str]:
+def _axis_names(map_: Map) -> tuple[str, str]:
     return map_.axes[0][0], map_.axes[1][0]

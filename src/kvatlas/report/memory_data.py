@@ -58,6 +58,7 @@ def averages_document(maps: Sequence[Map]) -> Json | None:
     kinds = token_kinds(maps)
     if kinds is None or not trends:
         return None
+
     documents = []
     for trend in trends:
         gap = trend.against_thriftier
@@ -72,6 +73,7 @@ def averages_document(maps: Sequence[Map]) -> Json | None:
                 "lowest_ratio_against_cells_that_keep_no_more": None if gap is None else contrast_document(gap),
             }
         )
+
     return {
         "trends": documents,
         "per_thousand_chosen_tokens": {"value": percent(kinds.chosen), "maps_of_that_sign": kinds.chosen_alike},

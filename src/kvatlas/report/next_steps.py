@@ -7,15 +7,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from kvatlas.core import Claim, KvatlasError, Setting
-from kvatlas.report.equal_memory_grid import equal_memory_grid
+from kvatlas.policies import from_setting, policy_file
 from kvatlas.report.headline import setting_words
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import Required
+from kvatlas.stats.memory_of_averages import RATIO
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.windows_at_memory import EqualMemory
+from kvatlas.stats.windows_at_memory import WINDOW, EqualMemory
 from kvatlas.text import margin_text, model_name
 
 #: The share of the KV budget by which the next one is larger, and the tokens to whose multiples it is rounded.
@@ -26,6 +30,11 @@ _MOST_PROBLEMS = 2000
 _MOST_SAMPLES = 64
 #: The highest ratio that leaves something to choose.
 _HIGHEST_RATIO = 0.9
+#: The windows of a grid of equal memory: shares of the tokens that stay beside the prompt.
+_SHARES = ("10%", "25%", "50%", "75%")
+#: Parameters of a setting that this grid replaces, and those beside which it has another meaning.
+_REPLACED = ("kv_budget", WINDOW, RATIO, "ratio_over", "budget_over")
+_OTHER_RULE = ("every", "every_from", "strict_budget")
 
 Json = dict[str, Any]
 
@@ -66,17 +75,19 @@ def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[Equal
         return []
     if run.manifest.allocation or run.manifest.screened:
         return []
+
     judged = [choice for choice in choices if choice.losses and (choice.vacuous is None or _is_floor(choice))]
     folder = run.folder or Path("RUN")
     steps: dict[str, NextStep] = {}
     for choice in judged:
-        for name, title, reason, changes in _changes(choice, spec):
+        for name, title, reason, changes in _changes_for(choice, spec):
             if name not in steps:
                 command = f"kvatlas sweep {name}.yaml --out {folder}"
                 steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)
-    grid = equal_memory_grid(run, spec, memories)
-    if grid is not None:
-        title, reason, changes = grid
+
+    equal_memory = _equal_memory_grid(run, spec, memories)
+    if equal_memory is not None:
+        title, reason, changes = equal_memory
         command = f"kvatlas sweep equal-memory.yaml --out {folder}-equal-memory"
         steps["equal-memory"] = NextStep("equal-memory", title, reason, spec_text({**spec, **changes}), command)
     return list(steps.values())
@@ -99,28 +110,28 @@ def spec_text(spec: Mapping[str, Any]) -> str:
 
 
 #: Name, title and reason of a step, and the keys of the spec that it changes.
-_Change = tuple[str, str, str, Json]
+_SpecChange = tuple[str, str, str, Json]
 
 
 def _is_floor(choice: Choice) -> bool:
     return choice.family is not None and choice.family.is_floor
 
 
-def _changes(choice: Choice, spec: Json) -> Iterator[_Change]:
+def _changes_for(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
+    """Yield what to try next for a model, by what is proven of it."""
     if _is_floor(choice):
         yield from _easier_problems(choice, spec)
         return
     if choice.shown:
         yield from _finer_ratios(choice, spec)
     elif choice.required is not None:
-        yield from _more_samples(choice, choice.required)
-        yield from _more_problems(choice, choice.required, spec)
+        yield from _more_traces(choice, choice.required)
     if not choice.shown:
         yield from _higher_ratio(choice, spec)
         yield from _larger_budget(choice, spec)
 
 
-def _easier_problems(choice: Choice, spec: Json) -> Iterator[_Change]:
+def _easier_problems(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     """Yield chains of fewer steps, in place of those of which the full cache solves next to none."""
     easier = []
     for entry in spec.get("benchmarks", ()):
@@ -135,44 +146,35 @@ def _easier_problems(choice: Choice, spec: Json) -> Iterator[_Change]:
     yield "easier-problems", ", ".join(easier), reason, {"benchmarks": easier}
 
 
-def _more_samples(choice: Choice, required: Required) -> Iterator[_Change]:
-    """Yield the samples that would prove the setting at which testing stopped, on these problems."""
-    if choice.family is None or choice.family.claim is not Claim.THESE or required.samples is None:
-        return
-    if not required.samples_now < required.samples <= _MOST_SAMPLES:
-        return
-    reason = (
-        f"About {required.samples} samples would prove {_name(choice, required.setting)} on "
-        f"{model_name(choice.model)}, on these problems and if that is its loss. Traces that are there are not "
-        "decoded again; limits then allow for a second look."
-    )
-    yield (
-        "more-samples",
-        f"{required.samples} samples of each problem",
-        reason,
-        {"samples": required.samples, "looks": []},
-    )
+def _more_traces(choice: Choice, required: Required) -> Iterator[_SpecChange]:
+    """Yield the samples, and the problems, that would prove the setting at which testing stopped."""
+    setting = setting_words(required.setting, list(choice.settings.values()))
+    model = model_name(choice.model)
+    again = "Traces that are there are not decoded again; limits then allow for a second look."
 
+    is_of_these = choice.family is not None and choice.family.claim is Claim.THESE
+    samples = required.samples
+    if is_of_these and samples is not None and required.samples_now < samples <= _MOST_SAMPLES:
+        reason = (
+            f"About {samples} samples would prove {setting} on {model}, on these problems and if that is its loss. "
+            f"{again}"
+        )
+        yield "more-samples", f"{samples} samples of each problem", reason, {"samples": samples, "looks": []}
 
-def _more_problems(choice: Choice, required: Required, spec: Json) -> Iterator[_Change]:
-    """Yield the problems that would prove the setting at which testing stopped."""
-    count = required.problems
     sizes = choice.family.sizes if choice.family else ()
-    if count is None or not sizes:
+    if required.problems is None or not sizes:
         return
     # All benchmarks grow in their proportions, so the largest one decides the limit of the spec.
-    problems = math.ceil(count * max(sizes) / sum(sizes))
-    if not max(sizes) < problems <= _MOST_PROBLEMS:
-        return
-    setting = _name(choice, required.setting)
-    reason = (
-        f"About {count:,} problems in all would prove {setting} on {model_name(choice.model)} for problems like these, "
-        "if that is its loss. Traces that are there are not decoded again; limits then allow for a second look."
-    )
-    yield "more-problems", f"{problems:,} problems of each benchmark", reason, {"problems": problems}
+    problems = math.ceil(required.problems * max(sizes) / sum(sizes))
+    if max(sizes) < problems <= _MOST_PROBLEMS:
+        reason = (
+            f"About {required.problems:,} problems in all would prove {setting} on {model} for problems like these, "
+            f"if that is its loss. {again}"
+        )
+        yield "more-problems", f"{problems:,} problems of each benchmark", reason, {"problems": problems}
 
 
-def _larger_budget(choice: Choice, spec: Json) -> Iterator[_Change]:
+def _larger_budget(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     """Yield larger KV budgets, where all settings name one in tokens."""
     settings = [dict(entry) for entry in spec.get("settings", ())]
     budgets = [entry["kv_budget"] for entry in settings if isinstance(entry.get("kv_budget"), int)]
@@ -185,52 +187,115 @@ def _larger_budget(choice: Choice, spec: Json) -> Iterator[_Change]:
     yield "larger-budget", f"a KV budget of {largest:,}", reason, {"settings": settings}
 
 
-def _ratios(spec: Json) -> list[float]:
+def _ratios_of(spec: Json) -> list[float]:
     return sorted(value for value in spec.get("axes", {}).get("ratio", ()) if isinstance(value, int | float))
 
 
-def _higher_ratio(choice: Choice, spec: Json) -> Iterator[_Change]:
+def _higher_ratio(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     """Yield ratios above the highest one of the run."""
-    ratios = _ratios(spec)
+    ratios = _ratios_of(spec)
     if not ratios or ratios[-1] >= _HIGHEST_RATIO:
         return
     middle = round((ratios[-1] + _HIGHEST_RATIO) / 2, 2)
     higher = list(dict.fromkeys([middle, _HIGHEST_RATIO]))
     reason = (
         f"The highest ratio of this run is {ratios[-1]:g}, and no setting of "
-        f"{model_name(choice.model)} is proven within {_margin(choice)}."
+        f"{model_name(choice.model)} is proven within {margin_text(choice.margin)}."
     )
     axes = {**spec["axes"], "ratio": [*ratios, *higher]}
     yield "higher-ratio", f"ratios up to {_HIGHEST_RATIO:g}", reason, {"axes": axes}
 
 
-def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_Change]:
+def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     """Yield a ratio between the cheapest proven one and the next lower one."""
     chosen = None if choice.by_memory is None else choice.by_memory.setting
     ratio = None if chosen is None else chosen.values.get("ratio")
-    ratios = _ratios(spec)
+    ratios = _ratios_of(spec)
     if chosen is None or ratio is None:
         return
     lower = [value for value in ratios if value < ratio]
     if not lower:
         return
+
     lower_setting = Setting.from_parameters(chosen.policy, **{**chosen.values, "ratio": lower[-1]})
     loss = (choice.losses or {}).get(lower_setting.id)
     # Under a lower ratio texts may become longer, so that the cheapest setting is not that of the lowest proven ratio.
     if loss is None or loss.is_kept:
         return
+
     between = round((lower[-1] + ratio) / 2, 3)
     reason = (
-        f"On {model_name(choice.model)} {_name(choice, chosen)} is proven within {_margin(choice)}, ratio "
-        f"{lower[-1]:g} is not."
+        f"On {model_name(choice.model)} {setting_words(chosen, list(choice.settings.values()))} is proven within "
+        f"{margin_text(choice.margin)}, ratio {lower[-1]:g} is not."
     )
     axes = {**spec["axes"], "ratio": sorted([*ratios, between])}
     yield "between", f"ratio {between:g}", reason, {"axes": axes}
 
 
-def _name(choice: Choice, setting: Setting) -> str:
-    return setting_words(setting, list(choice.settings.values()))
+def _equal_memory_grid(run: RunData, spec: Json, memories: Sequence[EqualMemory]) -> tuple[str, str, Json] | None:
+    """Return title, reason and changed keys of a spec whose windows all keep the same number of tokens.
+
+    Budgets span the tokens that the windows of this run have in common, those of the thinking alone. None where a
+    window is proven better at equal memory already, and for runs that are no grid of windows and ratios.
+    """
+    if not memories or any(memory.best is not None for memory in memories):
+        return None
+    if set(spec.get("axes", {})) != {WINDOW, RATIO} or spec.get("strict_budget"):
+        return None
+    prompts: dict[str, Mapping[str, int]] = {cell.benchmark: cell.prompts for cell in run.cells}
+    if not prompts or not all(prompts.values()):
+        return None
+    mean_prompt = fmean(fmean(lengths.values()) for lengths in prompts.values())
+    budgets = _common_budgets(memories, mean_prompt)
+
+    # The new tokens between two compressions of a setting in the middle of the run, rounded.
+    kept = [cell.stays for cell in run.cells if cell.stays is not None and cell.stays.share > 0]
+    rooms = [stays.tokens / stays.share - stays.tokens for stays in kept]
+    between = max(_STEP, math.ceil((float(np.median(rooms)) if rooms else 0.0) / _STEP) * _STEP)
+
+    # The settings of the spec by this rule; those of another rule make another grid. A single one needs no list.
+    entries = spec.get("settings", ())
+    entries = [entries] if isinstance(entries, Mapping) else entries
+    settings = []
+    for entry in entries:
+        if any(entry.get(name) for name in _OTHER_RULE) or entry.get("keep_prompt") is False:
+            return None
+        others = {name: value for name, value in entry.items() if name not in _REPLACED}
+        settings.append({**others, "budget_over": "thinking", "every": between})
+    changes = {"settings": settings, "axes": {"kv_budget": budgets, WINDOW: list(_SHARES)}}
+    if len(budgets) < 2 or not settings or not _can_be_run({**spec, **changes}):
+        return None
+
+    reason = (
+        "A wider window keeps more tokens here, and no window is proven better at equal memory. In this grid all "
+        "windows of a KV budget keep the same number of tokens: a token more of window is a chosen one less."
+    )
+    return "a grid of equal memory", reason, changes
 
 
-def _margin(choice: Choice) -> str:
-    return margin_text(choice.margin)
+def _common_budgets(memories: Sequence[EqualMemory], prompt: float) -> list[int]:
+    """Return three numbers of tokens beside the prompt, from the fewest to the most that all windows keep."""
+    lowest = []
+    highest = []
+    for memory in memories:
+        by_window = [memory.tokens[memory.window == index] for index in range(len(memory.windows))]
+        low = max(tokens.min() for tokens in by_window)
+        high = min(tokens.max() for tokens in by_window)
+        # Windows without memory in common say where they end.
+        lowest.append(min(low, high))
+        highest.append(max(low, high))
+    ends = np.linspace(fmean(lowest), fmean(highest), 3) - prompt
+    return sorted({max(_STEP, round(tokens / _STEP) * _STEP) for tokens in ends.tolist()})
+
+
+def _can_be_run(spec: Json) -> bool:
+    """Return whether a spec can be run, as far as its settings say; code of files is not run."""
+    from kvatlas.sweeps.spec import parse_spec
+
+    try:
+        for setting, _ in parse_spec(spec).cells():
+            if policy_file(setting.policy) is None:
+                from_setting(setting)
+    except KvatlasError:
+        return False
+    return True

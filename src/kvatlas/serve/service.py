@@ -87,7 +87,7 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
         raise KvatlasError(
             f"The policy {name!r} needs the finished full-cache trace of the same sample, which only a sweep has."
         )
-    return policies.fit(policy, model)
+    return policies.fit_policy(policy, model)
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -54,12 +54,9 @@ class AgainstTable:
 
         A difference is shown where its near limit excludes 0.
         """
-        distances = [_reach(row.contrast) for row in self.rows]
+        contrasts = [row.contrast for row in self.rows]
+        distances = [one.value - one.low if one.value > 0 else one.high - one.value for one in contrasts]
         return sorted(distances)[len(distances) // 2]
-
-
-def _reach(contrast: Contrast) -> float:
-    return contrast.value - contrast.low if contrast.value > 0 else contrast.high - contrast.value
 
 
 def against_policy(run: RunData, policy: str) -> list[AgainstTable]:
@@ -69,10 +66,13 @@ def against_policy(run: RunData, policy: str) -> list[AgainstTable]:
     setting without one is left out, as one that lacks a benchmark is. Raises KvatlasError if no setting has a partner,
     and if `policy` names classes of several files.
     """
-    _check_one_policy((cell.setting for cell in run.cells), policy)
+    named = list(dict.fromkeys(cell.setting.policy for cell in run.cells if cell.setting.is_of(policy)))
+    if len(named) > 1 and policy not in named:
+        raise KvatlasError(f"Several policies are named {policy!r}; expected one of: {', '.join(named)}.")
+
     measured = [cell for cell in run.cells if run.fits(cell) and cell.measured and not cell.adaptive]
     by_model = grouped(measured, lambda cell: cell.model)
-    tables = [_table(run, model, policy, cells) for model, cells in by_model.items()]
+    tables = [_against_table(run, model, policy, cells) for model, cells in by_model.items()]
     found = [table for table in tables if table is not None]
     if not found:
         policies = ", ".join(shown_policies(cell.setting.policy for cell in measured).values())
@@ -81,13 +81,6 @@ def against_policy(run: RunData, policy: str) -> list[AgainstTable]:
             f"{policies}."
         )
     return found
-
-
-def _check_one_policy(settings: Iterable[Setting], name: str) -> None:
-    """Raise KvatlasError if classes of several files have the name."""
-    policies = list(dict.fromkeys(setting.policy for setting in settings if setting.is_of(name)))
-    if len(policies) > 1 and name not in policies:
-        raise KvatlasError(f"Several policies are named {name!r}; expected one of: {', '.join(policies)}.")
 
 
 def rows_of_policy(tables: Sequence[AgainstTable], policy: str) -> list[AgainstTable]:
@@ -107,7 +100,8 @@ def rows_of_policy(tables: Sequence[AgainstTable], policy: str) -> list[AgainstT
     return kept
 
 
-def _table(run: RunData, model: str, policy: str, cells: Sequence[CellTraces]) -> AgainstTable | None:
+def _against_table(run: RunData, model: str, policy: str, cells: Sequence[CellTraces]) -> AgainstTable | None:
+    """Return the settings of a model that stand on all its benchmarks minus their partners; None without any."""
     by_setting = grouped(cells, lambda cell: cell.setting)
     benchmarks = tuple(dict.fromkeys(cell.benchmark for cell in cells))
     whole = {setting: of_setting for setting, of_setting in by_setting.items() if len(of_setting) == len(benchmarks)}
@@ -115,28 +109,27 @@ def _table(run: RunData, model: str, policy: str, cells: Sequence[CellTraces]) -
     paired = {setting: partner for setting, partner in partners.items() if partner is not None}
     if not paired:
         return None
-    sides = [_pairs(benchmark, paired, whole) for benchmark in benchmarks]
+
+    # The cells of each benchmark with those of their partners.
+    sides: list[list[CellPair]] = []
+    for benchmark in benchmarks:
+        every_cell = chain.from_iterable(whole.values())
+        of_benchmark = {cell.setting: cell for cell in every_cell if cell.benchmark == benchmark}
+        sides.append([(of_benchmark[setting], of_benchmark[partner]) for setting, partner in paired.items()])
     look, samples = run.look
     values = paired_values(sides).first(samples)
     z = normal_quantile(LEVEL / 2 / len(paired))
     contrasts = values.contrasts(run.claim, z, look)
+
+    # Rows with the same values of those parameters in which partners differ stand together.
+    varied = differing(partner.values for partner in paired.values())
     names = row_names(paired)
-    groups = shared_values(paired)
-    rows = [
-        AgainstPolicy(setting, partner, names[setting], groups[setting], contrast)
-        for (setting, partner), contrast in zip(paired.items(), contrasts, strict=True)
-        if contrast is not None
-    ]
+    rows = []
+    for (setting, partner), contrast in zip(paired.items(), contrasts, strict=True):
+        if contrast is not None:
+            group = tuple((name, value) for name, value in partner.parameters if name in varied)
+            rows.append(AgainstPolicy(setting, partner, names[setting], group, contrast))
     return AgainstTable(model, benchmarks, policy, run.metric, len(values.problems), tuple(rows))
-
-
-def _pairs(
-    benchmark: str, paired: Mapping[Setting, Setting], cells: Mapping[Setting, Sequence[CellTraces]]
-) -> list[CellPair]:
-    """Return the cells of a benchmark with those of their partners."""
-    every_cell = chain.from_iterable(cells.values())
-    of_benchmark = {cell.setting: cell for cell in every_cell if cell.benchmark == benchmark}
-    return [(of_benchmark[setting], of_benchmark[partner]) for setting, partner in paired.items()]
 
 
 def partner_of(setting: Setting, policy: str, settings: Sequence[Setting]) -> Setting | None:
@@ -149,21 +142,10 @@ def partner_of(setting: Setting, policy: str, settings: Sequence[Setting]) -> Se
 def row_names(paired: Mapping[Setting, Setting]) -> dict[Setting, str]:
     """Return the settings by their policy, with those of its parameters in which its settings differ and no partner."""
     shared = set(chain.from_iterable(partner.values for partner in paired.values()))
-    alone = {setting: _without(setting, shared) for setting in paired}
+    alone = {}
+    for setting in chain.from_iterable(paired.items()):
+        own_values = {name: value for name, value in setting.parameters if name not in shared}
+        alone[setting] = Setting.from_parameters(setting.policy, **own_values)
     # Beside its partner a setting of the same policy is named by its values.
-    names = short_names([*alone.values(), *(_without(partner, shared) for partner in paired.values())])
-    return {setting: names[of_policy.id] for setting, of_policy in alone.items()}
-
-
-def _without(setting: Setting, names: set[str]) -> Setting:
-    kept = {name: value for name, value in setting.parameters if name not in names}
-    return Setting.from_parameters(setting.policy, **kept)
-
-
-def shared_values(paired: Mapping[Setting, Setting]) -> dict[Setting, tuple[tuple[str, object], ...]]:
-    """Return the values of each setting that its partner has and in which partners differ."""
-    varied = differing(partner.values for partner in paired.values())
-    groups = {}
-    for setting, partner in paired.items():
-        groups[setting] = tuple((name, value) for name, value in partner.parameters if name in varied)
-    return groups
+    names = short_names([*(alone[setting] for setting in paired), *(alone[partner] for partner in paired.values())])
+    return {setting: names[alone[setting].id] for setting in paired}

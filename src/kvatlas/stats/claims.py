@@ -35,7 +35,7 @@ def is_greedy(manifest: Manifest) -> bool:
     return temperature is not None and float(temperature) == 0
 
 
-def refusal(manifests: Sequence[Manifest], metric: str, cells: Sequence[CellTraces]) -> str:
+def why_not_these(manifests: Sequence[Manifest], metric: str, cells: Sequence[CellTraces]) -> str:
     """Return the reason, as a clause, why a run cannot speak of its problems sampled anew, or ""."""
     if any(manifest.allocation for manifest in manifests):
         return "an adaptive sweep chooses problems by the outcomes of earlier ones"
@@ -72,16 +72,15 @@ def look_of(manifests: Sequence[Manifest], cells: Sequence[CellTraces]) -> tuple
     looks = manifests[0].spec.get("looks") if len(manifests) == 1 else None
     if not looks:
         return (Look(extensions=extensions) if extensions else ONE_LOOK), None
-    whole = min((_whole_samples(cell) for cell in cells), default=0)
-    reached = [samples for samples in looks if samples <= whole]
+
+    # The first samples that are there of nearly every problem, in each cell.
+    whole_samples = []
+    for cell in cells:
+        lacking = 1 - cell.is_stored.mean(0)
+        is_lacking = lacking > MOST_MISSING
+        whole_samples.append(int(np.argmax(is_lacking)) if is_lacking.any() else len(lacking))
+    reached = [samples for samples in looks if samples <= min(whole_samples, default=0)]
     samples = reached[-1] if reached else looks[0]
     if extensions:
         return Look(extensions=extensions), None
     return Look(share=samples / looks[-1]), samples
-
-
-def _whole_samples(cell: CellTraces) -> int:
-    """Return how many of the first samples are there of nearly every problem."""
-    lacking = 1 - cell.is_stored.mean(0)
-    is_lacking = lacking > MOST_MISSING
-    return int(np.argmax(is_lacking)) if is_lacking.any() else len(lacking)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvatlas.core import Setting, grouped
@@ -10,7 +10,6 @@ from kvatlas.stats.losses import FULL, LossFamily, nominal_bytes
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.paired import paired_values
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.table import CellTraces
 
 #: Policies without any judgement of tokens, and the highest ratio at which they are a control.
 CONTROLS = ("random", "window")
@@ -44,16 +43,13 @@ def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: Loss
     complete = {setting: of_setting for setting, of_setting in by_setting.items() if len(of_setting) == len(names)}
     if not complete:
         return None
+
     setting = min(complete, key=lambda setting: nominal_bytes(complete[setting][0]))
     loss: Contrast | None = family.by_setting.get(setting.id)
     if loss is None:
-        loss = _loss(run, complete[setting], [cell for cell in cells if cell.setting == FULL])
+        # A setting outside the grid is in no family.
+        full = {cell.benchmark: cell for cell in cells if cell.setting == FULL}
+        look, samples = run.look
+        paired = paired_values([[(cell, full[cell.benchmark])] for cell in complete[setting]]).first(samples)
+        loss = paired.units(run.claim).negated().contrasts(stretch=look.widening)[0]
     return None if loss is None else Control(setting, loss)
-
-
-def _loss(run: RunData, cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> Contrast | None:
-    """Return the loss of the cells of a setting outside the grid."""
-    by_benchmark = {cell.benchmark: cell for cell in full}
-    look, samples = run.look
-    paired = paired_values([[(cell, by_benchmark[cell.benchmark])] for cell in cells]).first(samples)
-    return paired.units(run.claim).negated().contrasts(stretch=look.widening)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -168,45 +168,46 @@ class LossFamily:
         None where all settings are proven, and where each setting at which a sequence stopped is proven to lose more
         than the margin, or has no loss.
         """
-        found = [required for setting, required in self._required_at_stops.items() if setting in settings]
-        return min(found, key=self._order, default=None)
-
-    def _order(self, required: Required) -> tuple[float, float]:
-        count = required.count_of(self.claim)
-        return math.inf if count is None else count, required.loss.limit
+        found = None
+        least = (math.inf, math.inf)
+        for setting, required in self._required_at_stops.items():
+            count = required.count_of(self.claim)
+            order = (math.inf if count is None else count, required.loss.limit)
+            if setting in settings and (found is None or order < least):
+                found = required
+                least = order
+        return found
 
     @cached_property
     def _required_at_stops(self) -> dict[str, Required]:
-        required = {setting: self._required(setting) for setting in self._stops()}
-        return {setting: problems for setting, problems in required.items() if problems is not None}
-
-    def _stops(self) -> Iterator[str]:
-        """Yield the first setting of each sequence that is not proven to keep the margin."""
+        """The effort for the first setting of each sequence that is not proven to keep the margin."""
+        found: dict[str, Required] = {}
         for sequence in self.sequences:
             for setting in sequence:
                 loss = self.by_setting.get(setting)
                 if loss is None or not (loss.is_kept or loss.is_silent):
-                    yield setting
                     break
+            else:
+                continue
+            if loss is None or loss.is_broken or self.paired is None:
+                continue
 
-    def _required(self, setting: str) -> Required | None:
-        loss = self.by_setting.get(setting)
-        if loss is None or loss.is_broken or self.paired is None:
-            return None
-        row = list(self.settings).index(setting)
-        lost = -self.paired.values[row]
-        has_value = ~np.isnan(lost)
-        pilot = lost[has_value]
-        strata = self.paired.strata[has_value]
-        policies = len(self.sequences)
-        problems = needed_problems(pilot, strata, loss.value, self.margin, policies)
-        samples = None
-        if not self.refused:
-            squares = mean_of_known(self.paired.traces[row, has_value] ** 2)
-            differing = float(squares @ weights(strata))
-            samples = needed_samples(np.bincount(strata).tolist(), differing, loss.value, self.margin, policies)
-        samples_now = int(self.paired.promised[row].sum(1).max())
-        return Required(self.settings[setting], loss, len(pilot), samples_now, problems, samples)
+            # The observed differences of the setting are the pilot for a larger run.
+            row = list(self.settings).index(setting)
+            lost = -self.paired.values[row]
+            has_value = ~np.isnan(lost)
+            pilot = lost[has_value]
+            strata = self.paired.strata[has_value]
+            policies = len(self.sequences)
+            problems = needed_problems(pilot, strata, loss.value, self.margin, policies)
+            samples = None
+            if not self.refused:
+                squares = mean_of_known(self.paired.traces[row, has_value] ** 2)
+                differing = float(squares @ weights(strata))
+                samples = needed_samples(np.bincount(strata).tolist(), differing, loss.value, self.margin, policies)
+            samples_now = int(self.paired.promised[row].sum(1).max())
+            found[setting] = Required(self.settings[setting], loss, len(pilot), samples_now, problems, samples)
+        return found
 
 
 #: The losses of a model on some benchmarks, of a map or of a mean.
@@ -232,7 +233,7 @@ def losses_of(run: RunData) -> GridLosses:
     A family holds all settings of a model on these benchmarks, whatever their policies. Families without a full cache
     on each benchmark are missing.
     """
-    full_caches = _full_caches(run)
+    full_caches = {(cell.model, cell.benchmark): cell for cell in run.cells if is_full(cell) and cell.measured}
     grid = grid_by_benchmark(run)
     families: dict[tuple[str, frozenset[str]], LossFamily] = {}
     for model, benchmarks in dict.fromkeys(map(family_of, with_means(run.groups).values())):
@@ -240,23 +241,23 @@ def losses_of(run: RunData) -> GridLosses:
         full = [full_caches.get((model, name)) for name in names]
         measured = [cell for cell in full if cell is not None]
         if len(measured) == len(names):
-            families[model, benchmarks] = _family([grid[model][name] for name in names], measured, run)
+            families[model, benchmarks] = _loss_family([grid[model][name] for name in names], measured, run)
     return families
 
 
-def _full_caches(run: RunData) -> dict[tuple[str, str], CellTraces]:
-    """Return the measured full caches by model and benchmark."""
-    return {(cell.model, cell.benchmark): cell for cell in run.cells if is_full(cell) and cell.measured}
-
-
-def _family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTraces], run: RunData) -> LossFamily:
+def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTraces], run: RunData) -> LossFamily:
     """Return the losses of the settings of the cells of each benchmark against its full cache."""
+    # The cells of each benchmark with its full cache, in the order of the settings; None where there is no cell.
     cells = {cell.setting.id: cell for cell in chain.from_iterable(benchmarks)}
     ids = list(cells)
-    pairs = [_pairs(group, reference, ids) for group, reference in zip(benchmarks, full, strict=True)]
+    pairs: list[list[CellPair | None]] = []
+    for group, reference in zip(benchmarks, full, strict=True):
+        by_id = {cell.setting.id: cell for cell in group}
+        pairs.append([(by_id[id_], reference) if id_ in by_id else None for id_ in ids])
     look, samples = run.look
     paired = paired_values(pairs).first(samples)
-    sequences = _sequences(list(cells.values()))
+
+    sequences = _test_orders(list(cells.values()))
     family = LossFamily(
         run.margin,
         {},
@@ -269,12 +270,28 @@ def _family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTrace
         full=mean_over_benchmarks([cell.cell.estimate for cell in full]),
         look=look,
     )
-    by_claim = _by_claim(family, sequences)
-    names = [cell.benchmark for cell in full]
+
+    # The losses of all settings by each claim that the run can make.
+    if family.is_floor:
+        untested = list(range(len(ids)))
+    else:
+        untested = np.flatnonzero(paired.missing > MOST_MISSING * paired.pairs).tolist()
+    by_claim: dict[Claim, list[Loss | None]] = {}
+    for claim in Claim:
+        if claim is Claim.THESE and family.refused:
+            continue
+        # With one sample both claims have the same units.
+        if Claim.THESE in by_claim and not paired.has_samples:
+            by_claim[claim] = by_claim[Claim.THESE]
+        else:
+            lost = paired.units(claim).negated()
+            by_claim[claim] = losses_of_units(lost, family.margin, sequences, family.look, untested)
+
     by_setting = {}
     has_compressed = np.zeros(paired.values.shape, bool)
+    names = [cell.benchmark for cell in full]
     for row, setting in enumerate(ids):
-        of_setting = _cells_of_row(pairs, row)
+        of_setting = [pair[0] for of_benchmark in pairs if (pair := of_benchmark[row]) is not None]
         has_compressed[row] = _problems_with_compressed(of_setting, paired)
         claims = {claim: loss for claim, found in by_claim.items() if (loss := found[row]) is not None}
         if claims:
@@ -282,70 +299,15 @@ def _family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTrace
     return replace(family, by_setting=by_setting, has_compressed=has_compressed)
 
 
-def _cells_of_row(benchmarks: Iterable[Sequence[CellPair | None]], row: int) -> list[CellTraces]:
-    """Return the cells of the setting of a row, on the benchmarks that have one."""
-    pairs = [of_benchmark[row] for of_benchmark in benchmarks]
-    return [pair[0] for pair in pairs if pair is not None]
+def _test_orders(cells: Sequence[CellTraces]) -> list[list[int]]:
+    """Return the settings of each policy in the order in which they are tested.
 
-
-def _by_claim(family: LossFamily, sequences: Sequence[Sequence[int]]) -> dict[Claim, list[Loss | None]]:
-    """Return the losses of all rows by each claim that the run can make."""
-    paired = family.paired
-    assert paired is not None
-    if family.is_floor:
-        untested = list(range(len(family.settings)))
-    else:
-        untested = np.flatnonzero(paired.missing > MOST_MISSING * paired.pairs).tolist()
-    found: dict[Claim, list[Loss | None]] = {}
-    for claim in Claim:
-        if claim is Claim.THESE and family.refused:
-            continue
-        # With one sample both claims have the same units.
-        if Claim.THESE in found and not paired.has_samples:
-            found[claim] = found[Claim.THESE]
-        else:
-            lost = paired.units(claim).negated()
-            found[claim] = losses_of_units(lost, family.margin, sequences, family.look, untested)
-    return found
-
-
-def _setting_loss(
-    family: LossFamily, row: int, claims: dict[Claim, Loss], cells: Sequence[CellTraces], benchmarks: Sequence[str]
-) -> SettingLoss:
-    """Return the loss of the setting of a row by the claim of the family, with what it rests on."""
-    paired = family.paired
-    assert paired is not None
-    traces, compressed = count_compressed(cells)
-    is_silent = traces > 0 and compressed <= family.margin * traces
-    if is_silent:
-        # What was never compressed could lose nothing, so that it lost nothing proves nothing.
-        claims = {claim: replace(loss, is_kept=False) for claim, loss in claims.items()}
-    lost = -paired.values[row]
-    by_benchmark = {}
-    for stratum, name in enumerate(benchmarks):
-        by_benchmark[name] = float(mean_of_known(lost[paired.strata == stratum]))
-    deciding = claims[family.claim]
-    if family.claim is Claim.LIKE:
-        # Problems like these include these, so both limits have to say so.
-        is_kept = all(loss.is_kept for loss in claims.values())
-        deciding = replace(deciding, is_kept=is_kept, is_broken=all(loss.is_broken for loss in claims.values()))
-    return SettingLoss(
-        **vars(deciding),
-        traces=traces,
-        compressed=compressed,
-        claims=claims,
-        units=int(paired.pairs[row]) if family.claim is Claim.THESE else int(paired.promised[row].any(1).sum()),
-        pairs=int(paired.pairs[row]),
-        missing=int(paired.missing[row]),
-        is_silent=is_silent,
-        by_benchmark=by_benchmark,
-    )
-
-
-def _pairs(group: Iterable[CellTraces], full: CellTraces, ids: Iterable[str]) -> list[CellPair | None]:
-    """Return the cells of a benchmark with its full cache, in the order of setting ids; None where there is no cell."""
-    by_id = {cell.setting.id: cell for cell in group}
-    return [(by_id[setting], full) if setting in by_id else None for setting in ids]
+    From the one that keeps most KV bytes by its own numbers down, then those whose numbers do not say, as in the spec.
+    """
+    by_policy: dict[str, list[tuple[float, int]]] = {}
+    for row, cell in enumerate(cells):
+        by_policy.setdefault(cell.setting.policy, []).append((-nominal_bytes(cell), row))
+    return [list(map(itemgetter(1), sorted(ordered))) for ordered in by_policy.values()]
 
 
 def _problems_with_compressed(cells: Sequence[CellTraces], paired: PairedValues) -> Flags:
@@ -358,15 +320,40 @@ def _problems_with_compressed(cells: Sequence[CellTraces], paired: PairedValues)
     return np.array([key in found for key in paired.problems], bool)
 
 
-def _sequences(cells: Sequence[CellTraces]) -> list[list[int]]:
-    """Return the settings of each policy in the order in which they are tested.
+def _setting_loss(
+    family: LossFamily, row: int, claims: dict[Claim, Loss], cells: Sequence[CellTraces], benchmarks: Sequence[str]
+) -> SettingLoss:
+    """Return the loss of the setting of a row by the claim of the family, with what it rests on."""
+    paired = family.paired
+    assert paired is not None
 
-    From the one that keeps most KV bytes by its own numbers down, then those whose numbers do not say, as in the spec.
-    """
-    by_policy: dict[str, list[tuple[float, int]]] = {}
-    for row, cell in enumerate(cells):
-        by_policy.setdefault(cell.setting.policy, []).append((-nominal_bytes(cell), row))
-    return [list(map(itemgetter(1), sorted(ordered))) for ordered in by_policy.values()]
+    traces, compressed = count_compressed(cells)
+    is_silent = traces > 0 and compressed <= family.margin * traces
+    if is_silent:
+        # What was never compressed could lose nothing, so that it lost nothing proves nothing.
+        claims = {claim: replace(loss, is_kept=False) for claim, loss in claims.items()}
+
+    deciding = claims[family.claim]
+    if family.claim is Claim.LIKE:
+        # Problems like these include these, so both limits have to say so.
+        is_kept = all(loss.is_kept for loss in claims.values())
+        deciding = replace(deciding, is_kept=is_kept, is_broken=all(loss.is_broken for loss in claims.values()))
+
+    lost = -paired.values[row]
+    by_benchmark = {}
+    for stratum, name in enumerate(benchmarks):
+        by_benchmark[name] = float(mean_of_known(lost[paired.strata == stratum]))
+    return SettingLoss(
+        **vars(deciding),
+        traces=traces,
+        compressed=compressed,
+        claims=claims,
+        units=int(paired.pairs[row]) if family.claim is Claim.THESE else int(paired.promised[row].any(1).sum()),
+        pairs=int(paired.pairs[row]),
+        missing=int(paired.missing[row]),
+        is_silent=is_silent,
+        by_benchmark=by_benchmark,
+    )
 
 
 def nominal_bytes(cell: CellTraces) -> float:

@@ -53,18 +53,11 @@ def prices(run: RunData) -> list[Price]:
     cells = [cell for cell in run.cells if cell.metric == "pass@1" and not cell.adaptive]
     found: list[Price] = []
     for of_model in grouped(cells, lambda cell: cell.model).values():
-        found += _prices_of_model(of_model)
-    return found
-
-
-def _prices_of_model(cells: Sequence[CellTraces]) -> list[Price]:
-    """Return the prices of the settings that a model has on every benchmark of its full cache."""
-    by_setting = grouped(cells, lambda cell: cell.setting)
-    full = {cell.benchmark: cell for cell in by_setting.get(FULL, [])}
-    found: list[Price] = []
-    for of_setting in by_setting.values():
-        if {cell.benchmark for cell in of_setting} == full.keys():
-            found += _prices(of_setting, [full[cell.benchmark] for cell in of_setting])
+        by_setting = grouped(of_model, lambda cell: cell.setting)
+        full = {cell.benchmark: cell for cell in by_setting.get(FULL, [])}
+        for of_setting in by_setting.values():
+            if {cell.benchmark for cell in of_setting} == full.keys():
+                found += _prices_beside(of_setting, [full[cell.benchmark] for cell in of_setting])
     return found
 
 
@@ -76,10 +69,10 @@ def prices_of_setting(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -
     by_benchmark = {cell.benchmark: cell for cell in full}
     if any(cell.metric != "pass@1" or cell.adaptive or cell.benchmark not in by_benchmark for cell in cells):
         return []
-    return _prices(cells, [by_benchmark[cell.benchmark] for cell in cells])
+    return _prices_beside(cells, [by_benchmark[cell.benchmark] for cell in cells])
 
 
-def _prices(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> list[Price]:
+def _prices_beside(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> list[Price]:
     """Return the prices of the cells of a setting, each beside the full cache's cell of its benchmark."""
     pairs = list(map(_SharedProblems, cells, full))
     if not all(pair.count for pair in pairs):
@@ -88,34 +81,29 @@ def _prices(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> list[Pri
     shares = share_ratio(right, [pair.right(pair.full) for pair in pairs])
     if shares is None:
         return []
-    problems = sum(pair.count for pair in pairs)
+
     found = []
+    setting = cells[0].setting
+    problems = sum(pair.count for pair in pairs)
     for cost in COSTS:
-        costs = [pair.mean_costs(cost) for pair in pairs]
-        if not np.isnan(np.concatenate(costs, axis=1)).any():
-            value = _mean_over_benchmarks([cost_of_cell for cost_of_cell, _ in costs]) / _mean_over_benchmarks(right)
-            # The full cache's ratio to itself is 1, without uncertainty.
-            ratio = Contrast(1.0, 1.0, 1.0) if cells[0].setting == FULL else cost_ratio(costs, shares)
-            found.append(_price(cells[0], cost, value, ratio, problems))
+        # By benchmark the costs of the cell and of the full cache, by problem.
+        costs = [(pair.mean_cost(pair.cell, cost), pair.mean_cost(pair.full, cost)) for pair in pairs]
+        if np.isnan(np.concatenate(costs, axis=1)).any():
+            continue
+        value = _mean_of_means([cost_of_cell for cost_of_cell, _ in costs]) / _mean_of_means(right)
+        # The full cache's ratio to itself is 1, without uncertainty.
+        ratio = Contrast(1.0, 1.0, 1.0) if setting == FULL else cost_ratio(costs, shares)
+        # The ends of the interval are given only where both of them are known.
+        low: float | None = None
+        high: float | None = None
+        if ratio.low > 0 and ratio.high < math.inf:
+            low = ratio.low
+            high = ratio.high
+        found.append(Price(cells[0].model, setting, cost, value, ratio.value, low, high, problems))
     return found
 
 
-def _price(cell: CellTraces, cost: str, value: float, ratio: Contrast, problems: int) -> Price:
-    """Return a price; the ends of the ratio's interval are given only where both of them are known."""
-    has_ends = ratio.low > 0 and ratio.high < math.inf
-    return Price(
-        cell.model,
-        cell.setting,
-        cost,
-        value,
-        ratio.value,
-        ratio.low if has_ends else None,
-        ratio.high if has_ends else None,
-        problems,
-    )
-
-
-def _mean_over_benchmarks(values: Sequence[Floats]) -> float:
+def _mean_of_means(values: Sequence[Floats]) -> float:
     """Return the mean over benchmarks of the means over their problems."""
     return math.fsum(float(of_benchmark.mean()) for of_benchmark in values) / len(values)
 
@@ -135,11 +123,8 @@ class _SharedProblems:
         """Return the share of right answers of one of the two cells, by problem."""
         return self._in_order(cell, _mean_of_graded(cell, cell.grades))[self._chosen]
 
-    def mean_costs(self, cost: str) -> tuple[Floats, Floats]:
-        """Return the mean cost of a sample of the cell and of the full cache, by problem; NaN where it is unknown."""
-        return self._mean_cost(self.cell, cost), self._mean_cost(self.full, cost)
-
-    def _mean_cost(self, cell: CellTraces, cost: str) -> Floats:
+    def mean_cost(self, cell: CellTraces, cost: str) -> Floats:
+        """Return the mean cost of a sample of one of the two cells, by problem; NaN where it is unknown."""
         values = cell.traces["output_tokens" if cost == "byte_steps" else cost].astype(float)
         if cost == "byte_steps":
             token_bytes, tail_bytes = cell.expected.kv_bytes or (math.nan, math.nan)

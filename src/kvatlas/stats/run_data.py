@@ -26,7 +26,7 @@ from kvatlas.core import (
     policy_name,
 )
 from kvatlas.results import Manifest, Store, TraceColumns
-from kvatlas.stats.claims import look_of, refusal, stored_claim
+from kvatlas.stats.claims import look_of, stored_claim, why_not_these
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.numerics.looks import Look
@@ -239,7 +239,7 @@ class RunData:
     @cached_property
     def refused(self) -> str:
         """Why the run cannot speak of its problems sampled anew, as a clause, or ""."""
-        return refusal(self.manifests, self.metric, self.cells)
+        return why_not_these(self.manifests, self.metric, self.cells)
 
     @cached_property
     def claim(self) -> Claim:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import Claim, KvatlasError, Setting, differing, grouped
-from kvatlas.stats.claims import look_of, refusal, stored_claim
+from kvatlas.stats.claims import look_of, stored_claim, why_not_these
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints
 from kvatlas.stats.paired import Difference, Outcomes, difference_of_cells, paired_difference
 from kvatlas.stats.run_data import RunData, shown_policies
@@ -300,7 +300,7 @@ def compared_systems(
     if not cells:
         return Claim.LIKE, paired_difference(first.outcomes, second.outcomes)
     manifests = list({id(cell.table.manifest): cell.table.manifest for cell in cells}.values())
-    is_refused = bool(refusal(manifests, cells[0].metric, cells))
+    is_refused = bool(why_not_these(manifests, cells[0].metric, cells))
     claims = [Claim.LIKE] if is_refused else list(Claim)
     claim = Claim.LIKE if is_refused else other_claim or stored_claim(manifest.spec for manifest in manifests)
     by_benchmark = {cell.benchmark: cell for cell in second.cells}

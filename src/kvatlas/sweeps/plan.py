@@ -30,7 +30,7 @@ from kvatlas.core import (
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, key_bias_warning, notes_for
 from kvatlas.policies import CompressingPolicy, Policy, Signal
-from kvatlas.policies.audit import audit, narrow_sentence, setting_facts, uncompressed_sentence
+from kvatlas.policies.audit import audit_policy, narrow_sentence, setting_facts, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
 from kvatlas.sweeps.plan_notes import settings_notes, window_sentence
@@ -283,7 +283,7 @@ class Plan:
         """The budget audit of each setting on each benchmark, from the lengths of the prompts."""
         cells = []
         for model, benchmark, policy, _ in self.bind_cells():
-            audited = audit(policy, self.prompts[model.name, benchmark.name])
+            audited = audit_policy(policy, self.prompts[model.name, benchmark.name])
             if audited is not None:
                 cells.append(AuditedCell(model.name, benchmark.name, policy.setting, audited))
         return tuple(cells)
@@ -406,7 +406,7 @@ def make_plan(spec: Spec) -> Plan:
         model.check()
         notes += model.notes
         for policy in chosen:
-            policies.fit(policy, model)
+            policies.fit_policy(policy, model)
         for benchmark in found_benchmarks:
             adapted = benchmarks.for_model(benchmark, model.reads)
             texts = [model.prompt(adapted.prompt(problem)) for problem in problems[benchmark.name]]
@@ -421,7 +421,7 @@ def make_plan(spec: Spec) -> Plan:
             contents[model.name, benchmark.name] = digests
             _check_room(spec, model, benchmark, max(lengths))
             for policy in chosen:
-                policies.fit(policy, model, max(lengths), f"the longest prompt of {benchmark.name}")
+                policies.fit_policy(policy, model, max(lengths), f"the longest prompt of {benchmark.name}")
 
     return Plan(
         spec=spec,
@@ -464,7 +464,7 @@ def _benchmark_notes(spec: Spec, benchmark: Benchmark, problems: Sequence[Proble
     if not type(benchmark).__module__.startswith("kvatlas."):
         if not problems:
             raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
-        benchmarks.judge(benchmark, problems[0], problems[0].answer)
+        benchmarks.grade_answer(benchmark, problems[0], problems[0].answer)
 
     notes = notes_on(benchmark, spec.problems)
     count = len(problems)

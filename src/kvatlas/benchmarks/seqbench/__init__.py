@@ -64,7 +64,7 @@ _FACT = re.compile(
 TEMPLATE = (files("kvatlas.benchmarks.seqbench") / "seqbench-v1.txt").read_text(encoding="utf-8")
 
 
-class _Graded:
+class _MazeGrading:
     """The prompt and the grading of every maze."""
 
     def prompt(self, problem: Problem) -> str:
@@ -81,7 +81,7 @@ class _Graded:
 
 
 @dataclass(frozen=True)
-class SeqBench(_Graded):
+class SeqBench(_MazeGrading):
     """The benchmark of one shape of maze, in one prompt format: `facts/v1`, `seqbench/v1`, or "" for the default.
 
     `full`: the model can read the task, so that the default is `seqbench/v1` for small mazes, too.
@@ -104,6 +104,7 @@ class SeqBench(_Graded):
             raise KvatlasError(f"A file of mazes says itself how hard they are; name it as 'SEQBENCH@{file}'.")
         if file:
             return Published(file)
+
         match = _NAME.fullmatch(rest)
         parts = re.findall(r"-([A-Za-z])[^-]*", rest)
         if match is None or len(parts) != len(set(parts)):
@@ -112,7 +113,8 @@ class SeqBench(_Graded):
                 "of L (actions of the plan), B (locked doors), N (noise ratio), S (shuffle ratio), Konway or Kdetour "
                 "(where keys lie), and facts or full."
             )
-        common = _default(int(match["W"]), int(match["H"]))
+
+        common = _default_shape(int(match["W"]), int(match["H"]))
         shape = replace(
             common,
             length=int(match["L"]) if match["L"] else None,
@@ -126,13 +128,13 @@ class SeqBench(_Graded):
 
     @property
     def name(self) -> str:
-        return self._maze + next((f"-{k}" for k, v in FORMATS.items() if v == self.prompt_format), "")
+        return self._maze_name + next((f"-{k}" for k, v in FORMATS.items() if v == self.prompt_format), "")
 
     @property
-    def _maze(self) -> str:
+    def _maze_name(self) -> str:
         """The name without the prompt format."""
         shape = self.shape
-        common = _default(shape.columns, shape.rows)
+        common = _default_shape(shape.columns, shape.rows)
         keys = next(word for word, keys in KEYS.items() if keys == shape.keys)
         parts = (
             f"SEQBENCH-{shape.columns}x{shape.rows}",
@@ -150,7 +152,7 @@ class SeqBench(_Graded):
 
     @property
     def identity(self) -> list[Any]:
-        """Keys on the way: a version before had detours in all grids under the same names."""
+        """Keys on the way, which names do not always tell."""
         return [self.shape.keys] if self.shape.doors and self.shape.keys == ON_WAY else []
 
     @property
@@ -165,8 +167,8 @@ class SeqBench(_Graded):
 
     def problem(self, index: int) -> Problem:
         """Return the problem of that index: `question` holds the facts, `about` the depth of the maze."""
-        instance = draw(self.shape, random.Random(f"kvatlas seqbench {self._maze} test {index}"))
-        doors, moves = plans.depth(instance.plan)
+        instance = draw(self.shape, random.Random(f"kvatlas seqbench {self._maze_name} test {index}"))
+        doors, moves = plans.count_doors_and_moves(instance.plan)
         about = {
             "L": len(instance.plan),
             "B": doors,
@@ -183,13 +185,13 @@ class SeqBench(_Graded):
         return problem.question if facts_alone else super().prompt(problem)
 
 
-def _default(columns: int, rows: int) -> MazeShape:
+def _default_shape(columns: int, rows: int) -> MazeShape:
     small = max(columns, rows) <= SMALL
     return MazeShape(columns, rows, noise=float(small), shuffle=float(small), keys=DETOUR if small else ON_WAY)
 
 
 @dataclass(frozen=True)
-class Published(_Graded):
+class Published(_MazeGrading):
     """The mazes of one file of the published data set, in the file's order."""
 
     file: str
@@ -210,20 +212,22 @@ class Published(_Graded):
     @cached_property
     def _problems(self) -> Sequence[Problem]:
         rows = read_rows(Path(self.file).expanduser())
-        problems = [_problem(row, f"Line {line} of {self.file!r}") for line, row in enumerate(rows, 1)]
+        problems = [_published_problem(row, f"Line {line} of {self.file!r}") for line, row in enumerate(rows, 1)]
         if len({problem.id for problem in problems}) < len(problems):
             raise KvatlasError(f"The seqBench file {self.file!r} has an instance_id twice.")
         return problems
 
 
-def _problem(row: Row, where: str) -> Problem:
+def _published_problem(row: Row, where: str) -> Problem:
     if not {"instance_id", "context", "completion"} <= row.keys():
         raise KvatlasError(f"{where} is no seqBench maze: it lacks instance_id, context or completion.")
     # A text, or a list of pairs.
     plan = parse_plan(str(row["completion"]))
     if not plan or plan[-1][0] != "rescue":
         raise KvatlasError(f"{where} has a completion that is no plan ending in a rescue.")
-    agent = str(_object(row.get("instance_metadata")).get("agent_name", plans.AGENT))
+
+    # The sentences in our names and words.
+    agent = str(_json_object(row.get("instance_metadata")).get("agent_name", plans.AGENT))
     names = {agent: plans.AGENT, plan[-1][1]: plans.TARGET}
     sentences = []
     for sentence in _FACT.findall(str(row["context"])):
@@ -234,18 +238,20 @@ def _problem(row: Row, where: str) -> Problem:
         maze = read_maze(sentences)
     except KvatlasError as error:
         raise KvatlasError(f"{where} is no seqBench maze: {error}") from error
+
     plan = (*plan[:-1], ("rescue", plans.TARGET))
     done, error_class = follow(maze, plan)
     if error_class != plans.NO_ERROR:
         raise KvatlasError(f"{where} has a completion that fails at action {done + 1} ({error_class}).")
-    stated = _object(row.get("complexity_parameters"))
-    doors, moves = plans.depth(plan)
+
+    stated = _json_object(row.get("complexity_parameters"))
+    doors, moves = plans.count_doors_and_moves(plan)
     about = {"L": len(plan), "B": int(stated.get("backtracking_count_B", doors)), "moves": moves}
     about |= {"N": stated["noise_ratio_N"]} if "noise_ratio_N" in stated else {}
     return Problem(str(row["instance_id"]), "\n".join(sentences), format_plan(plan), about)
 
 
-def _object(value: Any) -> Mapping[str, Any]:
+def _json_object(value: Any) -> Mapping[str, Any]:
     """Return a JSON object, given as such or as text; empty for anything else."""
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from kvatlas.benchmarks.seqbench.plans import SENTENCES, TARGET, Action, Maze, Plan, check, read_maze
+from kvatlas.benchmarks.seqbench.plans import SENTENCES, TARGET, Action, Maze, Plan, check_maze, read_maze
 from kvatlas.core import KvatlasError
 
 _DRAWS = 400
@@ -77,6 +77,7 @@ class MazeShape:
             raise KvatlasError(
                 f"B = {self.doors} locked doors do not fit into {grid} rooms; expected 0 to {rooms // 2 - 1}."
             )
+
         # A door needs a leg of two moves to its key and back past it, and the last leg is at least one move.
         shortest = 3 * self.doors + 2 + (2 * self.doors + 1)
         longest = 3 * self.doors + 2 + (1 if self.keys == ON_WAY else self.doors + 1) * (rooms - 1)
@@ -115,14 +116,20 @@ def draw(shape: MazeShape, rng: random.Random) -> Instance:
     """Return a random checked instance. Raises KvatlasError if many draws give none of that shape."""
     longest = 0
     for _ in range(_DRAWS):
-        path = _laid_path(shape, rng)
+        # A walk that a random tree is unlikely to have is laid before the tree.
+        path: list[int] = []
+        if shape.length is not None and shape.is_one_path:
+            moves = shape.length - shape.key_actions - 2
+            if moves > _LAID * (shape.columns + shape.rows):
+                path = long_path(shape.columns, shape.rows, moves, rng)
         tree = spanning_tree(shape.columns, shape.rows, rng, path)
+
         for _ in range(1 if path or shape.length is None else _GOALS_PER_TREE):
-            legs, reached = _walk(tree, path, shape, rng)
+            legs, reached = _walk_through(tree, path, shape, rng)
             longest = max(longest, reached)
             instance = _furnish(tree, legs, shape, rng) if legs else None
             if instance is not None:
-                check(instance.maze, instance.plan)
+                check_maze(instance.maze, instance.plan)
                 return instance
     length = f"L = {shape.length}, " if shape.length else ""
     raise KvatlasError(
@@ -131,17 +138,7 @@ def draw(shape: MazeShape, rng: random.Random) -> Instance:
     )
 
 
-def _laid_path(shape: MazeShape, rng: random.Random) -> list[int]:
-    """Return the path that is laid before the tree; empty for a walk that a random tree is likely to have."""
-    if shape.length is None or not shape.is_one_path:
-        return []
-    moves = shape.length - shape.key_actions - 2
-    if moves <= _LAID * (shape.columns + shape.rows):
-        return []
-    return long_path(shape.columns, shape.rows, moves, rng)
-
-
-def _walk(tree: Tree, path: list[int], shape: MazeShape, rng: random.Random) -> tuple[list[Leg] | None, int]:
+def _walk_through(tree: Tree, path: list[int], shape: MazeShape, rng: random.Random) -> tuple[list[Leg] | None, int]:
     """Return the legs of a walk, along the `path` if one was laid, None for none; and the largest L in its reach."""
     if not shape.is_one_path:
         return _rewind(tree, shape, rng)
@@ -151,9 +148,21 @@ def _walk(tree: Tree, path: list[int], shape: MazeShape, rng: random.Random) -> 
         # The whole way without its doors, which are added afterwards.
         length = None if shape.length is None else shape.length - shape.key_actions
         legs, reached = _rewind(tree, replace(shape, doors=0, length=length), rng)
-    if legs and shape.doors:
-        legs = _with_keys(legs[0][0], shape.doors, rng)
-    return legs, reached + shape.key_actions
+    reached += shape.key_actions
+    if not legs or not shape.doors:
+        return legs, reached
+
+    # Cut the path at the rooms of keys, with a locked door on each leg but the first.
+    rooms = legs[0][0]
+    doors = shape.doors
+    spare = len(rooms) - 1 - (2 * doors + 1)
+    if spare < 0:
+        return None, reached
+    # The first leg has a move, each other two; the spare moves are spread at random.
+    spread = sorted(rng.sample(range(spare + doors), doors))
+    cuts = [cut + index + 1 for index, cut in enumerate(spread)]
+    first, *others = [rooms[begin : end + 1] for begin, end in pairwise([0, *cuts, len(rooms) - 1])]
+    return [(first, None), *((leg, rng.randrange(1, len(leg) - 1)) for leg in others)], reached
 
 
 def room_name(column: int, row: int) -> str:
@@ -175,6 +184,7 @@ def spanning_tree(columns: int, rows: int, rng: random.Random, path: Sequence[in
     draw_key = rng.random
     walls.sort(key=lambda _: draw_key())
     walls[:0] = pairwise(path)
+
     root = list(range(rooms))
     tree: Tree = [[] for _ in range(rooms)]
     for a, b in walls:
@@ -201,19 +211,8 @@ def long_path(columns: int, rows: int, moves: int, rng: random.Random) -> list[i
     across = columns // 2
     down = rows // 2
     tree = spanning_tree(across, down, rng) if min(across, down) > 1 else []
-    adjacent = _way_around(tree, across, columns)
-    if moves >= len(adjacent):
-        return []
-    path = [rng.choice(sorted(adjacent))]
-    path.append(rng.choice(adjacent[path[0]]))
-    while len(path) <= moves:
-        neighbour, other = adjacent[path[-1]]
-        path.append(other if neighbour == path[-2] else neighbour)
-    return path
 
-
-def _way_around(tree: Tree, across: int, columns: int) -> dict[int, list[int]]:
-    """Return the two neighbours of each room on the closed way around a tree of squares, `across` in each row."""
+    # The two neighbours of each room on the closed way.
     adjacent: dict[int, list[int]] = {}
     for square, neighbours in enumerate(tree):
         corner = square // across * 2 * columns + square % across * 2
@@ -230,19 +229,15 @@ def _way_around(tree: Tree, across: int, columns: int) -> dict[int, list[int]]:
             joined = square + way in neighbours
             adjacent.setdefault(a, []).append(a + step if joined else b)
             adjacent.setdefault(b, []).append(b + step if joined else a)
-    return adjacent
 
-
-def _with_keys(path: list[int], doors: int, rng: random.Random) -> list[Leg] | None:
-    """Cut a path at the rooms of keys, with a locked door on each leg but the first; None if it is too short."""
-    spare = len(path) - 1 - (2 * doors + 1)
-    if spare < 0:
-        return None
-    # The first leg has a move, each other two; the spare moves are spread at random.
-    spread = sorted(rng.sample(range(spare + doors), doors))
-    cuts = [cut + index + 1 for index, cut in enumerate(spread)]
-    first, *others = [path[begin : end + 1] for begin, end in pairwise([0, *cuts, len(path) - 1])]
-    return [(first, None), *((rooms, rng.randrange(1, len(rooms) - 1)) for rooms in others)]
+    if moves >= len(adjacent):
+        return []
+    path = [rng.choice(sorted(adjacent))]
+    path.append(rng.choice(adjacent[path[0]]))
+    while len(path) <= moves:
+        neighbour, other = adjacent[path[-1]]
+        path.append(other if neighbour == path[-2] else neighbour)
+    return path
 
 
 def _rewind(tree: Tree, shape: MazeShape, rng: random.Random) -> tuple[list[Leg] | None, int]:
@@ -255,15 +250,17 @@ def _rewind(tree: Tree, shape: MazeShape, rng: random.Random) -> tuple[list[Leg]
     locked: set[Edge] = set()
     legs: list[Leg] = []
     walked = 0
+
     for legs_left in range(shape.doors + 1, 0, -1):
         before, layers = _explore(tree, here, back, locked)
         reach = others + walked + len(layers) - 1
         # A walk without doors has at least two moves; with doors its first leg may be a single one.
         nearest = 1 if legs_left == 1 and shape.doors else 2
         left = None if shape.length is None else shape.length - others - walked
-        distance = _distance(layers, nearest, legs_left, left, rng)
+        distance = _leg_length(layers, nearest, legs_left, left, rng)
         if distance is None:
             return None, reach if legs_left == 1 else 0
+
         path = [rng.choice(layers[distance])]
         while path[-1] != here:
             path.append(before[path[-1]])
@@ -295,7 +292,7 @@ def _explore(tree: Tree, here: int, back: int | None, locked: set[Edge]) -> tupl
     return before, layers[:-1]
 
 
-def _distance(
+def _leg_length(
     layers: list[list[int]], nearest: int, legs_left: int, left: int | None, rng: random.Random
 ) -> int | None:
     """Return the moves of the next leg of the rewind, for any number `left` those to a random room; None if too far."""
@@ -315,7 +312,7 @@ def _either_way(a: str, b: str, rng: random.Random) -> tuple[str, str]:
     return (a, b) if rng.random() < 0.5 else (b, a)
 
 
-def _door(rooms: tuple[str, str], key: str = "") -> list[str]:
+def _door_facts(rooms: tuple[str, str], key: str = "") -> list[str]:
     """Return the facts of an open door, or of a locked one with its key."""
     a, b = rooms
     kinds = ("locked", "requires") if key else ("open",)
@@ -325,28 +322,25 @@ def _door(rooms: tuple[str, str], key: str = "") -> list[str]:
 def _furnish(tree: Tree, legs: Sequence[Leg], shape: MazeShape, rng: random.Random) -> Instance | None:
     """Add names, keys, facts and distractions to a walk; None if the tree has too few doors left to distract with."""
     names = [room_name(room % shape.columns, room // shape.columns) for room in range(len(tree))]
-    keys = _draw_keys(legs, shape, rng)
+
+    # The names of keys, first those of the plan's locked doors, then those of distracting doors: from one pool, so that
+    # a number does not tell whether its key is needed.
+    keys: list[str] = []
+    if shape.doors:
+        count = shape.doors
+        if not shape.small:
+            # The most facts that the plan may need; a locked distracting door takes three facts.
+            most = sum(len(rooms) for rooms, _ in legs) + 3 * shape.doors + 2
+            count += round(shape.noise * most) // 3
+        keys = [str(drawn) for drawn in rng.sample(range(1, max(100, 2 * count)), count)]
+
     plan, supporting = _narrate(legs, names, keys, rng)
-    count = round(shape.noise * len(supporting))
-    distracting = _distract(tree, names, legs, count, keys[shape.doors :], rng)
+    distracting_facts = round(shape.noise * len(supporting))
+    distracting = _distract(tree, names, legs, distracting_facts, keys[shape.doors :], rng)
     if distracting is None:
         return None
-    facts = _order(supporting, distracting, shape.shuffle, rng)
+    facts = _state_facts(supporting, distracting, shape.shuffle, rng)
     return Instance(read_maze([*supporting, *distracting]), plan, facts, len(supporting))
-
-
-def _draw_keys(legs: Sequence[Leg], shape: MazeShape, rng: random.Random) -> list[str]:
-    """Return the names of keys: one for each locked door of the plan, then those for distracting doors."""
-    if not shape.doors:
-        return []
-    spare = 0
-    if not shape.small:
-        # The most facts that the plan may need; a locked distracting door takes three facts.
-        most = sum(len(rooms) for rooms, _ in legs) + 3 * shape.doors + 2
-        spare = round(shape.noise * most) // 3
-    # From one pool, so that a number does not tell whether its key is needed.
-    count = shape.doors + spare
-    return [str(drawn) for drawn in rng.sample(range(1, max(100, 2 * count)), count)]
 
 
 def _narrate(
@@ -358,6 +352,7 @@ def _narrate(
     plan: list[Action] = [("start", start)]
     supporting = [SENTENCES["start"].format(a=start)]
     crossed: set[Edge] = set()
+
     # The first leg has no key.
     for key, (rooms, door) in zip(["", *keys], legs, strict=False):
         if key:
@@ -370,7 +365,8 @@ def _narrate(
             # A door that is crossed again is no new fact.
             if (here, ahead) not in crossed:
                 crossed |= {(here, ahead), (ahead, here)}
-                supporting += _door(_either_way(names[here], names[ahead], rng), key if i == door else "")
+                supporting += _door_facts(_either_way(names[here], names[ahead], rng), key if i == door else "")
+
     plan.append(("rescue", TARGET))
     supporting.append(SENTENCES["goal"].format(a=goal))
     return tuple(plan), supporting
@@ -388,6 +384,7 @@ def _distract(
     frontier: list[Edge] = []
     for room in named:
         frontier += [(room, neighbour) for neighbour in tree[room] if neighbour not in seen]
+
     distracting: list[str] = []
     while len(distracting) < count:
         if not frontier:
@@ -399,22 +396,23 @@ def _distract(
         if spare and len(distracting) + 3 <= count and rng.random() < _DECOY_LOCKED:
             key = spare.pop()
             place = names[rng.choice(named)]
-            distracting += [*_door(pair, key), SENTENCES["key"].format(key=key, a=place)]
+            distracting += [*_door_facts(pair, key), SENTENCES["key"].format(key=key, a=place)]
         else:
-            distracting += _door(pair)
+            distracting += _door_facts(pair)
         named.append(added)
         seen.add(added)
         frontier += [(added, beyond) for beyond in tree[added] if beyond not in seen]
     return distracting
 
 
-def _order(supporting: list[str], distracting: list[str], shuffle: float, rng: random.Random) -> tuple[str, ...]:
+def _state_facts(supporting: list[str], distracting: list[str], shuffle: float, rng: random.Random) -> tuple[str, ...]:
     """Return supporting facts in path order with the others at random places between; then permute a share of them."""
     count = len(supporting) + len(distracting)
     places = set(rng.sample(range(count), len(distracting)))
     supports = iter(supporting)
     others = iter(distracting)
     stated = [next(others if i in places else supports) for i in range(count)]
+
     moved = rng.sample(range(count), round(shuffle * count))
     moved_facts = [stated[i] for i in moved]
     for index, fact in zip(sorted(moved), moved_facts, strict=True):

@@ -80,10 +80,14 @@ def read_maze(sentences: Iterable[str]) -> Maze:
     """Return the maze of these facts, in any order. Raises KvatlasError for an unknown sentence."""
     facts: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in SENTENCES}
     for sentence in map(str.strip, sentences):
-        kind, words = _read_fact(sentence)
-        facts[kind].append(words)
+        matches = ((kind, pattern.fullmatch(sentence)) for kind, pattern in _PATTERNS.items())
+        kind, match = next(((kind, match) for kind, match in matches if match), ("", None))
+        if match is None:
+            raise KvatlasError(f"{sentence[:80]!r} is no fact of a seqBench maze.")
+        facts[kind].append(match.groups())
     if len(facts["start"]) != 1 or len(facts["goal"]) != 1:
         raise KvatlasError(f"The facts of a seqBench maze say once where {AGENT} is and once where {TARGET} is.")
+
     key_of = {frozenset((a, b)): key for a, b, key in facts["requires"]}
     return Maze(
         open_doors=tuple((a, b) for a, b in facts["open"]),
@@ -95,16 +99,7 @@ def read_maze(sentences: Iterable[str]) -> Maze:
     )
 
 
-def _read_fact(sentence: str) -> tuple[str, tuple[str, ...]]:
-    """Return the kind of a fact, and its rooms and key. Raises KvatlasError for an unknown sentence."""
-    for kind, pattern in _PATTERNS.items():
-        match = pattern.fullmatch(sentence)
-        if match:
-            return kind, match.groups()
-    raise KvatlasError(f"{sentence[:80]!r} is no fact of a seqBench maze.")
-
-
-def depth(plan: Plan) -> tuple[int, int]:
+def count_doors_and_moves(plan: Plan) -> tuple[int, int]:
     """Return the numbers of locked doors (B) and moves (m) on the way of a plan."""
     names = [name for name, _ in plan]
     return names.count("use_key"), names.count("move_to")
@@ -139,6 +134,7 @@ def _plan_of_items(items: list[Any]) -> Plan | None:
     if items and all(isinstance(item, str) for item in items):
         pairs = [tuple(re.findall(r"\w+", item)) for item in items]
         return tuple(pairs) if all(len(pair) == 2 and pair[0] in ACTIONS for pair in pairs) else None
+
     plan: list[Action] = []
     for item in items:
         if not isinstance(item, tuple | list) or not item or not isinstance(item[0], str):
@@ -157,6 +153,7 @@ def _last_lists(text: str) -> Iterator[str]:
             opened.append(bracket.start())
         elif opened:
             lists.append((opened.pop(), bracket.end()))
+
     if opened:
         yield text[opened[-1] :].rstrip(" \t\r\n`.,") + "]"
     for begin, end in lists[: -_LAST_LISTS - 1 : -1]:
@@ -203,18 +200,22 @@ class _Walk:
         if used_key:
             # Only the door may follow the use of its key.
             return "use_without_unlock"
-        actions = {
-            "start": self._start,
-            "move_to": self._move,
-            "pick_up_key": self._pick_up,
-            "use_key": self._use,
-            "rescue": self._rescue,
-        }
-        return actions[name](argument)
 
-    def _start(self, room: str) -> str:
-        self.room = room
-        return "" if room == self.maze.start else "bad_start"
+        if name == "start":
+            self.room = argument
+            return "" if argument == self.maze.start else "bad_start"
+        if name == "move_to":
+            return self._move(argument)
+        if name == "pick_up_key":
+            if (argument, self.room) not in self.maze.keys or argument in self.held_keys:
+                return "key_not_here"
+            self.held_keys.add(argument)
+            return ""
+        if name == "use_key":
+            self.used_key = argument
+            return "" if argument in self.held_keys else "key_not_held"
+        self.is_over = True
+        return "" if self.room == self.maze.goal and argument == TARGET else "misplaced_rescue"
 
     def _move(self, room: str) -> str:
         doors = self.maze.doors.get(self.room, {})
@@ -224,16 +225,6 @@ class _Walk:
             return "door_locked"
         self.room = room
         return ""
-
-    def _pick_up(self, key: str) -> str:
-        if (key, self.room) not in self.maze.keys or key in self.held_keys:
-            return "key_not_here"
-        self.held_keys.add(key)
-        return ""
-
-    def _use(self, key: str) -> str:
-        self.used_key = key
-        return "" if key in self.held_keys else "key_not_held"
 
     def _unlock(self, room: str, used_key: str) -> str:
         """Open the door to a room with the key that was just used, empty without one."""
@@ -248,10 +239,6 @@ class _Walk:
         self.opened.add(door)
         return ""
 
-    def _rescue(self, person: str) -> str:
-        self.is_over = True
-        return "" if self.room == self.maze.goal and person == TARGET else "misplaced_rescue"
-
 
 def judge(maze: Maze, reference: Plan, plan: Plan) -> Grade:
     """Compare a plan with the reference and with the maze.
@@ -265,6 +252,7 @@ def judge(maze: Maze, reference: Plan, plan: Plan) -> Grade:
     same = next((i for i, (a, b) in pairs if a != b), min(len(plan), len(reference)))
     done, error = follow(maze, plan)
     valid = error == NO_ERROR
+
     index = done
     if valid and not solved:
         index = same
@@ -272,6 +260,7 @@ def judge(maze: Maze, reference: Plan, plan: Plan) -> Grade:
     if not solved:
         # If the plan continues after the whole reference, the last action of the reference, the rescue, is too early.
         same = min(same, len(reference) - 1)
+
     common = sum((Counter(plan) & Counter(reference)).values())
     metrics: dict[str, float | str] = {
         "valid": float(valid),
@@ -284,7 +273,7 @@ def judge(maze: Maze, reference: Plan, plan: Plan) -> Grade:
     return Grade(solved, same / len(reference), format_plan(plan), Status.OK, metrics)
 
 
-def check(maze: Maze, plan: Plan) -> None:
+def check_maze(maze: Maze, plan: Plan) -> None:
     """Raise AssertionError unless the plan is possible, is the only shortest one, and needs every key."""
     if follow(maze, plan) != (len(plan), NO_ERROR):
         raise AssertionError(f"the plan cannot be followed: {follow(maze, plan)}")
@@ -305,6 +294,7 @@ def shortest(maze: Maze, without: str = "") -> tuple[int, int]:
     The key `without` stays where it is. Dead ends without a useful key are removed first: no shortest plan enters them.
     """
     doors, keys_in = _without_dead_ends(maze)
+
     nothing: frozenset[str] = frozenset()
     layer: dict[_Place, int] = {(maze.start, nothing, nothing, ""): 1}
     done = set(layer)
@@ -313,6 +303,7 @@ def shortest(maze: Maze, without: str = "") -> tuple[int, int]:
         plans = sum(count for (room, *_), count in layer.items() if room == maze.goal)
         if plans:
             return actions, plans
+
         following: Counter[_Place] = Counter()
         for place, count in layer.items():
             for next_place in _next_places(place, doors, keys_in, without):
@@ -347,6 +338,7 @@ def _without_dead_ends(maze: Maze) -> tuple[dict[str, dict[str, str | None]], di
     keys_in: dict[str, list[str]] = {}
     for name, place in maze.keys:
         keys_in.setdefault(place, []).append(name)
+
     places = dict(maze.keys)
     ahead = list(doors)
     while ahead:

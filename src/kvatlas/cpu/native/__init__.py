@@ -53,6 +53,7 @@ def _loaded() -> tuple[Native | None, str | None]:
     files = sorted(_FOLDER.glob(f"{system}-{family}*{_SUFFIXES.get(system, '.so')}"))
     if not files:
         return None, f"The native CPU kernels were not built for {system} on {machine}."
+
     targets = {file.stem.removeprefix(f"{system}-"): file for file in files}
     try:
         usable = list(targets)
@@ -67,7 +68,7 @@ def _loaded() -> tuple[Native | None, str | None]:
         return None, f"The native CPU kernels could not be loaded: {error}."
 
 
-def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
+def pack_weights(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return weights [outputs, inputs] as panels [ceil(outputs / 16), inputs, 16], zeros behind the last output.
 
     In bfloat16 the two inputs of a pair lie side by side, [ceil(outputs / 16), inputs / 2, 16, 2] in the same memory.
@@ -83,15 +84,15 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return words.reshape(-1, inputs, LANES).contiguous()
 
 
-def unpack(packed: Tensor, outputs: int) -> Tensor:
-    """Return the weights [outputs, inputs] of `pack`, in their type."""
+def unpack_weights(packed: Tensor, outputs: int) -> Tensor:
+    """Return the weights [outputs, inputs] of `pack_weights`, in their type."""
     panels, inputs, _ = packed.shape
     numbers = 4 // packed.element_size()
     words = packed.view(panels, inputs // numbers, LANES, numbers).transpose(1, 2)
     return words.reshape(-1, inputs)[:outputs].contiguous()
 
 
-def _check(fits: bool, tensor: Tensor, width: int) -> None:
+def _check_width(fits: bool, tensor: Tensor, width: int) -> None:
     # A kernel would read beyond the tensor.
     if not fits:
         raise ValueError(f"a tensor {tuple(tensor.shape)} does not fit a width of {width}")
@@ -194,7 +195,7 @@ class PagedBatch:
 
 
 class Linear:
-    """A linear layer over weights in the form of `pack`; the originals are no longer needed."""
+    """A linear layer over weights in the form of `pack_weights`; the originals are no longer needed."""
 
     def __init__(
         self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, outputs: int, whole: Linear | None = None
@@ -234,9 +235,10 @@ class Linear:
         """
         inputs = self.inputs
         outputs = self.outputs
-        _check(x.shape[-1] == inputs, x, inputs)
+        _check_width(x.shape[-1] == inputs, x, inputs)
         if x.dim() != 2 and not x.is_contiguous():
             x = x.contiguous()
+
         y = x.new_empty((*x.shape[:-1], outputs))
         rows = x.numel() // inputs
         x_stride = x.stride(-2)
@@ -320,10 +322,10 @@ class Native:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Linear:
         """Return a layer with a packed copy of `weight` [outputs, inputs] in `dtype`: fp32 (None) or bfloat16."""
-        return self.packed_linear(pack(weight, dtype or self._float32), bias, weight.shape[0])
+        return self.packed_linear(pack_weights(weight, dtype or self._float32), bias, weight.shape[0])
 
     def packed_linear(self, weight: Tensor, bias: Tensor | None, outputs: int) -> Linear:
-        """Return a layer over weights in the form of `pack`."""
+        """Return a layer over weights in the form of `pack_weights`."""
         bias = bias.detach().float().contiguous() if bias is not None else None
         return Linear(self.library, weight, bias, outputs)
 
@@ -358,10 +360,10 @@ class Native:
         With a `window`, a token sees those slots with position > own - window: `positions` [tokens] int32 of the new
         tokens are written into `places` [kv_heads, slots] int32. The attention of watched sequences to each slot, the
         mean of a group's heads, is added to `mass` [watched, kv_heads, watched_width].
-        Pools of fewer `bits` than 16 (of keys, of values) hold rows of `engine.storage.pack`; `recent` [rows, kv_heads,
-        residual, size] has the newest tokens before the new ones unpacked. With a `bias` [kv_heads, size], rows of keys
-        are those of `engine.storage.pack_keys`, and `angles` [positions, size] has a row for each position. For
-        sequences in parts, `place` is the index of this layer and `pools` are the addresses of two arrays: of the pools
+        Pools of fewer `bits` than 16 (of keys, of values) hold rows of `bits.storage.PackedRows`; `recent` [rows,
+        kv_heads, residual, size] has the newest tokens before the new ones unpacked. With a `bias` [kv_heads, size],
+        rows of keys are without it, and `angles` [positions, size] has a row for each position. For sequences in parts,
+        `place` is the index of this layer and `pools` are the addresses of two arrays: of the pools
         of keys and of values of all layers.
         """
         kv_heads, slots, _ = keys.shape
@@ -431,6 +433,7 @@ class Native:
             struct.kept = chosen.data_ptr()
             struct.head_stride = chosen.stride(0) if len(chosen) > 1 else 0
             widest = max(widest, struct.bytes)
+
         scratch = self._empty(-(-count * widest // 4))
         self._compact(
             ctypes.addressof(structs),
@@ -447,14 +450,14 @@ class Native:
         """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, contiguous."""
         y = self._empty(x.shape)
         width = weight.shape[0]
-        _check(x.shape[-1] == width, x, width)
+        _check_width(x.shape[-1] == width, x, width)
         self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // width, width, eps)
         return y
 
     def silu_mul(self, a: Tensor, b: Tensor) -> Tensor:
         """Return silu(a) * b for [rows, width]; a and b may be the halves of one table."""
         rows, width = a.shape
-        _check(a.shape == b.shape, b, width)
+        _check_width(a.shape == b.shape, b, width)
         y = self._empty(rows, width)
         self._silu_mul(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), y.data_ptr(), rows, width)
         return y
@@ -463,7 +466,7 @@ class Native:
         """Apply rotary positions in place: the first `heads` of `size` in each row of `table` [rows, columns] become
         x cos + rotate_half(x) sin; cos and sin [rows, size], contiguous."""
         rows = table.shape[0]
-        _check(cos.shape[-1] == size and cos.numel() == sin.numel() == rows * size, cos, size)
+        _check_width(cos.shape[-1] == size and cos.numel() == sin.numel() == rows * size, cos, size)
         self._rotate(table.data_ptr(), table.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, size)
 
     def largest(self, x: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
@@ -472,7 +475,7 @@ class Native:
         Returns None if two of a row's are equal, because their order is open, or if one is not a number.
         """
         rows, width = x.shape
-        _check(most <= width and x.stride(1) == 1, x, most)
+        _check_width(most <= width and x.stride(1) == 1, x, most)
         values = self._empty(rows, most)
         places = self._empty(rows, most, dtype=self._int64)
         pointers = (values.data_ptr(), places.data_ptr())

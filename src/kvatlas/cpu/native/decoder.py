@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvatlas.cpu.native import Linear, Native, PagedBatch
 
 
-class _Linear(ctypes.Structure):
+class _Product(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("weight", "bias")),
         *((name, c_int64) for name in ("inputs", "outputs", "kind")),
@@ -24,7 +24,7 @@ class _Linear(ctypes.Structure):
 
 class _DecoderLayer(ctypes.Structure):
     _fields_ = [
-        *((name, _Linear) for name in ("projections", "output", "inner", "down")),
+        *((name, _Product) for name in ("projections", "output", "inner", "down")),
         *((name, c_void_p) for name in ("input_norm", "inner_norm")),
         *((name, c_double) for name in ("input_eps", "inner_eps")),
         *((name, c_int64) for name in ("rotary_heads", "head_size")),
@@ -107,7 +107,7 @@ class DecoderLayer:
         self._feed_forward = library.kvatlas_feed_forward
         self._compute_layers = library.kvatlas_decoder_layers
         (_, input_eps), (_, inner_eps) = norms
-        linear = [_Linear(*product.addresses, product.inputs, product.outputs, product.kind) for product in products]
+        linear = [_Product(*product.addresses, product.inputs, product.outputs, product.kind) for product in products]
         self.struct = _DecoderLayer(*linear, None, None, input_eps, inner_eps, rotary_heads, head_size)
         self.address = ctypes.addressof(self.struct)
 

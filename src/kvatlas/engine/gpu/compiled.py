@@ -13,22 +13,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers.activations import ACT2FN
 
 from kvatlas.cpu.fused import FusedDecoder, window_of
-from kvatlas.cpu.packing import (
-    ATTENTIONS,
-    DECODER,
-    GATES,
-    JOINED,
-    LAYERS,
-    NORMS,
-    computes_as,
-    has_hooks,
-    turns_halves,
-)
+from kvatlas.cpu.packing import JOINED, is_plain_llama
 from kvatlas.forward import attend
 from kvatlas.machine import compiled, compiles
 
@@ -57,47 +46,16 @@ def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
 
 def _short_form(decoder: Any) -> FusedDecoder | None:
     """Return the short `forward` of a decoder, made once for the same weights; None for one of another form."""
-    if "forward" in vars(decoder) or set(dict(decoder.named_children())) != DECODER:
+    if not is_plain_llama(decoder):
         return None
-    # Hooks of the decoder itself are called all the same.
-    if any(has_hooks(module) for module in decoder.modules() if module is not decoder):
-        return None
-    if not all(map(_is_llama, decoder.layers)) or not _turns_whole_heads(decoder):
-        return None
-    places, short = _short_forms.get(decoder, ((), None))
-    if short is None or places != _places(decoder):
+    addresses = tuple(parameter.data_ptr() for parameter in decoder.parameters())
+    known_addresses, short = _short_forms.get(decoder, ((), None))
+    if short is None or addresses != known_addresses:
+        # Joining the weights moves them.
         short = FusedDecoder(decoder, [CompiledLayer(layer) for layer in decoder.layers])
-        _short_forms[decoder] = (_places(decoder), short)
+        addresses = tuple(parameter.data_ptr() for parameter in decoder.parameters())
+        _short_forms[decoder] = (addresses, short)
     return short
-
-
-def _places(decoder: Any) -> tuple[int, ...]:
-    """Return the addresses of a decoder's weights."""
-    return tuple(parameter.data_ptr() for parameter in decoder.parameters())
-
-
-def _is_llama(layer: Any) -> bool:
-    """Return True if a layer has Llama's form, and plain weights."""
-    attention = layer.self_attn
-    gated = layer.mlp
-    if not (computes_as(layer, LAYERS) and computes_as(attention, ATTENTIONS) and computes_as(gated, GATES)):
-        return False
-    if not turns_halves(attention):
-        return False
-    norms = (layer.input_layernorm, layer.post_attention_layernorm)
-    linear = [getattr(attention, name) for name in JOINED[0]] + [getattr(gated, name) for name in JOINED[1]]
-    return (
-        all(computes_as(norm, NORMS[:1]) for norm in norms)
-        and all(type(each) is nn.Linear for each in (*linear, attention.o_proj, gated.down_proj))
-        and isinstance(gated.act_fn, nn.SiLU | type(ACT2FN["silu"]))
-    )
-
-
-@torch.inference_mode()
-def _turns_whole_heads(decoder: Any) -> bool:
-    place = torch.zeros(1, 1, dtype=torch.long, device=decoder.embed_tokens.weight.device)
-    cos, _ = decoder.rotary_emb(decoder.embed_tokens(place), position_ids=place)
-    return bool(cos.shape == (1, 1, decoder.layers[0].self_attn.head_dim))
 
 
 class CompiledLayer:
@@ -112,13 +70,14 @@ class CompiledLayer:
         projections = [getattr(attention, name) for name in JOINED[0]]
         self.heads = [projection.out_features // self.size for projection in projections]
         turned = sum(self.heads[:2]) if getattr(attention, "use_rope", True) else 0
+
         first_norm = layer.input_layernorm
         second_norm = layer.post_attention_layernorm
         down = layer.mlp.down_proj
-        self.before = (first_norm.weight, first_norm.variance_epsilon, *_join(projections), self.size, turned)
+        self.before = (first_norm.weight, first_norm.variance_epsilon, *_join_weights(projections), self.size, turned)
         self.after = (
             *(attention.o_proj.weight, attention.o_proj.bias, second_norm.weight, second_norm.variance_epsilon),
-            *(*_join([getattr(layer.mlp, name) for name in JOINED[1]]), down.weight, down.bias),
+            *(*_join_weights([getattr(layer.mlp, name) for name in JOINED[1]]), down.weight, down.bias),
         )
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -138,12 +97,13 @@ class CompiledLayer:
 _compiled = cache(compiled)
 
 
-def _join(layers: list[Any]) -> tuple[Tensor, Tensor | None]:
+def _join_weights(layers: list[Any]) -> tuple[Tensor, Tensor | None]:
     """Return weights and biases of layers side by side, and make those of the layers views of them."""
     sizes = [layer.out_features for layer in layers]
     weight = torch.cat([layer.weight.data for layer in layers])
     for layer, rows in zip(layers, torch.split(weight, sizes), strict=True):
         layer.weight.data = rows
+
     if all(layer.bias is None for layer in layers):
         return weight, None
     biases = [weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.data for layer in layers]

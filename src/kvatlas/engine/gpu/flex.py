@@ -49,7 +49,7 @@ class FlexBackend(ReferenceBackend):
 
     def __init__(self, compiled: bool) -> None:
         self.kernel: Any = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
-        self.weights: Callable[..., Tensor] = machine.compiled(_weights) if compiled else _weights
+        self.weights: Callable[..., Tensor] = machine.compiled(_watched_weights) if compiled else _watched_weights
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if not layer.plain or batch.cache.packed:
@@ -78,10 +78,21 @@ class FlexBackend(ReferenceBackend):
         entered = batch.derived["entered"]
         keys = batch.cache.keys[layer.place]
         values = batch.cache.values[layer.place]
+
         keys[:, entered] = key.transpose(0, 1)
         values[:, entered] = value.transpose(0, 1)
+
         # The query heads of a KV head take the place of queries of one head, so that any number of them is split.
         grouped = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+        parts = 1
+        while parts < MOST_PARTS and parts * len(grouped) * grouped.shape[1] < PARTS:
+            parts *= 2
+        options = {"SPLIT_KV": parts}
+        is_short = grouped.is_cuda and grouped.element_size() == 2
+        if is_short and torch.cuda.get_device_properties(grouped.device).major == 9:
+            # Loads ahead of their use, as Hopper needs them: torch's own choice for it has a single stage.
+            options |= {"num_stages": 3, "num_warps": 4}
+
         # The kernel that splits sequences supports one number of them; for a dynamic number torch takes another kernel.
         torch._dynamo.mark_static(grouped, 0)
         out: Tensor
@@ -91,27 +102,16 @@ class FlexBackend(ReferenceBackend):
             values[None],
             block_mask=batch.derived["mask"],
             scale=layer.scaling,
-            kernel_options=_kernel_options(grouped),
+            kernel_options=options,
             return_aux=flex.AuxRequest(lse=bool(batch.watched)),
         )
+
         if batch.watched:
             watched = batch.derived["watched"]
             batch.attention[layer.place] = self.weights(
                 grouped[watched], keys, extra.lse[watched], *batch.derived["readable"], layer.scaling
             )
         return out.reshape(*query.shape[:2], -1)
-
-
-def _kernel_options(grouped: Tensor) -> dict[str, int]:
-    """Return the options of the kernel for queries [sequences, KV heads, query heads of each, size]."""
-    parts = 1
-    while parts < MOST_PARTS and parts * len(grouped) * grouped.shape[1] < PARTS:
-        parts *= 2
-    options = {"SPLIT_KV": parts}
-    if grouped.is_cuda and grouped.element_size() == 2 and torch.cuda.get_device_properties(grouped.device).major == 9:
-        # Loads ahead of their use, as Hopper needs them: torch's own choice for it has a single stage.
-        options |= {"num_stages": 3, "num_warps": 4}
-    return options
 
 
 def _read_prompts(batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -136,6 +136,7 @@ def _read_prompts(batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor,
             keys = cache.keys[layer.place][:, slots].repeat_interleave(heads_per_kv_head, 0)
             values = cache.values[layer.place][:, slots].repeat_interleave(heads_per_kv_head, 0)
             visible = logical <= logical[cached:, None]
+
         output = F.scaled_dot_product_attention(
             query[new].transpose(0, 1)[None],
             keys[None],
@@ -149,7 +150,9 @@ def _read_prompts(batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor,
     return out
 
 
-def _weights(query: Tensor, keys: Tensor, log_sums: Tensor, slots: Tensor, readable: Tensor, scaling: float) -> Tensor:
+def _watched_weights(
+    query: Tensor, keys: Tensor, log_sums: Tensor, slots: Tensor, readable: Tensor, scaling: float
+) -> Tensor:
     """Return the attention weights [watched, KV heads, tokens], the mean over the query heads of each KV head.
 
     query [watched, KV heads, query heads of each, size]; keys [KV heads, slots, size]; `log_sums` [watched, KV heads,
@@ -177,6 +180,7 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
     page_index = torch.arange(table.shape[1], dtype=torch.int32, device=device)
     used = page_index * GPU_PAGE <= batch.length[:, None]
     used_pages = torch.where(used, table, 0).long()
+
     # The sequence that reads each page, and the page's index in it.
     owner = torch.full((pages,), -1, dtype=torch.int32, device=device)
     members = torch.arange(len(table), dtype=torch.int32, device=device)
@@ -202,6 +206,7 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
         seq_lengths=(heads_per_kv_head, slots),
         compute_q_blocks=False,
     )
+
     derived = {"entered": batch.entered_slots, "mask": mask}
     if batch.watched:
         # A step for all sequences is captured, one for some of them is not.

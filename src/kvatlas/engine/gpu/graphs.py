@@ -85,11 +85,31 @@ class CudaGraphRunner:
         """
         if not batch.decoding:
             return None
-        self._drop_moved()
+
+        # Steps whose tensors have moved because the cache grew are forgotten.
+        if self._moves != self.cache.moves:
+            self._moves = self.cache.moves
+            self._captured.clear()
+            self._room = None
+            if self.cuda:
+                # A pool of old graphs must not be used for capturing while the workspaces of cuBLAS live in it.
+                torch._C._cuda_clearCublasWorkspaces()
+                self._pool = torch.cuda.graph_pool_handle()
+
+        # The inputs of the step, zeros for idle sequences.
         size = bucket(len(streams))
         watching = bool(batch.watched)
         step = self._captured.get((size, watching)) or self._new_step(batch, size)
-        step.inputs.copy_(self._inputs(batch, streams, size), non_blocking=True)
+        idle = [0] * (size - len(streams))
+        numbers = [
+            [*[new[0] for new in batch.tokens], *idle],
+            [*batch.first_positions, *idle],
+            [*batch.lengths, *idle],
+            [*batch.rows, *[self.cache.idle.row] * len(idle)],
+            [*streams, *idle],
+        ]
+        step.inputs.copy_(torch.tensor(numbers), non_blocking=True)
+
         # Other layers attend in plain torch, in shapes that depend on the lengths. The first pass shows which they are.
         layers = self.cache.layers.values()
         plain = bool(layers) and all(layer.plain for layer in layers)
@@ -108,6 +128,14 @@ class CudaGraphRunner:
 
     def _new_step(self, batch: ForwardBatch, size: int) -> CapturedStep:
         """Return a step for a batch with idle sequences behind its own."""
+        if batch.watched and self._room is None:
+            # The same memory for all steps: one step follows the other. It has all slots of a table, since sizes of a
+            # captured step never change.
+            shape = self.cache.shape
+            slots = self.cache.table.shape[1] * self.cache.page_size
+            room = (shape.layers, bucket(self.cache.rows), shape.kv_heads, slots)
+            self._room = torch.zeros(room, device=self.cache.device)
+
         missing = size - len(batch.rows)
         every = tuple(range(size))
         padded = ForwardBatch(
@@ -117,53 +145,16 @@ class CudaGraphRunner:
             [*batch.first_positions, *[0] * missing],
             watched=every if batch.watched else (),
             remembered=every if self.cache.query_window else (),
-            room=self._watched_room() if batch.watched else None,
+            room=self._room if batch.watched else None,
         )
         return CapturedStep(padded, self.sampling)
-
-    def _watched_room(self) -> Tensor:
-        """Return the memory for watched attention, the same for all steps: one step follows the other.
-
-        It has all slots of a table, since sizes of a captured step never change.
-        """
-        if self._room is None:
-            shape = self.cache.shape
-            slots = self.cache.table.shape[1] * self.cache.page_size
-            size = (shape.layers, bucket(self.cache.rows), shape.kv_heads, slots)
-            self._room = torch.zeros(size, device=self.cache.device)
-        return self._room
-
-    def _inputs(self, batch: ForwardBatch, streams: Sequence[int], size: int) -> Tensor:
-        """Return the inputs of a step [5, size] for a batch."""
-        missing = [0] * (size - len(streams))
-        tokens = [new[0] for new in batch.tokens]
-        idle = [self.cache.idle.row] * len(missing)
-        numbers = [
-            [*tokens, *missing],
-            [*batch.first_positions, *missing],
-            [*batch.lengths, *missing],
-            [*batch.rows, *idle],
-            [*streams, *missing],
-        ]
-        return torch.tensor(numbers)
 
     def forget(self) -> None:
         """Capture all steps anew."""
         self._moves = -1
 
-    def _drop_moved(self) -> None:
-        """Forget the steps if their tensors have moved because the cache grew."""
-        if self._moves == self.cache.moves:
-            return
-        self._moves = self.cache.moves
-        self._captured.clear()
-        self._room = None
-        if self.cuda:
-            # A pool of old graphs must not be used for capturing while the workspaces of cuBLAS live in it.
-            torch._C._cuda_clearCublasWorkspaces()
-            self._pool = torch.cuda.graph_pool_handle()
-
     def _capture(self, step: CapturedStep, forward: Forward) -> bool:
+        """Capture a step; return True unless capturing has failed."""
         began = time.perf_counter()
         try:
             if self.cuda and not self.broken:

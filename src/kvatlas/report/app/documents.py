@@ -22,7 +22,7 @@ from kvatlas.stats.map_tests import MapTests
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.run_data import short_names, shown_policies, whole_names
-from kvatlas.stats.setting_tables import SettingRow, SettingTable
+from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.table import CellTraces
 from kvatlas.text import axis_label, model_name
 
@@ -46,7 +46,7 @@ MARKS = {letter: (str(outcome), _SIGNS.get(letter, letter)) for outcome, letter 
 MARKS |= {RIGHT: ("right", _SIGNS[RIGHT]), MISSING: ("missing", "")}
 
 
-class Cells:
+class PageCells:
     """The numbered cells of a run: the promised ones in the manifest's order, then those of means over benchmarks.
 
     Cells that no map shows have null in place of each number.
@@ -89,11 +89,11 @@ class Cells:
             index = self._add(place.model, place.benchmark, cell.setting)
         if self.documents[index]["value"] is None:
             self.documents[index] |= {column.page: column.page_value(cell) for column in page_columns()}
-            self.documents[index]["difference"] = None if difference is None else _interval(difference)
+            self.documents[index]["difference"] = None if difference is None else _points_and_limits(difference)
         return index
 
 
-def _interval(contrast: Any) -> list[float | None]:
+def _points_and_limits(contrast: Any) -> list[float | None]:
     return [percent(contrast.value), percent(contrast.low), percent(contrast.high)]
 
 
@@ -115,52 +115,62 @@ def _as_maps(results: Sequence[MapResult]) -> list[Map]:
 def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run."""
     (run,) = result.opened_runs
-    cells = Cells(run.manifest.expected)
+    cells = PageCells(run.manifest.expected)
     compared = tested and run.has_maps
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]
+
     if tested:
         every_map = with_recommended(every_map, result.choices)
+
     tests = result.tests if compared else {}
     differences = result.differences if compared else {}
-    documents = [_map(map_, tests.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
+    documents = [_map_document(map_, tests.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
+
     metric = maps[0].metric if maps else run.metric
-    return {
+    # The baseline against which differences are shown: the first one of the maps.
+    against = next(chain.from_iterable(map_.baselines for map_ in every_map), "the first baseline")
+    document: Json = {
         "metric": axis_label(metric),
-        "against": _against(every_map),
+        "against": "the full cache" if against == "full" else against,
         "identities": {policy: colours.identity(policy) for policy in cells.shown_policies},
         "maps": documents,
         "fronts": _fronts(every_map, cells),
-        **(_tested(result, cells) if tested else _UNTESTED),
-        "cells": cells.documents,
+        **_UNTESTED,
     }
+    if tested:
+        document |= {
+            "headline": result.headline,
+            "next": [step.to_dict() for step in result.next_steps],
+            "tables": [_settings_document(table, cells) for table in result.tables],
+            "cards": [_card(choice, result, cells) for choice in result.choices],
+            "findings": [finding.text for finding in result.findings],
+        }
+    return {**document, "cells": cells.documents}
 
 
 #: The parts of a run's document that are known once it is complete.
 _UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findings": []}
 
 
-def _tested(result: Result, cells: Cells) -> Json:
-    """Return the finding, what to try next, tables of settings, what to choose, and what limits the run."""
-    return {
-        "headline": result.headline,
-        "next": [step.to_dict() for step in result.next_steps],
-        "tables": [_table(table, cells) for table in result.tables],
-        "cards": [_card(choice, result, cells) for choice in result.choices],
-        "findings": [finding.text for finding in result.findings],
-    }
-
-
-def _map(map_: Map, tests: MapTests | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> Json:
+def _map_document(
+    map_: Map, tests: MapTests | None, differences: Mapping[CellCoord, Contrast], cells: PageCells
+) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
     region, frame = framed_cells(map_)
     thick = map_.keeps_like if has_two_claims([map_]) else frozenset()
+
     numbers: list[list[int | None]] = []
     is_framed: list[list[int]] = []
     for row in reversed(rows):
         coords = [(row, column) for column in columns]
-        numbers.append([_number(map_, coord, differences, cells) for coord in coords])
+        in_row: list[int | None] = []
+        for coord in coords:
+            cell = map_.cells.get(coord)
+            in_row.append(None if cell is None else cells.number(map_, cell, differences.get(coord)))
+        numbers.append(in_row)
         # 2 where a frame is thick: proven for problems like these, too.
         is_framed.append([int(coord in region) + int(coord in thick) for coord in coords])
+
     return {
         "model": map_.model,
         "short": model_name(map_.model),
@@ -173,8 +183,8 @@ def _map(map_: Map, tests: MapTests | None, differences: Mapping[CellCoord, Cont
         "cells": numbers,
         "framed": is_framed,
         "frame": frame,
-        "loses": _places(map_, map_.breaks),
-        "recommended": _places(map_, {map_.recommended}),
+        "loses": _places_on_page(map_, map_.breaks),
+        "recommended": _places_on_page(map_, {map_.recommended}),
         "evidence": tests.evidence if tests else None,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
         "notes": [{"text": note.text, "warning": note.is_warning} for note in map_.notes],
@@ -182,53 +192,45 @@ def _map(map_: Map, tests: MapTests | None, differences: Mapping[CellCoord, Cont
     }
 
 
-def _places(map_: Map, coords: Set[CellCoord | None] | Set[CellCoord] | None) -> list[int]:
+def _places_on_page(map_: Map, coords: Set[CellCoord | None] | Set[CellCoord] | None) -> list[int]:
     """Return the places of cells on the page, counted row by row from the upper left one."""
     (_, rows), (_, columns) = map_.axes
     places = product(reversed(rows), columns)
     return [index for index, coord in enumerate(places) if coord in (coords or ())]
 
 
-def _number(map_: Map, coord: CellCoord, differences: Mapping[CellCoord, Contrast], cells: Cells) -> int | None:
-    """Return the number of the cell at a place of a map; None where it is missing."""
-    cell = map_.cells.get(coord)
-    return None if cell is None else cells.number(map_, cell, differences.get(coord))
-
-
-def _against(maps: Sequence[Map]) -> str:
-    """Return the words for the baseline against which differences are shown: the first one of the maps."""
-    name = next(chain.from_iterable(map_.baselines for map_ in maps), "the first baseline")
-    return "the full cache" if name == "full" else name
-
-
-def _table(table: SettingTable, cells: Cells) -> Json:
+def _settings_document(table: SettingTable, cells: PageCells) -> Json:
     """Return the settings of a table by their numbers, each with its loss in points, and whether that is decided."""
+    rows = []
+    for row in table.rows:
+        loss = row.loss
+        rows.append(
+            {
+                "cell": cells.number(table, row.cell),
+                "values": [percent(cell.estimate.value) for cell in row.by_benchmark.values()],
+                "loss": None if loss is None else _points_and_limits(loss),
+                "kept": loss is not None and loss.is_kept,
+                "broken": loss is not None and loss.is_broken,
+            }
+        )
+
     return {
         "model": table.model,
         "short": model_name(table.model),
         "benchmark": table.benchmark,
         "benchmarks": table.benchmarks,
-        "rows": [_row(row, cells.number(table, row.cell)) for row in table.rows],
+        "rows": rows,
     }
 
 
-def _row(row: SettingRow, number: int) -> Json:
-    return {
-        "cell": number,
-        "values": [percent(cell.estimate.value) for cell in row.by_benchmark.values()],
-        "loss": None if row.loss is None else _interval(row.loss),
-        "kept": row.loss is not None and row.loss.is_kept,
-        "broken": row.loss is not None and row.loss.is_broken,
-    }
-
-
-def _fronts(maps: Sequence[Map], cells: Cells) -> list[Json]:
+def _fronts(maps: Sequence[Map], cells: PageCells) -> list[Json]:
     """Return for each model and benchmark its cells, and those on the fronts of value against each cost."""
     groups: dict[tuple[str, str], dict[int, Cell]] = {}
     for map_ in maps:
         group = groups.setdefault((map_.model, map_.benchmark), {})
         for cell in (*map_.cells.values(), *map_.baselines.values()):
             group[cells.number(map_, cell)] = cell
+
     fronts: list[Json] = []
     for (model, benchmark), group in groups.items():
         by_memory = {index: (cell.mean_kv_tokens, cell.estimate.value) for index, cell in group.items()}
@@ -257,14 +259,25 @@ def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
     return cheapest_first
 
 
-def _card(choice: Choice, result: Result, cells: Cells) -> Json:
+def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
     """Return the chosen setting of a model (`shown`), else the one nearest to be proven, and the words about it.
 
     `saved` is the percent of the full cache's mean KV memory that the setting saves; `loss` is in points, with its
     95 % interval, and `limit` the upper limit that decides. `compressed` of its `traces` were compressed.
     """
     chosen = choice.by_memory if choice.shown is not False else None
-    cell = chosen or _nearest_cell(choice, result)
+    cell = chosen
+    if cell is None and choice.offered is not None and choice.vacuous is None:
+        # The cell that is nearest to be proven; none where traces cannot show any difference.
+        candidates: list[Cell] = []
+        for one in result.every:
+            if (one.map.model, one.map.benchmark) == (choice.model, choice.benchmark):
+                candidates += one.map.cells.values()
+        for table in result.tables:
+            if table.model == choice.model:
+                candidates += [row.cell for row in table.rows]
+        cell = next((candidate for candidate in candidates if candidate.setting == choice.offered), None)
+
     of_model = [one for one in result.comparisons if one.model == choice.model]
     losses = list((choice.losses or {}).values())
     card: Json = {
@@ -287,7 +300,7 @@ def _card(choice: Choice, result: Result, cells: Cells) -> Json:
     loss = (choice.losses or {}).get(cell.setting.id)
     if loss is not None:
         card |= {
-            "loss": _interval(loss),
+            "loss": _points_and_limits(loss),
             "limit": percent(loss.limit if loss.is_kept else loss.joint_limit),
             "compressed": loss.compressed,
             "traces": loss.traces,
@@ -295,22 +308,7 @@ def _card(choice: Choice, result: Result, cells: Cells) -> Json:
     return card
 
 
-def _nearest_cell(choice: Choice, result: Result) -> Cell | None:
-    """Return the cell that is nearest to be proven; None if traces cannot show any difference."""
-    setting = choice.offered
-    if setting is None or choice.vacuous is not None:
-        return None
-    shown: list[Cell] = []
-    for one in result.every:
-        if (one.map.model, one.map.benchmark) == (choice.model, choice.benchmark):
-            shown += one.map.cells.values()
-    for table in result.tables:
-        if table.model == choice.model:
-            shown += [row.cell for row in table.rows]
-    return next((cell for cell in shown if cell.setting == setting), None)
-
-
-def marks(cell: CellTraces, problems: Sequence[str]) -> str:
+def outcome_letters(cell: CellTraces, problems: Sequence[str]) -> str:
     """Return the outcomes of a cell, one letter for each problem and sample, samples side by side."""
     status = cell.traces["status"]
     correct = cell.traces["correct"] > 0

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from kvatlas.core import KvatlasError
-from kvatlas.report.app.page import app_page, embedded
+from kvatlas.report.app.page import app_page, json_for_script
 from kvatlas.report.app.run_source import AppRun
 from kvatlas.results.store import Store
 
@@ -26,7 +26,7 @@ _HEADERS = {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store", "X-Co
 _NOTHING = "There is no such run, cell, problem, sample or table."
 
 
-class Server(ThreadingHTTPServer):
+class AppServer(ThreadingHTTPServer):
     """The app over runs: all of it under `/TOKEN/`, for requests to loopback names alone.
 
     A thread of its own follows the stores, from `follow` on; a run that fails keeps its documents. Raises KvatlasError
@@ -61,6 +61,7 @@ class Server(ThreadingHTTPServer):
         # Found now, so that the first trace does not wait for tokenizers and problems.
         for run in self.runs.values():
             _ = run.materials
+
         while not self._end.is_set():
             for name, run in self.runs.items():
                 try:
@@ -69,6 +70,7 @@ class Server(ThreadingHTTPServer):
                 except KvatlasError as error:
                     self.failures[name] = str(error)
             self._end.wait(POLL)
+
         for store in stores.values():
             store.close()
 
@@ -84,17 +86,24 @@ class Server(ThreadingHTTPServer):
 
     def answer(self, target: str, host: str) -> tuple[int, str, str]:
         """Return the status, the media type and the text of the answer to a request."""
-        if _host_name(host) not in LOOPBACK:
+        try:
+            # The host without its port.
+            host_name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            host_name = ""
+        if host_name not in LOOPBACK:
             names = ", ".join(LOOPBACK)
             return _failure(403, f"Unknown Host header {host!r}; expected one of {names}.")
+
         url = urlsplit(target)
         token, _, path = url.path.removeprefix("/").partition("/")
         if not secrets.compare_digest(token.encode(), self.token.encode()):
             return _failure(404, "There is nothing here.")
         if path == "":
             return 200, "text/html", self.page
+
         try:
-            return 200, "application/json", embedded(self._document(path, url.query))
+            return 200, "application/json", json_for_script(self._document(path, url.query))
         except LookupError:
             return _failure(404, _NOTHING)
         except KvatlasError as error:
@@ -106,14 +115,16 @@ class Server(ThreadingHTTPServer):
         found = re.fullmatch(r"data/([^/]+)/(.+)\.json", path)
         if found is None:
             raise LookupError(path)
+
         name, address = found.groups()
         if name not in self.runs:
             raise LookupError(name)
         if address != "find":
             return self.runs[name].answer(address)
+
         given = {name: values[-1] for name, values in parse_qs(query).items()}
-        table = _number(given.get("table"))
-        start = _number(given.get("start"))
+        table = _request_number(given.get("table"))
+        start = _request_number(given.get("start"))
         return self.runs[name].find(given.get("text", "")[:400], given.get("what", ""), table, start or 0)
 
 
@@ -121,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     #: Seconds after which a silent connection ends.
     timeout = 60
-    server: Server
+    server: AppServer
 
     def do_GET(self) -> None:
         """Answer a request."""
@@ -139,18 +150,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _failure(status: int, sentence: str) -> tuple[int, str, str]:
-    return status, "application/json", embedded({"detail": sentence})
+    return status, "application/json", json_for_script({"detail": sentence})
 
 
-def _host_name(host: str) -> str:
-    """Return the host without its port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _number(text: str | None) -> int | None:
+def _request_number(text: str | None) -> int | None:
     if text is None or text == "":
         return None
     if not re.fullmatch(r"[0-9]{1,9}", text):
@@ -158,9 +161,9 @@ def _number(text: str | None) -> int | None:
     return int(text)
 
 
-def serve(runs: Sequence[AppRun], port: int) -> None:
+def serve_runs(runs: Sequence[AppRun], port: int) -> None:
     """Serve until SIGINT or SIGTERM; the address with its token is printed."""
-    with Server(runs, port) as server, suppress(KeyboardInterrupt):
+    with AppServer(runs, port) as server, suppress(KeyboardInterrupt):
         threading.Thread(target=server.follow, daemon=True).start()
         print(f"{server.address} (Ctrl-C stops)", flush=True)
         server.serve_forever()

@@ -35,7 +35,7 @@ DEPARTURES = 64
 SCRIPTS = ("base.js", "source.js", "maps.js", "charts.js", "problems.js", "maze.js", "tokens.js", "trace.js", "app.js")
 
 
-def embedded(value: Any) -> str:
+def json_for_script(value: Any) -> str:
     """Return JSON that can stand inside a script element: no character in it ends the element or begins markup.
 
     All texts in it, keys too, are made `visible`.
@@ -71,8 +71,9 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
         "columns": [column.page_words() for column in page_columns() if column.title],
         "marks": MARKS,
     }
+
     if documents is not None:
-        packed = gzip.compress(embedded(documents).encode(), mtime=0)
+        packed = gzip.compress(json_for_script(documents).encode(), mtime=0)
         constants["documents"] = base64.b64encode(packed).decode()
     return Template((web / "app.html").read_text("utf-8")).substitute(
         style=sheet,
@@ -80,7 +81,7 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
         style_hash=_policy_hash(sheet),
         script_hash=_policy_hash(script),
         connect="" if source == "embedded" else "connect-src 'self'; ",
-        page=embedded(constants),
+        page=json_for_script(constants),
     )
 
 
@@ -99,18 +100,20 @@ def write_bundle(runs: Sequence[AppRun], folder: Path) -> int:
     for run in runs:
         with Store.open(run.folder) as store:
             run.refresh(store)
-    texts = {"index.html": app_page("files"), "data/runs.json": embedded([run.summary() for run in runs])}
+
+    texts = {"index.html": app_page("files"), "data/runs.json": json_for_script([run.summary() for run in runs])}
     for name, text in texts.items():
-        _write(folder / name, text)
+        _write_document(folder / name, text)
+
     count = len(texts)
     for run in runs:
         for address in ("run", "about", *run.addresses(), *map(trace_address, run.places())):
-            _write(folder / "data" / run.name / f"{address}.json", embedded(run.answer(address)))
+            _write_document(folder / "data" / run.name / f"{address}.json", json_for_script(run.answer(address)))
             count += 1
     return count
 
 
-def _write(path: Path, text: str) -> None:
+def _write_document(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8", newline="")
 
@@ -127,10 +130,12 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
         raise KvatlasError("The run has no settings that a report could show.")
     (data,) = result.opened_runs
     run = AppRun(data, address_name(data.folder or Path("run")), result)
-    traces = _traces(run, per_cell)
+
+    traces = _traces_of_page(run, per_cell)
     for trace, departs in zip(traces.values(), run.departures(list(traces), DEPARTURES), strict=True):
         if departs:
             trace["departs"] = departs
+
     documents = {address: run.answer(address) for address in ("run", "about", *run.addresses())}
     documents |= {trace_address(place): trace for place, trace in traces.items()}
     named = {f"{run.name}/{address}": document for address, document in documents.items()}
@@ -147,20 +152,28 @@ def check_page(out: Path) -> None:
         raise KvatlasError(f"A report is a page and cannot be written as {out.name!r}; the name must end in .html.")
 
 
-def _traces(run: AppRun, per_cell: int) -> dict[Place, Json]:
+def _traces_of_page(run: AppRun, per_cell: int) -> dict[Place, Json]:
     """Return the page's traces, at most `TRACES_LIMIT` bytes of them."""
     tokens = sum(float(np.nansum(cell.traces["output_tokens"])) for cell in run.data.cells)
     # A token takes about seven bytes of the page; only where all may fit are all tried.
     most = run.promised if per_cell and 7 * tokens < TRACES_LIMIT else per_cell
     cells = sorted(range(len(run.marks)), key=lambda cell: not run.is_recommended(cell))
-    places_by_cell = [_with_full(run, _telling_places(run, cell)[:most]) for cell in cells]
+    places_by_cell = []
+    for cell in cells:
+        # After a trace that is not right stands that of the full cache.
+        pairs: list[list[Place]] = []
+        for place in _telling_places(run, cell)[:most]:
+            full = run.full(place)
+            pairs.append([place] if full is None or run.mark(place) == RIGHT else [place, full])
+        places_by_cell.append(pairs)
+
     traces: dict[Place, Json] = {}
     size = 0
     # In turns over the cells, recommended ones first, so that a limit takes from all of them alike.
     turns = filter(None, chain.from_iterable(zip_longest(*places_by_cell)))
     for place in dict.fromkeys(chain.from_iterable(turns)):
         document = run.trace(*place, whole=False)
-        size += len(embedded(document).encode())
+        size += len(json_for_script(document).encode())
         if size > TRACES_LIMIT:
             break
         traces[place] = document
@@ -184,14 +197,6 @@ def _telling_places(run: AppRun, cell: int) -> list[Place]:
             lost.append(place)
         else:
             wrong.append(place)
+
     lost = lost or wrong[:1]
     return list(dict.fromkeys([*lost[:1], *right[:1], *lost[1:], *wrong, *right[1:]]))
-
-
-def _with_full(run: AppRun, places: Sequence[Place]) -> list[list[Place]]:
-    """Return each place with that of the full cache's trace after one that is not right."""
-    pairs = []
-    for place in places:
-        full = run.full(place)
-        pairs.append([place] if full is None or run.mark(place) == RIGHT else [place, full])
-    return pairs

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, Map, NoteKind, Setting, Trace, grouped
+from kvatlas.core import KvatlasError, Map, NoteKind, Trace, grouped
 from kvatlas.registry import features
-from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, marks, run_document
+from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, outcome_letters, run_document
 from kvatlas.report.app.traces import question_documents, trace_document
 from kvatlas.report.departures import measure_departures
 from kvatlas.report.description import say
@@ -48,7 +48,7 @@ _READING = (
 
 
 @dataclass(frozen=True)
-class Table:
+class OutcomeTable:
     """The numbers of the cells of a model and a benchmark; `full` is the full cache's."""
 
     model: str
@@ -103,10 +103,11 @@ class AppRun:
         self.manifest = data.manifest
         by_size = sorted(self.manifest.expected, key=lambda cell: len(cell.problems))
         self.problems = {cell.benchmark: cell.problems for cell in by_size}
-        self.tables = _tables(self.manifest, self.problems)
-        self.table_of: dict[int, Table] = {}
+        self.tables = _outcome_tables(self.manifest, self.problems)
+        self.table_of: dict[int, OutcomeTable] = {}
         for table in self.tables:
             self.table_of |= dict.fromkeys(table.rows, table)
+
         self.promised = sum(len(cell.problems) * cell.samples for cell in self.manifest.expected)
         self._row = 0
         self._seen = -1
@@ -124,6 +125,7 @@ class AppRun:
             return False
         if self._seen >= 0 and (manifest := store.manifest()) != self.manifest:
             self._begin(replace(self.data, manifest=manifest, traces=TraceTable(manifest)))
+
         before = self._row
         added = ROWS
         while added == ROWS:
@@ -131,6 +133,7 @@ class AppRun:
             self.data.table.append(columns)
             added = len(columns)
             self.done = sum(cell.stored for cell in self.data.cells)
+
         changed = self._row != before or self._seen < 0
         self._seen = version
         if changed:
@@ -143,11 +146,12 @@ class AppRun:
 
     def _publish(self, tested: bool) -> None:
         """Make the run's document anew; `tested` with the tests of a complete run."""
-        self.marks = [marks(cell, self.problems[cell.benchmark]) for cell in self.data.cells]
+        self.marks = [outcome_letters(cell, self.problems[cell.benchmark]) for cell in self.data.cells]
         self.done = sum(cell.stored for cell in self.data.cells)
         # As they are now; None without the feature.
         autopsies = features.find("autopsy.page")
         self.autopsies = None if autopsies is None else autopsies(self.folder, self.manifest)
+
         result = self._given or Result((self.data,))
         warnings: list[str] = []
         maps: list[Map] = []
@@ -160,7 +164,9 @@ class AppRun:
                 raise
             warnings.append(str(error))
         if tested:
-            warnings += _partial_notes(maps)
+            notes = chain.from_iterable(map_.notes for map_ in maps)
+            warnings += dict.fromkeys(note.text for note in notes if note.kind is NoteKind.PARTIAL)
+
         document = run_document(result, maps, tested and bool(maps))
         self.version += 1
         self.finished = tested
@@ -259,23 +265,34 @@ class AppRun:
 
     def about(self) -> Json:
         """Return the run's sentences, comparisons and provenance; without tests while it is not complete."""
-        document: Json = {
-            **dict.fromkeys(("interpretation", "observations", "sentences", "comparisons"), ()),
-            "provenance": [[name, _as_text(value)] for name, value in self.manifest.provenance.items()],
-            "spec": json.dumps(dict(self.manifest.spec), indent=2, ensure_ascii=False, default=str),
-            "keys": self._run_keys(),
-        }
-        if self.finished:
-            with self._describing:
-                document |= _sentences(self.result)
-        return document
+        provenance = []
+        for name, value in self.manifest.provenance.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            provenance.append([name, text])
 
-    def _run_keys(self) -> list[list[Any]]:
-        """Return the run keys, each with the names of its cells."""
+        # The run keys, each with the names of its cells.
         cells_by_key: dict[str, list[str]] = {}
         for cell in self.manifest.expected:
             cells_by_key.setdefault(cell.run_key, []).append(" | ".join(map(str, cell.name)))
-        return [[key, names] for key, names in cells_by_key.items()]
+        document: Json = {
+            **dict.fromkeys(("interpretation", "observations", "sentences", "comparisons"), ()),
+            "provenance": provenance,
+            "spec": json.dumps(dict(self.manifest.spec), indent=2, ensure_ascii=False, default=str),
+            "keys": [[key, names] for key, names in cells_by_key.items()],
+        }
+
+        if not self.finished:
+            return document
+        with self._describing:
+            result = self.result
+            chosen = [say("recommendations", result), say("without_full", result), say("effects", result)]
+            return {
+                **document,
+                "interpretation": list(chain.from_iterable(chosen)),
+                "observations": [*say("observations", result), *say("notes", result)],
+                "sentences": [[one.title, say("analysis", one)] for one in result.every],
+                "comparisons": result.comparison_documents(),
+            }
 
     # -- traces -------------------------------------------------------------------------------------------------------
 
@@ -333,6 +350,7 @@ class AppRun:
             raise KvatlasError(f"Unknown filter {what!r}; expected one of {', '.join(FILTERS[1:])}.")
         tables = self.tables if table is None else [self.tables[table]]
         places = list(self.places(list(chain.from_iterable(one.rows for one in tables))))
+
         until = time.monotonic() + SEARCH_SECONDS
         hits: list[list[Any]] = []
         with self.data.store() as store:
@@ -340,20 +358,12 @@ class AppRun:
                 if time.monotonic() > until or len(hits) >= SEARCH_HITS:
                     return {"hits": hits, "next": index, "seen": index, "total": len(places)}
                 place = places[index]
-                around = self._text_around(store, place, text.lower()) if self._fits(what, place) else None
+                around = None
+                if self._fits(what, place):
+                    around = _text_around(store.text(self.key(place)), text.lower()) if text else ""
                 if around is not None:
                     hits.append([*place, self.mark(place), around])
         return {"hits": hits, "next": None, "seen": len(places), "total": len(places)}
-
-    def _text_around(self, store: Store, place: Place, text: str) -> str | None:
-        """Return the text around the first place where a trace has `text`, in lower case; None if it does not."""
-        if not text:
-            return ""
-        whole = store.text(self.key(place))
-        position = whole.lower().find(text)
-        if position < 0:
-            return None
-        return whole[max(0, position - AROUND) : position + len(text) + AROUND]
 
     def _fits(self, what: str, place: Place) -> bool:
         mark = self.mark(place)
@@ -363,28 +373,12 @@ class AppRun:
         return {"": True, "right": mark == RIGHT, "wrong": mark != RIGHT, "truncated": mark == TRUNCATED}[what]
 
 
-def _partial_notes(maps: Sequence[Map]) -> list[str]:
-    """Return the notes on missing traces, each once."""
-    notes = chain.from_iterable(map_.notes for map_ in maps)
-    return list(dict.fromkeys(note.text for note in notes if note.kind is NoteKind.PARTIAL))
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _sentences(result: Result) -> Json:
-    """Return what a result says in words, and its comparisons."""
-    return {
-        "interpretation": [
-            *say("recommendations", result),
-            *say("without_full", result),
-            *say("effects", result),
-        ],
-        "observations": [*say("observations", result), *say("notes", result)],
-        "sentences": [[one.title, say("analysis", one)] for one in result.every],
-        "comparisons": result.comparison_documents(),
-    }
+def _text_around(whole: str, text: str) -> str | None:
+    """Return what stands around the first place where a trace has `text`, in lower case; None if it does not."""
+    position = whole.lower().find(text)
+    if position < 0:
+        return None
+    return whole[max(0, position - AROUND) : position + len(text) + AROUND]
 
 
 def open_runs(
@@ -412,19 +406,22 @@ def trace_address(place: Place) -> str:
     return "/".join(("trace", *map(str, place)))
 
 
-def _order(setting: Setting) -> tuple[bool, list[str | float]]:
-    """Return a key that puts the full cache first and orders settings by name, numbers within it by value."""
-    pieces = re.split(r"(\d+(?:\.\d+)?)", str(setting))
-    return setting.policy != "full", [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
-
-
-def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[Table]:
+def _outcome_tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[OutcomeTable]:
     """Return a table for each model, benchmark and number of samples."""
     expected = manifest.expected
-    rows = sorted(range(len(expected)), key=lambda cell: _order(expected[cell].setting))
+
+    def order(cell: int) -> tuple[bool, list[str | float]]:
+        """Return a key that puts the full cache first and orders settings by name, numbers within it by value."""
+        pieces = re.split(r"(\d+(?:\.\d+)?)", str(expected[cell].setting))
+        numbers = [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
+        return expected[cell].setting.policy != "full", numbers
+
+    rows = sorted(range(len(expected)), key=order)
     groups = grouped(rows, lambda cell: (expected[cell].model, expected[cell].benchmark, expected[cell].samples))
     tables = []
     for (model, benchmark, samples), cells in groups.items():
         full = next((cell for cell in reversed(cells) if str(expected[cell].setting) == "full"), None)
-        tables.append(Table(model, model_name(model), benchmark, problems[benchmark], samples, tuple(cells), full))
+        tables.append(
+            OutcomeTable(model, model_name(model), benchmark, problems[benchmark], samples, tuple(cells), full)
+        )
     return tables

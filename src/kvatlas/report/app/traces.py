@@ -22,24 +22,32 @@ QUESTIONS_LIMIT = 500_000
 
 
 def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -> dict[str, Any]:
-    """Return a trace, cut into tokens with the time of each one's eviction (see `evictions_of`).
+    """Return a trace, cut into tokens with the time of each one's eviction (see `evictions_in_steps`).
 
     As much of it as a page holds, or the `whole` of it.
     """
     problem = materials.problem(trace)
-    pieces = _pieces(trace, materials, whole)
+    # The texts of the tokens to show; None without the tokenizer, and for a text too long for a page.
+    pieces = materials.pieces(trace.model, trace.tokens if whole else trace.tokens[:TOKEN_LIMIT])
+    if pieces is not None and not whole and sum(map(len, pieces)) > TEXT_LIMIT:
+        pieces = None
     if pieces is not None:
         text = "".join(pieces)
         more = len(trace.tokens) - len(pieces)
     else:
         text = trace.text if whole else trace.text[:TEXT_LIMIT]
         more = len(trace.text) - len(text)
+
+    outcome = "right" if trace.grade.correct else "wrong"
+    if trace.grade.status is not Status.OK:
+        outcome = f"wrong ({trace.grade.outcome})"
+    answer = trace.grade.answer
     document = {
         "problem": trace.problem,
         "sample": trace.sample,
-        "verdict": _verdict(trace),
+        "verdict": outcome,
         "right": trace.grade.status is Status.OK and trace.grade.correct,
-        "answer": _cut(trace.grade.answer, 2_000),
+        "answer": None if answer is None else answer[:ANSWER_LIMIT],
         "progress": round(trace.grade.progress, 4),
         "reference": None if problem is None else problem.answer[:ANSWER_LIMIT],
         "question": None if problem is None else problem.question[:QUESTION_LIMIT],
@@ -51,8 +59,14 @@ def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -
         "text": text,
         "more": more,
     }
-    if pieces is not None:
-        document |= _token_fields(trace, pieces)
+    if pieces is None:
+        return document
+
+    # Scripts count UTF-16 units, in text whose hidden characters were made visible.
+    document["lengths"] = [len(visible(piece).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces]
+    if trace.eviction_trace is not None and trace.usage.prompt_tokens is not None:
+        window = local_window_of(trace.setting)
+        document |= evictions_in_steps(trace.eviction_trace, trace.usage.prompt_tokens, len(pieces), window)
     return document
 
 
@@ -71,38 +85,7 @@ def question_documents(problems: Sequence[Problem | None]) -> list[dict[str, Any
     return documents
 
 
-def _pieces(trace: Trace, materials: RunMaterials, whole: bool) -> list[str] | None:
-    """Return the texts of the tokens to show; None without the tokenizer, and for a text too long for a page."""
-    if whole:
-        return materials.pieces(trace.model, trace.tokens)
-    pieces = materials.pieces(trace.model, trace.tokens[:TOKEN_LIMIT])
-    if pieces is not None and sum(map(len, pieces)) > TEXT_LIMIT:
-        return None
-    return pieces
-
-
-def _token_fields(trace: Trace, pieces: list[str]) -> dict[str, Any]:
-    """Return the length of each token's text, and the evictions if the trace has them."""
-    # Scripts count UTF-16 units, in text whose hidden characters were made visible.
-    fields = {"lengths": [len(visible(piece).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces]}
-    if trace.eviction_trace is not None and trace.usage.prompt_tokens is not None:
-        window = local_window_of(trace.setting)
-        fields |= evictions_of(trace.eviction_trace, trace.usage.prompt_tokens, len(pieces), window)
-    return fields
-
-
-def _verdict(trace: Trace) -> str:
-    """Return the outcome of a trace, with the status of one that has no answer."""
-    if trace.grade.status is not Status.OK:
-        return f"wrong ({trace.grade.outcome})"
-    return "right" if trace.grade.correct else "wrong"
-
-
-def _cut(text: str | None, most: int) -> str | None:
-    return None if text is None else text[:most]
-
-
-def evictions_of(eviction_trace: EvictionTrace, prompt: int, new: int, window: int | None) -> dict[str, Any]:
+def evictions_in_steps(eviction_trace: EvictionTrace, prompt: int, new: int, window: int | None) -> dict[str, Any]:
     """Return when tokens were evicted: of the prompt (counts), and of the first `new` new tokens.
 
     `steps` are the steps at which tokens left; `left` has for each token the number of its step from 1, 0 for never;
@@ -114,12 +97,14 @@ def evictions_of(eviction_trace: EvictionTrace, prompt: int, new: int, window: i
     steps = sorted(set(eviction_trace.evicted_at) - {0})
     step_index = {step: index for index, step in enumerate([0, *steps])}
     prompt_left = Counter(eviction_trace.evicted_at[:prompt])
+
     document: dict[str, Any] = {
         "steps": steps,
         "left": [step_index[step] for step in new_left],
         "judged": max(0, steps[-1] - 1 - (window or 0)) if steps else 0,
         "prompt_left": [prompt_left[step] for step in steps],
     }
+
     if eviction_trace.holders > 1:
         kept = eviction_trace.kept_by[prompt : prompt + new]
         document["holders"] = eviction_trace.holders
