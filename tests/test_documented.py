@@ -78,7 +78,7 @@ def test_a_page_names_what_is_there(page: Path) -> None:
 
 def test_options_that_a_sentence_names_are_those_of_a_command() -> None:
     """Of all sentences for users: errors, findings, notes, and what commands print."""
-    texts = "KvatlasError", "Finding", "Note", "echo", "note"
+    texts = "KvatlasError", "CheckResult", "Note", "echo", "note"
     named = {
         option
         for path in (ROOT / "src").rglob("*.py")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from kvatlas.results import Expected
     from kvatlas.sweeps import Progress
 
 
@@ -116,7 +115,7 @@ class Run:
         """Return a map for each model, benchmark and policy with its plateau, or with `mean` the benchmarks' means."""
         results = self._result.means if mean else self._result.maps
         maps = of_policy([one.map for one in results], policy)
-        return [_heatmap(map_) for map_ in maps]
+        return [Heatmap(**{field.name: getattr(map_, field.name) for field in fields(map_)}) for map_ in maps]
 
     def cells(self) -> pd.DataFrame:
         """Return a row for each setting of each model and benchmark, baselines included.
@@ -128,7 +127,11 @@ class Run:
         import pandas as pd
 
         cells = [cell for cell in self.data.cells if cell.measured and self.data.fits(cell)]
-        return pd.DataFrame([_row(cell.expected, cell.cell) for cell in cells])
+        rows = []
+        for cell in cells:
+            identity = {"model": cell.model, "benchmark": cell.benchmark, "policy": cell.setting.policy}
+            rows.append({**identity, **cell.setting.values, "baseline": cell.baseline, **frame_row(cell.cell)})
+        return pd.DataFrame(rows)
 
     def traces(self, *, texts: bool = True) -> Iterator[Trace]:
         """Yield the traces of the run's cells; without their tokens and texts if `texts` is false."""
@@ -295,21 +298,6 @@ def _check_arguments(policy: str, parameters: Mapping[str, Any]) -> None:
         close = get_close_matches(name, signature(run).parameters, n=1)
         if name not in parameter_names and close:
             raise KvatlasError(f"run has no argument {name!r}, nor the policy {policy!r}. Did you mean {close[0]!r}?")
-
-
-def _heatmap(map_: core.Map) -> Heatmap:
-    return Heatmap(**{field.name: getattr(map_, field.name) for field in fields(map_)})
-
-
-def _row(expected: Expected, cell: core.Cell) -> dict[str, Any]:
-    return {
-        "model": expected.model,
-        "benchmark": expected.benchmark,
-        "policy": cell.setting.policy,
-        **cell.setting.values,
-        "baseline": expected.baseline,
-        **frame_row(cell),
-    }
 
 
 def add_column(

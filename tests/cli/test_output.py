@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvatlas.cli import output
+from kvatlas.cli import output, progress, run_output
 from kvatlas.core import Grade, Setting, Status, Trace
 from kvatlas.report.demo import FIGURES, first_look
 from kvatlas.results import Store
@@ -54,7 +54,7 @@ def test_traces_are_called_what_they_came_to(
         store.put_manifest(plan)
         for number, (grade, _) in enumerate(grades):
             store.add(expected.run_key, trace(expected, f"p{number}", 0, False, grade=grade))
-    output.print_run(tmp_path / "run", len(grades))
+    run_output.print_run(tmp_path / "run", len(grades))
     lines = capsys.readouterr().out.splitlines()
     for number, (grade, text) in enumerate(grades):
         assert f"p{number}, sample 0: {text}" in lines
@@ -75,9 +75,9 @@ def test_a_log_gets_a_line_now_and_then_and_at_the_end(
 ) -> None:
     """Traces of earlier sessions do not count for the rate: after 8 of 11 one takes 16 s, the next two 32."""
     clock = itertools.chain([0.0, 16.0], itertools.repeat(17.0))
-    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     for quiet, lines in ((False, ["9/11", "11/11"]), (True, [])):
-        on_trace = output.progress_display(quiet=quiet)
+        on_trace = progress.progress_display(quiet=quiet)
         for done in range(9, 12):
             on_trace(Progress(decoded, done, 11, 300 * (done - 8), 0))
         err = capsys.readouterr().err.splitlines()
@@ -90,8 +90,8 @@ def test_a_terminal_gets_a_bar_that_ends(decoded: Trace, monkeypatch: pytest.Mon
     console = Console(file=written, force_terminal=True, width=80)
     monkeypatch.setattr("rich.console.Console", lambda **_: console)
     clock = itertools.count()
-    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
-    on_trace = output.progress_display()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    on_trace = progress.progress_display()
     for done in range(1, 12):
         on_trace(Progress(decoded, done, 11, 3_000_000 * done, 0))
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.getvalue())
@@ -148,7 +148,7 @@ def test_a_first_look_then_figures_report_and_what_to_choose(
     pictures = first_look(folder)
     assert pictures == [folder / "means.png", folder / "tiny-dynts.png"]
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
-    output.print_demo(folder)
+    run_output.print_demo(folder)
     said = " ".join(capsys.readouterr().out.split())
     assert "tiny dynts: local_window \\ ratio" in said
     assert "In words tiny, mean of 2" in said

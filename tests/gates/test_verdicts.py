@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvatlas
-from kvatlas.gates.gate_result import GateResult
+from kvatlas.gates.gate import GateResult
 from tests.command_line import Call
 from tests.gates.answer_files import Floats, numpy_verdict, write_answers
 

@@ -9,7 +9,7 @@ import pytest
 from kvatlas.core import Grade, KvatlasError, Setting, Status
 from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.results.export import csv_text, record, replacing, write_maps, write_traces
+from kvatlas.results.export import csv_text, replacing, trace_record, write_maps, write_traces
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, trace
@@ -35,14 +35,14 @@ def test_jsonl_has_one_object_per_trace(run, tmp_path):
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert (len(rows), list(rows[0])) == (60, NAMES)
     with Store.open(run) as store:
-        assert rows == [record(key, trace) for key, trace in store.traces()]
+        assert rows == [trace_record(key, trace) for key, trace in store.traces()]
     assert [name for name in rows[-1] if name in ("kv_budget", "ratio")] == []
 
 
 def test_parquet_has_the_same_rows(run, tmp_path):
     write_traces(run, "parquet", tmp_path / "t.parquet")
     with Store.open(run) as store:
-        expected = [record(key, trace) for key, trace in store.traces()]
+        expected = [trace_record(key, trace) for key, trace in store.traces()]
     table = pq.read_table(tmp_path / "t.parquet")
     assert table.schema.names == NAMES
     assert [str(table.schema.field(name).type) for name in ("correct", "sample", "ratio", "text")] == [
@@ -121,5 +121,5 @@ def test_further_metrics_are_columns(tmp_path):
 def test_a_metric_whose_name_is_taken_gets_a_prefix():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=1)
     grade = Grade(True, 1.0, "7", Status.OK, {"ratio": 0.5, "beauty": 1.0})
-    row = record("key", trace(plan.expected[0], "p0", 0, True, grade=grade))
+    row = trace_record("key", trace(plan.expected[0], "p0", 0, True, grade=grade))
     assert (row["metric_ratio"], row["ratio"], row["beauty"]) == (0.5, 0.1, 1.0)

@@ -7,10 +7,10 @@ import pytest
 
 from kvatlas.core import Grade, Status, Vacuous
 from kvatlas.report.result import Result
-from kvatlas.results.records import digest
+from kvatlas.results.records import digest_of_tokens
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.validity import Kind, findings, validities, validity
+from kvatlas.stats.validity import Kind, findings, validities, validity_of
 from tests.stats.synthetic import grid, manifest, traces
 
 NO_ANSWER = Grade(False, 0.0, None, Status.NO_ANSWER)
@@ -24,7 +24,7 @@ def cells(change: Any = lambda trace: trace, **plan: Any) -> Any:
 def texts(trace: Any, per: str) -> Any:
     """With a digest that differs by setting, by policy, or not at all."""
     told = {"setting": trace.setting.id, "policy": trace.setting.policy, "": ""}[per]
-    return replace(trace, token_digest=digest(f"{told} {trace.problem} {trace.sample}".encode()))
+    return replace(trace, token_digest=digest_of_tokens(f"{told} {trace.problem} {trace.sample}".encode()))
 
 
 def uncompressed(trace: Any) -> Any:
@@ -88,7 +88,7 @@ def test_one_benchmark_that_shows_something_is_enough_to_choose() -> None:
 
 def test_settings_with_identical_texts_are_grouped() -> None:
     result = cells(lambda trace: texts(trace, "policy"))
-    checked = validity(result.cells)
+    checked = validity_of(result.cells)
     assert sorted(map(len, checked.identical)) == [9, 9]
     assert not checked.same
     (mean,) = (mean_map for mean_map in mean_maps(maps_of_run(result)) if mean_map.policy == "dynts")
@@ -98,9 +98,9 @@ def test_settings_with_identical_texts_are_grouped() -> None:
 def test_missing_traces_and_unknown_texts_are_never_identical() -> None:
     made = manifest(grid("dynts"))
     kept = [(key, texts(trace, "")) for key, trace in traces(made) if trace.problem != "p0"]
-    checked = validity(RunData(made, kept).cells)
+    checked = validity_of(RunData(made, kept).cells)
     assert checked.identical == ()
-    assert validity(RunData(made).cells) is None
+    assert validity_of(RunData(made).cells) is None
 
 
 def test_cells_whose_prompts_leave_no_choice_are_a_finding() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import Check, Finding, KvatlasError
+from kvatlas.core import Check, CheckResult, KvatlasError
 from kvatlas.cpu.native import load
 from kvatlas.models import ModelHandle
 from kvatlas.models.handle import handle_for
@@ -16,7 +16,7 @@ __all__ = ["gpu"]
 
 
 @pytest.fixture
-def examined(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Callable[[], dict[str, Finding]]:
+def examined(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Callable[[], dict[str, CheckResult]]:
     """Return the findings on the GPU, which decodes little."""
     monkeypatch.setattr(doctor, "STEPS", 8)
     return lambda: {finding.name: finding for finding in doctor.check_machine()}
@@ -28,7 +28,7 @@ def test_it_prints_a_block_for_an_issue_report(succeed: Callable[..., str]) -> N
     assert [line.split()[:2] for line in lines][2:] == [["ok" if load() else "warning", "kernels"], ["ok", "tokens"]]
 
 
-def test_a_gpu_is_examined(examined: Callable[[], dict[str, Finding]], gpu: Gpu) -> None:
+def test_a_gpu_is_examined(examined: Callable[[], dict[str, CheckResult]], gpu: Gpu) -> None:
     result = examined()
     assert {finding.status for finding in result.values()} == {Check.OK}
     assert "70.0 GiB free of 80.0; GPUs: 1" in result["device"].message
@@ -46,7 +46,7 @@ def test_a_gpu_is_examined(examined: Callable[[], dict[str, Finding]], gpu: Gpu)
     ],
 )
 def test_wrong_tokens_are_a_failure(
-    examined: Callable[[], dict[str, Finding]], monkeypatch: pytest.MonkeyPatch, rows: int, sentence: str
+    examined: Callable[[], dict[str, CheckResult]], monkeypatch: pytest.MonkeyPatch, rows: int, sentence: str
 ) -> None:
     from tests.engine import gpu_stand_in
 

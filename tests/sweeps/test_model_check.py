@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from kvatlas import models
 from kvatlas.answers.reading import PUBLISHED
 from kvatlas.benchmarks import find
-from kvatlas.core import Check, Finding
+from kvatlas.core import Check, CheckResult
 from kvatlas.models import ModelHandle
 from kvatlas.sweeps import doctor
 from kvatlas.sweeps.doctor import check_model
@@ -20,7 +20,7 @@ NAMES += ["one step", "keys in few bits", "generation"]
 CHAIN: Sequence[str] = tuple(problem.question for problem in find("CHAIN8").problems(3))
 
 
-def findings(model: ModelHandle, messages: Sequence[str] = CHAIN, new_tokens: int = 12) -> dict[str, Finding]:
+def findings(model: ModelHandle, messages: Sequence[str] = CHAIN, new_tokens: int = 12) -> dict[str, CheckResult]:
     return {item.name: item for item in check_model(model, messages, new_tokens)}
 
 

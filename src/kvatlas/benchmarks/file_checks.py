@@ -17,7 +17,7 @@ from kvatlas.answers import normal
 from kvatlas.benchmarks import problem_files
 from kvatlas.benchmarks.base import Benchmark
 from kvatlas.benchmarks.public import SOURCES, Questions
-from kvatlas.core import Check, Finding, KvatlasError, Problem, canonical, digest
+from kvatlas.core import Check, CheckResult, KvatlasError, Problem, canonical, digest
 from kvatlas.text import counted
 
 Problems = Sequence[Problem]
@@ -32,7 +32,7 @@ CHECKED = 2000
 ENOUGH = 20
 
 
-def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[Finding]:
+def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[CheckResult]:
     """Yield the findings about a benchmark or its first `limit` problems; KvatlasError for an unreadable file."""
     problems = benchmark.problems(limit)
     if isinstance(benchmark, Questions):
@@ -47,22 +47,24 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
         for content, names in usual.items():
             columns[content] = columns.get(content) or problem_files.find_column(read.first, *names) or ""
         message = ", ".join(f"{content} in {columns[content]!r}" for content in usual if columns[content])
-        yield Finding("columns", Check.OK, message)
+        yield CheckResult("columns", Check.OK, message)
 
         yield _check_published(benchmark, read)
         yield _check_references(problems)
         yield _check_own_answers(benchmark, problems)
     else:
-        yield Finding("problems", Check.OK, f"{counted(len(problems), 'problem')} (digest {_short_digest(problems)})")
+        yield CheckResult(
+            "problems", Check.OK, f"{counted(len(problems), 'problem')} (digest {_short_digest(problems)})"
+        )
     yield _check_duplicates(problems)
 
     lengths = [len(benchmark.prompt(problem)) for problem in problems]
     message = f"{statistics.median(lengths):,.0f} characters in the median, {max(lengths):,} at most"
-    yield Finding("prompts", Check.OK, message)
+    yield CheckResult("prompts", Check.OK, message)
 
     example = problems[0]
     message = f"{example.id}, to be answered with {example.answer}:\n{benchmark.prompt(example)}"
-    yield Finding("example", Check.OK, message)
+    yield CheckResult("example", Check.OK, message)
 
 
 def notes_on(benchmark: Benchmark, limit: int | None = None) -> list[str]:
@@ -109,51 +111,53 @@ def _short_digest(problems: Problems) -> str:
     return digest([[p.question, p.answer, p.about.get("choices")] for p in problems])[:12]
 
 
-def _warning(name: str, affected: Problems, problems: Problems, fault: str, advice: str = "") -> Finding:
+def _warning(name: str, affected: Problems, problems: Problems, fault: str, advice: str = "") -> CheckResult:
     message = f"{len(affected)} of {counted(len(problems), 'problem')} {fault} (first {affected[0].id})"
-    return Finding(name, Check.WARNING, message, advice)
+    return CheckResult(name, Check.WARNING, message, advice)
 
 
-def _check_published(benchmark: Questions, read: problem_files.ProblemFile) -> Finding:
+def _check_published(benchmark: Questions, read: problem_files.ProblemFile) -> CheckResult:
     """Report the number of problems; of a published set compare number, answers and questions with it."""
     name = "problems"
     count = len(read.problems)
     message = f"{counted(count, 'problem')} with a reference answer (digest {_short_digest(read.problems)})"
     if not read.whole:
-        return Finding(name, Check.OK, f"{message}, the first of more")
+        return CheckResult(name, Check.OK, f"{message}, the first of more")
     without_answer = read.rows - count
     left_out = f"{without_answer} without one are left out" if without_answer else ""
     source = SOURCES.get(benchmark.name)
     if source is None:
-        return Finding(name, Check.WARNING if left_out else Check.OK, message, left_out)
+        return CheckResult(name, Check.WARNING if left_out else Check.OK, message, left_out)
 
     # The answers of another published set, or another number of problems.
     mark = fingerprint(read.problems)
     other = next((other for other, published in SOURCES.items() if published.answers == mark), benchmark.name)
     if other != benchmark.name:
-        return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
+        return CheckResult(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
     if source.size != count:
         message = f"{counted(count, 'problem')} with a reference answer, where the published set has {source.size}"
-        return Finding(name, Check.WARNING, message, left_out or "the file is not the published set")
+        return CheckResult(name, Check.WARNING, message, left_out or "the file is not the published set")
     if left_out:
-        return Finding(name, Check.WARNING, message, left_out)
+        return CheckResult(name, Check.WARNING, message, left_out)
     if source.answers not in ("", mark):
-        return Finding(name, Check.WARNING, "the reference answers are not all those of the published set")
+        return CheckResult(name, Check.WARNING, "the reference answers are not all those of the published set")
 
     # The questions of public copies.
     if not source.answers:
-        return Finding(name, Check.OK, f"{message}, as many as in the published set")
+        return CheckResult(name, Check.OK, f"{message}, as many as in the published set")
     marks = problem_marks(read.problems)
     unlike = [problem for problem, mark in zip(read.problems, marks, strict=True) if mark not in source.problems]
     if not unlike:
-        return Finding(name, Check.OK, f"{message}, as published")
+        return CheckResult(name, Check.OK, f"{message}, as published")
     if len(unlike) < MANY * count:
         fault = f"{counted(len(unlike), 'question')} not in the published words (first {unlike[0].id})"
-        return Finding(name, Check.WARNING, f"{message}, answers as published, {fault}", "compare with another copy")
-    return Finding(name, Check.OK, f"{message}, answers as published (questions in other words are not compared)")
+        return CheckResult(
+            name, Check.WARNING, f"{message}, answers as published, {fault}", "compare with another copy"
+        )
+    return CheckResult(name, Check.OK, f"{message}, answers as published (questions in other words are not compared)")
 
 
-def _check_references(problems: Problems) -> Finding:
+def _check_references(problems: Problems) -> CheckResult:
     """Look for solutions in place of answers, and for letters without choices."""
     name = "references"
     solutions = []
@@ -171,10 +175,10 @@ def _check_references(problems: Problems) -> Finding:
     if len(letters) >= MANY * len(problems):
         advice = "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ..."
         return _warning(name, letters, problems, "have a letter for a reference answer and no choices", advice)
-    return Finding(name, Check.OK, f"{max(len(p.answer) for p in problems)} characters at most")
+    return CheckResult(name, Check.OK, f"{max(len(p.answer) for p in problems)} characters at most")
 
 
-def _check_own_answers(benchmark: Questions, problems: Problems) -> Finding:
+def _check_own_answers(benchmark: Questions, problems: Problems) -> CheckResult:
     """Look for reference answers that, boxed, are graded wrong."""
     name = "own answers"
     # Integers are always graded right.
@@ -182,14 +186,14 @@ def _check_own_answers(benchmark: Questions, problems: Problems) -> Finding:
     refused = (p for p in spelled if not benchmark.grade(p, rf"\boxed{{{p.answer}}}").correct)
     wrong = list(itertools.islice(refused, ENOUGH))
     if not wrong:
-        return Finding(name, Check.OK, "every reference answer is graded right")
+        return CheckResult(name, Check.OK, "every reference answer is graded right")
     many = "or more " if len(wrong) == ENOUGH else ""
     first = f"first {wrong[0].id}: {wrong[0].answer[:80]!r}"
     message = f"{len(wrong)} {many}of {len(problems)} reference answers are graded wrong themselves ({first})"
-    return Finding(name, Check.FAILED if len(wrong) >= MANY * len(problems) else Check.WARNING, message)
+    return CheckResult(name, Check.FAILED if len(wrong) >= MANY * len(problems) else Check.WARNING, message)
 
 
-def _check_duplicates(problems: Problems) -> Finding:
+def _check_duplicates(problems: Problems) -> CheckResult:
     """Look for questions that are there twice, and for different answers to them."""
     groups: dict[str, list[Problem]] = defaultdict(list)
     for problem in problems:
@@ -198,7 +202,7 @@ def _check_duplicates(problems: Problems) -> Finding:
 
     repeated = [group for group in groups.values() if len(group) > 1]
     if not repeated:
-        return Finding("duplicates", Check.OK, "every question is there once")
+        return CheckResult("duplicates", Check.OK, "every question is there once")
     later: list[Problem] = []
     several = 0
     for group in repeated:

@@ -48,7 +48,7 @@ def _print_version(value: bool) -> None:
 
 
 @app.callback()
-def _common(
+def _app_options(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and end.")
     ] = False,
@@ -103,7 +103,7 @@ def main() -> None:
         # Typer ends a command whose reader closed the pipe, as `head` does.
         if isinstance(error.__context__, BrokenPipeError):
             sys.exit(error.code)
-        _end(f"Code outside kvatlas ended this command ({reason(error)}).")
+        _exit_with(f"Code outside kvatlas ended this command ({reason(error)}).")
     except TyperException as error:
         from typer.rich_utils import rich_format_error
 
@@ -112,11 +112,11 @@ def main() -> None:
         rich_format_error(error)  # type: ignore[arg-type]
         sys.exit(error.exit_code)
     except typer.Abort:
-        _end("Aborted.", 130)
+        _exit_with("Aborted.", 130)
     except KvatlasError as error:
-        _end(str(error))
+        _exit_with(str(error))
     except _OUTSIDE as error:
-        _end(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
+        _exit_with(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
     except Exception:
         # A fault of ours keeps its traceback. Its exit code is no verdict: `gate` and `deploy verify` use 1 and 3.
         traceback.print_exc()
@@ -149,7 +149,7 @@ def _no_interrupt_lost() -> Iterator[None]:
         sys.unraisablehook = usual
 
 
-def _end(sentence: str, code: int = 2) -> NoReturn:
+def _exit_with(sentence: str, code: int = 2) -> NoReturn:
     if len(sentence) > _LONGEST:
         sentence = f"{sentence[:_LONGEST]} ... ({len(sentence):,} characters)"
     # Names that are not UTF-8 hold lone surrogates, which terminals may not encode.

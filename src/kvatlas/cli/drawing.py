@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvatlas.cli import options
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, Note, NoteKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kvatlas.core import Note
     from kvatlas.stats.systems import ModelSetting
 
 app = options.Commands()
 
 
 @app.command("map")
-def map_(
+def map_command(
     inputs: options.Inputs,
     out: options.FigureFile,
     mean: Annotated[bool, typer.Option("--mean", help="Means over benchmarks, models side by side.")] = False,
@@ -64,8 +61,8 @@ def map_(
         typer.echo(path)
 
 
-@app.command()
-def compare(
+@app.command("compare")
+def compare_command(
     inputs: options.Inputs,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw pairs of systems: PNG, SVG or PDF.")] = None,
     metric: options.Metric = "pass@1",
@@ -86,7 +83,7 @@ def compare(
         if is_given and out is None:
             raise KvatlasError(f"{option} is for a figure of systems, and none is asked for; name it with --out.")
     if out is None:
-        _check(inputs, published, partial, as_json)
+        _print_agreement(inputs, published, partial, as_json)
         return
     _check_no_mean(published, "a figure of systems")
     from kvatlas.figures.pairwise import check_panels, names_of, pair_text, pairwise_figure, save_pairwise
@@ -94,7 +91,7 @@ def compare(
     from kvatlas.stats.systems import pairs_of
 
     check_figure(out)
-    systems, notes = _systems([Path(name) for name in inputs], metric, policy, partial, benchmark)
+    systems, notes = _chosen_systems([Path(name) for name in inputs], metric, policy, partial, benchmark)
     check_panels(systems)
     pairs = pairs_of(systems)
     names = names_of(systems)
@@ -110,7 +107,7 @@ def compare(
         typer.echo(pair_text(compared, names[i], names[j]))
 
 
-def _check(inputs: list[str], published: str | None, partial: bool, as_json: bool) -> None:
+def _print_agreement(inputs: list[str], published: str | None, partial: bool, as_json: bool) -> None:
     from kvatlas.report.agreement import compare_maps, compare_runs, maps_as_text, runs_as_text
     from kvatlas.report.view_options import ReadOptions, bare_maps
 
@@ -137,7 +134,7 @@ def _check_no_mean(published: str | None, output: str) -> None:
         raise KvatlasError(f"--published {published} is for a comparison of two maps, and this is {output}.")
 
 
-def _systems(
+def _chosen_systems(
     runs: list[Path], metric: str, names: list[str] | None, partial: bool, benchmarks: list[str] | None = None
 ) -> tuple[list[ModelSetting], list[Note]]:
     from kvatlas.stats.maps import check_complete, partial_note
@@ -148,23 +145,21 @@ def _systems(
     chosen = choose(systems, names or [], best=True)
     cells = list(chain.from_iterable(system.cells for system in chosen))
     check_complete(cells, partial, "figure")
-    return chosen, [*partial_note(cells), *_best_note(systems, chosen)]
+    notes = list(partial_note(cells))
 
-
-def _best_note(systems: Sequence[ModelSetting], chosen: Sequence[ModelSetting]) -> list[Note]:
-    """Return a note if settings were chosen by their values."""
-    from kvatlas.core import Note, NoteKind
-
+    # Settings that were chosen by their values.
     settings = Counter((system.model, system.setting.policy) for system in systems)
     count = max(settings[system.model, system.setting.policy] for system in chosen)
-    if count == 1 or len(chosen) == len(systems):
-        return []
-    text = f"each system is one setting of a policy, of up to {count}; where parameters do not say which, the highest"
-    return [Note(NoteKind.LEFT_OUT, text)]
+    if count > 1 and len(chosen) < len(systems):
+        text = (
+            f"each system is one setting of a policy, of up to {count}; where parameters do not say which, the highest"
+        )
+        notes.append(Note(NoteKind.LEFT_OUT, text))
+    return chosen, notes
 
 
-@app.command()
-def draw(
+@app.command("draw")
+def draw_command(
     kind: Annotated[str, typer.Argument(metavar="curves", help="Decay with depth.")],
     runs: options.Runs,
     out: options.FigureFile,
@@ -187,8 +182,8 @@ def draw(
     if kind != "curves":
         raise KvatlasError(f"draw: expected curves RUN..., got {kind!r}.")
     check_figure(out)
-    success, notes = _systems(runs, "pass@1", policy, partial)
-    progress, _ = _systems(runs, "progress", policy, partial)
+    success, notes = _chosen_systems(runs, "pass@1", policy, partial)
+    progress, _ = _chosen_systems(runs, "progress", policy, partial)
     titles = names_of(success)
     by = by or told_difficulty(success)
     figure, fits = depth_figure(success, progress, titles, by=by, notes=notes, options=options.figure_options(look))

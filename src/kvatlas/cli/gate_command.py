@@ -10,14 +10,15 @@ from typing import Annotated
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import count_display, note, print_text
+from kvatlas.cli.output import note, print_text
+from kvatlas.cli.progress import count_display
 from kvatlas.cli.serving import KEY
 
 app = options.Commands()
 
 
-@app.command()
-def gate(
+@app.command("gate")
+def gate_command(
     before: Annotated[
         str,
         typer.Argument(

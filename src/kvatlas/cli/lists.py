@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import print_findings, print_rows, print_text
+from kvatlas.cli.output import print_check_results, print_rows, print_text
 from kvatlas.core import KvatlasError
 from kvatlas.text import did_you_mean, unfiltered, visible
 
@@ -19,7 +19,7 @@ app = options.Commands()
 
 
 @app.command("list")
-def list_(
+def list_command(
     kind: Annotated[str, typer.Argument(metavar="policies|benchmarks|models|recipes")],
     name: Annotated[str | None, typer.Argument(help="Explain a policy, print a recipe or a problem.")] = None,
     problem: Annotated[str, typer.Option(metavar="ID", help="The problem; default: the first.")] = "",
@@ -34,7 +34,12 @@ def list_(
     if kind == "benchmarks" and name:
         _print_problem(name, problem, model, column)
     elif kind == "benchmarks":
-        print_rows(_benchmark_rows(), as_json)
+        from kvatlas.benchmarks import families
+
+        rows = [
+            {"name": name, "benchmarks": family.examples, "summary": family.about} for name, family in families.items()
+        ]
+        print_rows(rows, as_json)
     elif kind == "models":
         print_rows(_model_rows(), as_json)
     elif kind == "recipes":
@@ -78,24 +83,16 @@ def _print_recipes(name: str | None, as_json: bool) -> None:
 
     texts = recipes()
     if name is None:
-        rows = [{"name": recipe, "about": _first_paragraph(text)} for recipe, text in texts.items()]
+        rows = []
+        for recipe, text in texts.items():
+            # The first paragraph of the comment at its beginning, as one line.
+            lines = takewhile(lambda line: line.startswith("# "), text.splitlines())
+            rows.append({"name": recipe, "about": " ".join(line.removeprefix("# ") for line in lines)})
         print_rows(rows, as_json)
     elif name not in texts:
         raise KvatlasError(f"There is no recipe {name!r}; expected: {', '.join(texts)}.{did_you_mean(name, texts)}")
     else:
         typer.echo(texts[name], nl=False)
-
-
-def _first_paragraph(recipe: str) -> str:
-    """Return the first paragraph of the comment at the beginning of a recipe, as one line."""
-    lines = takewhile(lambda line: line.startswith("# "), recipe.splitlines())
-    return " ".join(line.removeprefix("# ") for line in lines)
-
-
-def _benchmark_rows() -> list[dict[str, Any]]:
-    from kvatlas.benchmarks import families
-
-    return [{"name": name, "benchmarks": family.examples, "summary": family.about} for name, family in families.items()]
 
 
 def _model_rows() -> list[dict[str, Any]]:
@@ -126,7 +123,7 @@ def _print_problem(name: str, problem: str, model: str | None, column: list[str]
     from kvatlas.benchmarks import find, for_model, problem_of
     from kvatlas.models import find as find_model
 
-    benchmark = find(name, **options.columns(column))
+    benchmark = find(name, **options.file_columns(column))
     chosen = problem_of(benchmark, problem)
     text = benchmark.prompt(chosen)
     if model is not None:
@@ -137,8 +134,8 @@ def _print_problem(name: str, problem: str, model: str | None, column: list[str]
     typer.echo(visible(f"{chosen.id}: {chosen.answer}"), err=True)
 
 
-@app.command()
-def check(
+@app.command("check")
+def check_command(
     target: Annotated[
         str, typer.Argument(metavar="[MODEL|BENCHMARK|FILE|cpu|cuda]", help="Default: this machine.")
     ] = "auto",
@@ -160,6 +157,7 @@ def check(
     from kvatlas.benchmarks import find
     from kvatlas.benchmarks.file_checks import check_benchmark
     from kvatlas.models import find as find_model
+    from kvatlas.models.gguf import PACKAGED
     from kvatlas.sweeps.doctor import check_machine, check_model, messages_for
 
     torch.set_num_threads(1)
@@ -167,24 +165,21 @@ def check(
         fence = "" if as_json else "```\n"
         typer.echo(fence, nl=False)
         try:
-            print_findings(check_machine(target), as_json)
+            print_check_results(check_machine(target), as_json)
         finally:
             typer.echo(fence, nl=False)
         return
     try:
-        benchmark = find(target, **options.columns(column))
+        benchmark = find(target, **options.file_columns(column))
     except KvatlasError as error:
-        if not _names_a_model(target):
+        kind, colon, _ = target.partition(":")
+        has_model_prefix = bool(colon) and kind in ("embedded", "hf")
+        is_model_file = target.endswith(".gguf") or Path(target).expanduser().is_dir()
+        if not (has_model_prefix or is_model_file or target in PACKAGED):
             raise KvatlasError(f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.") from None
         handle = find_model(target, **options.model_options(model_option, template_values))
-        print_findings(check_model(handle, messages_for(handle, benchmarks or [], problems), max_new_tokens), as_json)
+        print_check_results(
+            check_model(handle, messages_for(handle, benchmarks or [], problems), max_new_tokens), as_json
+        )
         return
-    print_findings(check_benchmark(benchmark), as_json)
-
-
-def _names_a_model(target: str) -> bool:
-    from kvatlas.models.gguf import PACKAGED
-
-    kind, colon, _ = target.partition(":")
-    has_model_prefix = bool(colon) and kind in ("embedded", "hf")
-    return has_model_prefix or target in PACKAGED or target.endswith(".gguf") or Path(target).expanduser().is_dir()
+    print_check_results(check_benchmark(benchmark), as_json)

@@ -18,7 +18,7 @@ from kvatlas.text import parse_yaml, scalar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Command(TyperCommand):
+class CommandOnce(TyperCommand):
     """A command that refuses an option that is given twice, of which the last one would count in silence."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -30,13 +30,13 @@ class Command(TyperCommand):
 
 
 class Commands(typer.Typer):
-    """A group of commands of the class `Command`."""
+    """A group of commands of the class `CommandOnce`."""
 
     def command(self, name: str | None = None, **named: Any) -> Callable[[F], F]:
-        return super().command(name, cls=Command, **named)
+        return super().command(name, cls=CommandOnce, **named)
 
 
-def finite(value: float | None) -> float | None:
+def finite_option(value: float | None) -> float | None:
     """Return the value of an option; BadParameter if it is infinite or not a number."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number.")
@@ -45,7 +45,7 @@ def finite(value: float | None) -> float | None:
 
 def positive(value: float | None) -> float | None:
     """Return the value of an option; BadParameter if it is infinite, not a number, 0 or negative."""
-    if finite(value) is not None and value is not None and value <= 0:
+    if finite_option(value) is not None and value is not None and value <= 0:
         raise typer.BadParameter(f"{value:g} is not above 0.")
     return value
 
@@ -175,7 +175,7 @@ def assignments(option: str, texts: Sequence[str] | None) -> dict[str, str]:
     return pairs
 
 
-def joined(*options: Mapping[str, Any]) -> dict[str, Any]:
+def joined_values(*options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of several options by name; KvatlasError for a name that two of them give."""
     values: dict[str, Any] = {}
     for option_values in options:
@@ -208,14 +208,14 @@ def cell(
     shown = [one for one in known if policy_name(one) == name]
     if len(shown) == 1:
         (name,) = shown
-    pairs = joined(assignments("--policy", words), assignments("--set", texts))
+    pairs = joined_values(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)
     budget = None if kv_budget is None else read_parameter(owner, "kv_budget", kv_budget)
     window = None if local_window is None else read_parameter(owner, "local_window", local_window)
     options = {"kv_budget": budget, "local_window": window, "ratio": ratio}
     given = {key: value for key, value in options.items() if value is not None}
     values = {key: read_parameter(owner, key, value) for key, value in pairs.items()}
-    return Setting.from_parameters(**joined({"policy": name}, values, given))
+    return Setting.from_parameters(**joined_values({"policy": name}, values, given))
 
 
 def model_options(
@@ -231,17 +231,17 @@ def model_options(
         prompt_options["template_values"] = {
             name: scalar(value) for name, value in assignments("--template-values", values).items()
         }
-    return joined(assignments("--model-option", texts), prompt_options)
+    return joined_values(assignments("--model-option", texts), prompt_options)
 
 
-def changes(texts: Sequence[str] | None, problems: int | None, samples: int | None) -> dict[str, str]:
+def spec_changes(texts: Sequence[str] | None, problems: int | None, samples: int | None) -> dict[str, str]:
     """Return the values for keys of a spec that `--problems`, `--samples` and `--set` give, as texts in YAML."""
     numbers = {"problems": problems, "samples": samples}
     given = {name: str(value) for name, value in numbers.items() if value is not None}
-    return joined(assignments("--set", texts), given)
+    return joined_values(assignments("--set", texts), given)
 
 
-def columns(texts: Sequence[str] | None) -> dict[str, Any]:
+def file_columns(texts: Sequence[str] | None) -> dict[str, Any]:
     """Return the column names of a problem file as an option of its benchmark."""
     names = assignments("--column", texts)
     if unknown := set(names) - {"question", "answer"}:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 app = options.Commands()
 
 
-@app.command()
-def describe(
+@app.command("describe")
+def describe_command(
     inputs: options.Inputs,
     metric: options.Metric = "pass@1",
     partial: options.Partial = False,
@@ -55,8 +55,8 @@ def describe(
         print_text(features.get("autopsy.deaths_table")(cells))
 
 
-@app.command()
-def view(
+@app.command("view")
+def view_command(
     runs: options.Runs,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html|FOLDER", help="Write one page, or files for a web server.")
@@ -75,16 +75,25 @@ def view(
     A page of one run is self-contained. It holds all traces if they fit into 4 MB, else --traces of each cell.
     """
     from kvatlas.report.app.local_server import serve_runs
-    from kvatlas.report.app.page import PAGE_SUFFIXES, write_bundle
+    from kvatlas.report.app.page import PAGE_SUFFIXES, check_page, write_bundle, write_report
     from kvatlas.report.app.run_source import open_runs
+    from kvatlas.report.result import open_result
     from kvatlas.report.view_options import ReadOptions
     from kvatlas.results.store import check_new_folder
 
     fixed_values = options.assignments("--fix", fix)
     if out is not None and out.suffix.lower() in PAGE_SUFFIXES:
+        check_page(out)
+        if len(runs) > 1:
+            raise KvatlasError("--out: a page holds one run; name a folder for several.")
+        per_cell = 2 if traces is None else traces
         read_options = ReadOptions(metric, partial, fixed_values, lose_at_most=lose_at_most)
-        _write_page(runs, out, read_options, 2 if traces is None else traces)
+        holds_all = write_report(open_result(runs, read_options), out, per_cell=per_cell)
+        typer.echo(out)
+        if per_cell and not holds_all:
+            note(f"The page holds up to {per_cell} traces of each cell; --out FOLDER writes all.")
         return
+
     if traces is not None:
         raise KvatlasError("--traces is for a page that cannot hold all traces; name one with --out FILE.html.")
     if out is not None:
@@ -96,22 +105,8 @@ def view(
         typer.echo(f"{out}: {write_bundle(opened, out):,} files; any web server can host them.")
 
 
-def _write_page(runs: list[Path], out: Path, read_options: ReadOptions, traces: int) -> None:
-    """Write one page of one run, with up to `traces` traces of each cell if it cannot hold all."""
-    from kvatlas.report.app.page import check_page, write_report
-    from kvatlas.report.result import open_result
-
-    check_page(out)
-    if len(runs) > 1:
-        raise KvatlasError("--out: a page holds one run; name a folder for several.")
-    holds_all = write_report(open_result(runs, read_options), out, per_cell=traces)
-    typer.echo(out)
-    if traces and not holds_all:
-        note(f"The page holds up to {traces} traces of each cell; --out FOLDER writes all.")
-
-
-@app.command()
-def export(
+@app.command("export")
+def export_command(
     run: options.Run,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file; for a run a new folder.")] = None,
     format_: Annotated[
@@ -128,14 +123,16 @@ def export(
     """Export a run: its maps or its settings as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
     from kvatlas.report.view_options import ReadOptions
     from kvatlas.results import Store
-    from kvatlas.results.export import check_target, format_of, write_text
+    from kvatlas.results.export import check_target, format_of, json_lines, write_text, write_traces
     from kvatlas.results.store import check_new_folder
 
     kind = format_of(out, format_)
     if out is None and kind in ("run", "parquet"):
         raise KvatlasError(f"--format {kind} cannot go to standard output; name it with --out.")
     if kind not in ("csv", "cells"):
-        _check_all_traces(kind, metric, fix)
+        for option, is_given in (("--metric", metric != "pass@1"), ("--fix", bool(fix))):
+            if is_given:
+                raise KvatlasError(f"{option} is for --format csv and cells; {kind} has all traces.")
     if kind == "run" and out is not None:
         check_new_folder(out)
         with Store.open(run) as source:
@@ -145,25 +142,22 @@ def export(
     if out is not None:
         check_target(out)
     if kind in ("csv", "cells"):
-        text = _csv_text(kind, run, ReadOptions(metric, partial, options.assignments("--fix", fix)))
+        text = _values_as_csv(kind, run, ReadOptions(metric, partial, options.assignments("--fix", fix)))
         if out is None:
             typer.echo(text, nl=False, file=unfiltered(sys.stdout))
         else:
             write_text(text, out)
+    elif out is not None:
+        write_traces(run, kind, out)
     else:
-        _export_traces(run, out, kind)
+        with Store.open(run) as source:
+            for line in json_lines(source):
+                typer.echo(line)
     if out is not None:
         typer.echo(out)
 
 
-def _check_all_traces(kind: str, metric: str, fix: list[str] | None) -> None:
-    """Raise KvatlasError for options of values by settings, which an export of all traces cannot take."""
-    for option, is_given in (("--metric", metric != "pass@1"), ("--fix", bool(fix))):
-        if is_given:
-            raise KvatlasError(f"{option} is for --format csv and cells; {kind} has all traces.")
-
-
-def _csv_text(kind: str, run: Path, read_options: ReadOptions) -> str:
+def _values_as_csv(kind: str, run: Path, read_options: ReadOptions) -> str:
     """Return the maps of a run, or its settings."""
     from kvatlas.api import Run
     from kvatlas.results.export import csv_text, table_text
@@ -180,21 +174,8 @@ def _csv_text(kind: str, run: Path, read_options: ReadOptions) -> str:
     return csv_text(maps_of_run(data))
 
 
-def _export_traces(run: Path, out: Path | None, format_: str) -> None:
-    """Write the traces of a run to a file, or as JSON lines to standard output."""
-    from kvatlas.results import Store
-    from kvatlas.results.export import json_lines, write_traces
-
-    if out is not None:
-        write_traces(run, format_, out)
-        return
-    with Store.open(run) as source:
-        for line in json_lines(source):
-            typer.echo(line)
-
-
-@app.command()
-def grade(
+@app.command("grade")
+def grade_command(
     run: options.Run,
     grader: Annotated[str, typer.Option(help="kvatlas, dynts or math-verify.")] = "kvatlas",
     as_json: options.Json = False,
@@ -214,7 +195,7 @@ def grade(
 
 
 @app.command("import")
-def import_(
+def import_command(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Inspect's logs (.eval, .json).")],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, new or existing.")],
     scorer: Annotated[str, typer.Option(help="The score to take where a log has several; default: its first.")] = "",

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import count_display, note
+from kvatlas.cli.output import note
+from kvatlas.cli.progress import count_display
 from kvatlas.core import KvatlasError, Sampling
 
 #: The environment variable with the key of the server.
@@ -21,8 +22,8 @@ deploy = options.Commands(no_args_is_help=True)
 app.add_typer(deploy, name="deploy", help="A setting in another engine: its configuration, and proof.")
 
 
-@app.command()
-def serve(
+@app.command("serve")
+def serve_command(
     model: options.Model,
     policy: options.Policy = "full",
     kv_budget: options.KvBudget = None,
@@ -34,7 +35,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,
     batch_size: Annotated[int, typer.Option(min=1, max=65_536, help="Sequences decoded together.")] = 32,
     queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait; more get 429.")] = 256,
-    grace: Annotated[float, typer.Option(min=0, callback=options.finite, help="Seconds to finish answers.")] = 30.0,
+    grace: Annotated[
+        float, typer.Option(min=0, callback=options.finite_option, help="Seconds to finish answers.")
+    ] = 30.0,
     temperature: Annotated[float, typer.Option(min=0, help="For requests that name none.")] = 0.6,
     seed: Annotated[
         int | None, typer.Option(help="For requests that name none: answer n to a prompt is its sample n.")
@@ -52,7 +55,7 @@ def serve(
 
     try:
         from kvatlas.serve.app import application
-        from kvatlas.serve.server import LOOPBACK, run
+        from kvatlas.serve.server import LOOPBACK, serve_forever
     except ModuleNotFoundError as error:
         raise KvatlasError("Serving needs the extra: pip install 'kvatlas[serve]'.") from error
     from kvatlas.serve.service import Service, find_policy, sampling_with
@@ -69,11 +72,11 @@ def serve(
     sampling = sampling_with(Sampling(), temperature=temperature)
     service = Service(loaded, setting, sampling, batch_size, queue, seed)
     hosts = LOOPBACK if host in LOOPBACK and not key else ()
-    run(application(service, name or model, key, hosts), service, host, port, grace)
+    serve_forever(application(service, name or model, key, hosts), service, host, port, grace)
 
 
-@deploy.command()
-def export(
+@deploy.command("export")
+def deploy_export_command(
     run: options.Run,
     to: Annotated[
         str,
@@ -90,8 +93,8 @@ def export(
         typer.echo(path)
 
 
-@deploy.command()
-def verify(
+@deploy.command("verify")
+def deploy_verify_command(
     url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible endpoint, http://HOST:PORT.")],
     against: Annotated[Path, typer.Option(metavar="RUN", help="The run with the cell.")],
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run of the answers; an unfinished one is resumed.")],

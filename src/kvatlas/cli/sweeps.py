@@ -5,31 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import (
-    logging_to,
-    message_display,
-    note,
-    print_audit,
-    print_demo,
-    print_run,
-    print_text,
-    progress_display,
-    warn,
-)
+from kvatlas.cli.output import note, print_audit, print_text, warn
+from kvatlas.cli.progress import logging_to, message_display, progress_display
+from kvatlas.cli.run_output import print_demo, print_run
 from kvatlas.core import KvatlasError
 from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
-    from kvatlas.stats.power import Provable
     from kvatlas.sweeps import Plan
 
 #: Problems of each benchmark for the demo's first maps, which have every second step of its axes.
@@ -40,8 +31,8 @@ app = options.Commands()
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml|RECIPE", help="A sweep spec, or a recipe's name.")]
 
 
-@app.command()
-def demo(
+@app.command("demo")
+def demo_command(
     quick: Annotated[bool, typer.Option("--quick", help="A smaller grid on fewer problems.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Default: runs/demo or runs/demo-quick.")] = None,
     workers: options.Workers = None,
@@ -51,6 +42,7 @@ def demo(
     from kvatlas.report.demo import first_look
     from kvatlas.results.store import FILE
     from kvatlas.sweeps import make_plan, read_spec
+    from kvatlas.sweeps import sweep as decode
     from kvatlas.sweeps.executors import WorkerPool
 
     name = "demo-quick" if quick else "demo"
@@ -64,20 +56,32 @@ def demo(
             # A coarse grid on the first of the same problems gives maps within the first minute.
             axes = {axis: values[::2] if len(values) > 2 else values for axis, values in spec.axes.items()}
             coarse = make_plan(spec.model_copy(update={"problems": FIRST_PROBLEMS, "axes": axes}))
-            _decode(coarse, folder, pool=pool, quiet=quiet)
+            with _traces_are_kept(folder):
+                decode(coarse, folder, pool=pool, on_trace=progress_display(quiet), on_message=message_display(quiet))
             pictures = ", ".join(map(str, first_look(folder)))
             if not quiet:
                 count = f"{FIRST_PROBLEMS} of {spec.problems} problems"
                 note(f"First maps, of every second step and {count}: {pictures}")
+
         # The whole sweep follows whatever the first maps show: it takes their place, and is no second look.
-        _drive(plan, folder, pool=pool, quiet=quiet, replace=has_first_maps)
+        warn(plan.warnings, quiet)
+        with _traces_are_kept(folder):
+            decode(
+                plan,
+                folder,
+                pool=pool,
+                replace=has_first_maps,
+                on_trace=progress_display(quiet),
+                on_message=message_display(quiet),
+            )
+        _warn_of_run(folder, quiet)
     if not quiet:
         note("Drawing the figures and the report.")
     print_demo(folder)
 
 
-@app.command()
-def plan(
+@app.command("plan")
+def plan_command(
     spec: SpecFile,
     problems: options.FirstProblems = None,
     samples: options.SpecSamples = None,
@@ -98,7 +102,10 @@ def plan(
     With --suggest the argument is a benchmark or a problem file: five of its problems are decoded with the full cache,
     and a spec for it is printed.
     """
+    from kvatlas.report.description import say
     from kvatlas.stats.power import designs
+    from kvatlas.stats.power import provable as provable_losses
+    from kvatlas.stats.run_data import margin_from_points
     from kvatlas.sweeps import make_plan, read_spec
     from kvatlas.sweeps.measured_rate import decoding_rate
 
@@ -110,7 +117,7 @@ def plan(
     if model_option:
         raise KvatlasError("--model-option belongs to --suggest; a spec has the options of its models.")
 
-    planned = make_plan(read_spec(spec, options.changes(set_, problems, samples)))
+    planned = make_plan(read_spec(spec, options.spec_changes(set_, problems, samples)))
     for sentence in planned.notes:
         note(sentence)
     rate = tokens_per_second or decoding_rate(planned)
@@ -120,7 +127,16 @@ def plan(
     rows = []
     if detect is not None:
         rows = designs([len(problems) for problems in planned.problems.values()], detect)
-    provable = _provable(planned)
+
+    # What the problems can prove of the settings, if a full cache is beside them.
+    baselines = {policy.setting.policy for policy, is_baseline in planned.policies if is_baseline}
+    compared = {policy.setting.policy for policy, is_baseline in planned.policies if not is_baseline}
+    provable = None
+    if "full" in baselines and compared:
+        sizes = [len(problems) for problems in planned.problems.values()]
+        margin = margin_from_points(planned.spec.lose_at_most)
+        provable = provable_losses(sizes, margin, len(compared), planned.spec.samples)
+
     if as_json:
         document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}
         if detect is not None:
@@ -136,7 +152,13 @@ def plan(
             f"show {row['own_points']:.1f}."
         )
     if provable is not None:
-        _print_provable(planned, provable, estimate["decoded_tokens"]["shared"] // planned.spec.samples)
+        print_text(f"\nThe numbers will speak of {planned.claim.words}.")
+        # One more sample takes so many tokens.
+        tokens = estimate["decoded_tokens"]["shared"] // planned.spec.samples
+        is_drawn = planned.spec.sampling.temperature > 0
+        sentences = say("provable", provable, tokens) if is_drawn else say("provable_greedy", provable)
+        print_text("\n" + " ".join(sentences))
+        print_text(f"\n{control_sentence(planned)}")
     for sentence in planned.warnings:
         print_text(f"\nWarning: {sentence}")
 
@@ -159,17 +181,6 @@ def _print_suggestion(model: str, problems: str, model_options: Mapping[str, Any
         note(f"Warning: {sentence}")
 
 
-def _print_provable(planned: Plan, provable: Provable, tokens: int) -> None:
-    """Print what a plan can prove and with which control; one more sample takes so many tokens."""
-    from kvatlas.report.description import say
-
-    print_text(f"\nThe numbers will speak of {planned.claim.words}.")
-    is_drawn = planned.spec.sampling.temperature > 0
-    sentences = say("provable", provable, tokens) if is_drawn else say("provable_greedy", provable)
-    print_text("\n" + " ".join(sentences))
-    print_text(f"\n{control_sentence(planned)}")
-
-
 def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: bool) -> None:
     """Print the estimate of a plan; the decoding rate is given by the user, or measured on this machine."""
     tokens = estimate["decoded_tokens"]
@@ -177,6 +188,7 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
     hours = None
     if estimate["seconds"] is not None:
         hours = round(estimate["seconds"] / 3600, 2)
+
     rate_source = "at" if is_given else "this machine decodes"
     lines = {
         "settings": (estimate["settings"], ""),
@@ -190,22 +202,10 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
         "batch size": (estimate["batch_size"], "(fits into the memory)"),
         "hours": (hours, f"({rate_source} {rate or 0:,.0f} tokens/s)"),
     }
+
     for name, (quantity, remark) in lines.items():
         if quantity is not None:
             print_text(f"{name:<23}{quantity:>14,}  {remark}".rstrip())
-
-
-def _provable(planned: Plan) -> Provable | None:
-    """Return what the problems of a plan can prove of its settings; None without a full cache beside them."""
-    from kvatlas.stats.power import provable
-    from kvatlas.stats.run_data import margin_from_points
-
-    baselines = {policy.setting.policy for policy, is_baseline in planned.policies if is_baseline}
-    compared = {policy.setting.policy for policy, is_baseline in planned.policies if not is_baseline}
-    if "full" not in baselines or not compared:
-        return None
-    sizes = [len(problems) for problems in planned.problems.values()]
-    return provable(sizes, margin_from_points(planned.spec.lose_at_most), len(compared), planned.spec.samples)
 
 
 def control_sentence(planned: Plan) -> str:
@@ -222,8 +222,8 @@ def control_sentence(planned: Plan) -> str:
     return f"The control is {least}: a run that does not see its loss sees none."
 
 
-@app.command()
-def run(
+@app.command("run")
+def run_command(
     model: options.Model,
     benchmarks: options.Benchmarks,
     policy: options.Policy = "full",
@@ -260,13 +260,14 @@ def run(
 
     from kvatlas.policies.audit import check_choice
     from kvatlas.sweeps import make_plan, parse_spec
+    from kvatlas.sweeps import sweep as decode
     from kvatlas.sweeps.spec import setting_spec
 
     if out is not None:
         _check_start(out)
     spec = setting_spec(
         model,
-        [{"name": name, "prompt": prompt, **options.columns(column)} for name in benchmarks],
+        [{"name": name, "prompt": prompt, **options.file_columns(column)} for name in benchmarks],
         options.cell(policy, kv_budget, local_window, ratio, set_),
         problems=problems,
         samples=samples,
@@ -279,13 +280,24 @@ def run(
         with logging_to(log):
             plan = make_plan(parse_spec(spec, "the options"))
             check_choice(plan.audit)
-            how: dict[str, Any] = {"replace": replace, "allow_code": allow_code}
-            _drive(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet, verbose=verbose, **how)
+            warn(plan.warnings, quiet)
+            with _traces_are_kept(folder):
+                decode(
+                    plan,
+                    folder,
+                    workers=workers,
+                    batch_size=batch_size,
+                    replace=replace,
+                    allow_code=allow_code,
+                    on_trace=progress_display(quiet, verbose),
+                    on_message=message_display(quiet),
+                )
+            _warn_of_run(folder, quiet)
         print_run(folder, show, as_json, plan.policies[0][0].setting)
 
 
-@app.command()
-def sweep(
+@app.command("sweep")
+def sweep_command(
     spec: SpecFile,
     out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run: new, to be resumed or added to.")],
     screen: Annotated[
@@ -314,20 +326,45 @@ def sweep(
     from kvatlas.registry import features
     from kvatlas.stats.metrics import SCREENED
     from kvatlas.sweeps import make_plan, read_spec
+    from kvatlas.sweeps import sweep as decode
 
     if from_ is not None and not screen:
         raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
-    how: dict[str, Any] = {"executor": executor, "address": address, "workers": workers}
-    how |= {"replace": replace, "allow_code": allow_code, "batch_size": batch_size or (64 if screen else None)}
     with logging_to(log):
-        changes = options.changes(set_, problems, samples)
+        changes = options.spec_changes(set_, problems, samples)
         plan = dataclasses.replace(make_plan(read_spec(spec, changes)), changes=changes)
         if screen:
-            screened = features.get("screen.plan")(plan)
-            work = partial(features.get("screen.sweep"), traces=from_)
-            _drive(screened, out, work, quiet=quiet, verbose=verbose, **how)
-        else:
-            _drive(plan, out, quiet=quiet, verbose=verbose, **how)
+            plan = features.get("screen.plan")(plan)
+        warn(plan.warnings, quiet)
+        with _traces_are_kept(out):
+            if screen:
+                features.get("screen.sweep")(
+                    plan,
+                    out,
+                    traces=from_,
+                    executor=executor,
+                    address=address,
+                    workers=workers,
+                    batch_size=batch_size or 64,
+                    replace=replace,
+                    allow_code=allow_code,
+                    on_trace=progress_display(quiet, verbose),
+                    on_message=message_display(quiet),
+                )
+            else:
+                decode(
+                    plan,
+                    out,
+                    executor=executor,
+                    address=address,
+                    workers=workers,
+                    batch_size=batch_size,
+                    replace=replace,
+                    allow_code=allow_code,
+                    on_trace=progress_display(quiet, verbose),
+                    on_message=message_display(quiet),
+                )
+        _warn_of_run(out, quiet)
     if quiet:
         return
     if screen:
@@ -348,42 +385,21 @@ def _check_start(folder: Path, executor: str = "local") -> None:
     executors.get(executor)
 
 
-def _drive(
-    plan: Any,
-    folder: Path,
-    work: Callable[..., None] | None = None,
-    *,
-    quiet: bool,
-    verbose: bool = False,
-    **options: Any,
-) -> None:
-    """Sweep, or do other `work`, between the warnings of the plan and those of the run."""
-    from kvatlas.stats.run_data import RunData
-    from kvatlas.stats.validity import Kind, findings
-
-    warn(plan.warnings, quiet)
-    _decode(plan, folder, work, quiet=quiet, verbose=verbose, **options)
-    if not quiet:
-        cells = RunData.open(folder, metric=None).cells
-        # The plan warns of cells without a choice.
-        warn(finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE)
-
-
-def _decode(
-    plan: Any,
-    folder: Path,
-    work: Callable[..., None] | None = None,
-    *,
-    quiet: bool,
-    verbose: bool = False,
-    **options: Any,
-) -> None:
-    """Work with progress on standard error; Ctrl-C keeps finished traces and exits with 130."""
-    from kvatlas.sweeps import sweep as decode_all
-
-    on_trace = progress_display(quiet, verbose)
+@contextmanager
+def _traces_are_kept(folder: Path) -> Iterator[None]:
+    """Say at Ctrl-C that finished traces are kept, and exit with 130."""
     try:
-        (work or decode_all)(plan, folder, on_trace=on_trace, on_message=message_display(quiet), **options)
+        yield
     except KeyboardInterrupt:
         note(f"Stopped. Finished traces are kept in {folder}; the same command goes on from there.")
         raise typer.Exit(130) from None
+
+
+def _warn_of_run(folder: Path, quiet: bool) -> None:
+    """Warn of what a finished run cannot show; a plan warns of cells without a choice."""
+    from kvatlas.stats.run_data import RunData
+    from kvatlas.stats.validity import Kind, findings
+
+    if not quiet:
+        cells = RunData.open(folder, metric=None).cells
+        warn(finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE)

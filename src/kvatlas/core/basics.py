@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-
-
 T = TypeVar("T")
 
 
@@ -29,6 +27,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         # Without the number of the error.
         return f"{error.strerror}: {error.filename!r}" if error.filename is not None else error.strerror
+
     try:
         text = str(error)
     except Exception:  # an error of foreign code may have no text

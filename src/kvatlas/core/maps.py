@@ -260,7 +260,7 @@ class Check(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One result of a check before a sweep, with advice if there is something to do."""
 
     name: str

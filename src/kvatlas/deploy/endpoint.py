@@ -100,6 +100,7 @@ class Endpoint:
         if not isinstance(rows, list):
             raise self._nonsense("models", body)
         by_name = {row["id"]: row for row in rows if isinstance(row, dict) and _is_name(row.get("id"))}
+
         names = list(by_name)
         if not self.model and len(names) == 1:
             self.model = names[0]
@@ -107,6 +108,7 @@ class Endpoint:
             fault = f"no model {self.model!r}" if self.model else "several models"
             listed = self._hidden(", ".join(names) or "none")
             raise KvatlasError(f"{self.url} has {fault}; name one with --served: {listed}.")
+
         said = by_name[self.model]
         self.about = {name: value for name, value in said.items() if isinstance(value, int) or _is_name(value)}
 
@@ -133,12 +135,12 @@ class Endpoint:
             cache = choice.get("kvatlas") or {}
             mean: Any = cache.get("mean_kv_tokens")
             costs = Costs(
-                prompt_tokens=_token_count(usage.get("prompt_tokens")),
-                output_tokens=_token_count(usage.get("completion_tokens")),
-                thinking_tokens=_token_count(details.get("reasoning_tokens")),
-                peak_kv_tokens=_token_count(cache.get("peak_kv_tokens")),
+                prompt_tokens=_known_count(usage.get("prompt_tokens")),
+                output_tokens=_known_count(usage.get("completion_tokens")),
+                thinking_tokens=_known_count(details.get("reasoning_tokens")),
+                peak_kv_tokens=_known_count(cache.get("peak_kv_tokens")),
                 mean_kv_tokens=float(mean) if type(mean) in (int, float) and 0 <= mean < _MAX_COUNT else None,
-                compressions=_token_count(cache.get("compressions")),
+                compressions=_known_count(cache.get("compressions")),
                 seconds=seconds,
             )
 
@@ -168,6 +170,7 @@ class Endpoint:
             if status not in _AGAIN or attempt == _TRIES:
                 break
             self._wait(headers, attempt)
+
         body = _json_or_text(raw, headers)
         if status != httpx.codes.OK:
             raise KvatlasError(self._refusal(path, status, body))
@@ -181,6 +184,7 @@ class Endpoint:
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         method = "GET" if content is None else "POST"
+
         timeout = httpx.Timeout(SECONDS, connect=CONNECT_SECONDS)
         end = time.monotonic() + SECONDS
         raw = bytearray()
@@ -193,6 +197,7 @@ class Endpoint:
                     raise KvatlasError(f"{self.url}/{path} needs more than {SECONDS:g} s for an answer; {_KEPT}.")
                 if self.stopped.is_set():
                     raise KvatlasError("Stopped.")
+
         encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
         if encoding in ("gzip", "x-gzip", "deflate"):
             # The header of gzip or of zlib decides.
@@ -283,7 +288,7 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
 
 
-def _token_count(value: Any) -> int | None:
+def _known_count(value: Any) -> int | None:
     """Return the value if it is an integer that a count can be; None for others, which servers may send."""
     return value if type(value) is int and 0 <= value < _MAX_COUNT else None
 
@@ -489,6 +494,7 @@ class _RunQuestions:
         }
         if self.top_k and sampling["top_k"]:
             fields["top_k"] = sampling["top_k"]
+
         spec = self.reference.run.manifest.spec
         # All servers accept seeds of 31 bits.
         seed = stream_key(spec["seed"], cell.benchmark, problem.id, sample) >> 32

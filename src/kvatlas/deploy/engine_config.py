@@ -83,6 +83,7 @@ class MeasuredCell:
         """Return the benchmarks of the run; KvatlasError if they have other problems, prompts or grades now."""
         manifest = self.run.manifest
         recorded = {entry[0]: list(entry) for entry in manifest.provenance.get("benchmarks", ())}
+
         by_name = {}
         model = self.handle()
         for entry in manifest.spec["benchmarks"]:
@@ -305,11 +306,11 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     if model is None:
         raise KvatlasError(f"The model {reference.model!r} is not available, so its statistics cannot be written.")
     policy.check(model)
-    torch.save(_query_statistics(policy.file(model), model), statistics)
+    torch.save(_triattention_statistics(policy.file(model), model), statistics)
     return [configuration, statistics]
 
 
-def _query_statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
+def _triattention_statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
     """Return the query statistics in the form of the authors' calibration: `metadata`, and `stats` for each query head.
 
     `stats["layerLL_headHH"]` holds q_mean_real, q_mean_imag and q_abs_mean [planes] (github.com/WeianMao/triattention,
@@ -323,6 +324,7 @@ def _query_statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
     for layer, head in every_head:
         values = {name: ours[source_name][layer, head].float().clone() for name, source_name in names.items()}
         stats[f"layer{layer:02d}_head{head:02d}"] = values
+
     metadata = {
         "num_traces": 1,
         "head_dim": 2 * planes,

@@ -58,6 +58,7 @@ def report(
     most = int(reference.sampling["max_new_tokens"])
     checks = [_prompt_check(cell, served), _finish_check(served, most), *_length_check(cell, served, most)]
     checks += [] if texts is None else text_checks(texts)
+
     against = _loss_against(cell, served, margin, claim, refused)
     return {
         "model": reference.model,
@@ -81,6 +82,7 @@ def verification_text(report: dict[str, Any], name: str) -> str:
         Equivalence.BETTER: f"better by more than {points}, so not that setting",
         Equivalence.UNDECIDED: "not decided",
     }
+
     lines = []
     for other, loss in ((report["against"], report["cell"]), ("the full cache", report["full"])):
         if loss is not None:
@@ -119,6 +121,7 @@ def _loss_against(reference: Traces, served: Traces, margin: float, claim: Claim
         # An answer to a trace that the run lacks is a missing pair.
         grades[0].setdefault((benchmark, problem), {}).setdefault(sample, math.nan)
     result = verified(grades[0], grades[1], margin, claim, [Claim.LIKE] if refused else list(Claim))
+
     limits: dict[str, Any] = {one.value: {"refused": refused} for one in Claim}
     for one, contrast in result.loss.claims.items():
         limits[one.value] = {"verdict": result.standings[one].value, **_loss_interval(contrast)}
@@ -145,7 +148,7 @@ def _values_by_problem(traces: Traces, value: Callable[[Trace], float]) -> dict[
     return values
 
 
-def _check_row(name: str, good: bool, sentence: str) -> dict[str, Any]:
+def _deploy_check(name: str, good: bool, sentence: str) -> dict[str, Any]:
     return {"name": name, "good": good, "sentence": sentence}
 
 
@@ -154,15 +157,16 @@ def _prompt_check(cell: Traces, served: Traces) -> dict[str, Any]:
     pairs = [(cell[key].usage.prompt_tokens, trace.usage.prompt_tokens) for key, trace in served.items() if key in cell]
     differences = [theirs - mine for mine, theirs in pairs if mine is not None and theirs is not None]
     if not differences:
-        return _check_row(
+        return _deploy_check(
             "usage", False, "The endpoint does not report the lengths of its prompts (usage.prompt_tokens)."
         )
+
     shifts = Counter(difference for difference in differences if difference)
     if not shifts:
-        return _check_row("prompts", True, f"All {len(differences):,} prompts are as long as in the run.")
+        return _deploy_check("prompts", True, f"All {len(differences):,} prompts are as long as in the run.")
     ((shift, count),) = shifts.most_common(1)
     counts = f"{shifts.total():,} of {len(differences):,} prompts are not as long as in the run, {count:,} of them by"
-    return _check_row(
+    return _deploy_check(
         "prompts", False, f"{counts} {shift:+d} tokens: another chat template, system prompt or tokenizer."
     )
 
@@ -182,10 +186,12 @@ def _finish_check(served: Traces, most: int) -> dict[str, Any]:
     }
     bad = "; ".join(f"{count:,} {text}" for text, count in faults.items() if count)
     if bad:
-        return _check_row("finish", False, f"Of {len(served):,} answers {bad}.")
+        return _deploy_check("finish", False, f"Of {len(served):,} answers {bad}.")
 
     finishes = sorted(Counter(name for name, _ in answers).items())
-    return _check_row("finish", True, f"Finish reasons: {', '.join(f'{name} {count:,}' for name, count in finishes)}.")
+    return _deploy_check(
+        "finish", True, f"Finish reasons: {', '.join(f'{name} {count:,}' for name, count in finishes)}."
+    )
 
 
 def _length_check(cell: Traces, served: Traces, most: int) -> list[dict[str, Any]]:
@@ -199,13 +205,15 @@ def _length_check(cell: Traces, served: Traces, most: int) -> list[dict[str, Any
     good = shift.p >= LENGTH_P
     end = ", which chance explains" if good else ": it does not write as that cell does"
     text = f"Answers are {most * shift.value:+,.0f} tokens longer on average than in the run (p {shift.p:.2g}){end}."
-    return [_check_row("lengths", good, text)]
+    return [_deploy_check("lengths", good, text)]
 
 
 def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
     """Check answers at temperature 0: the same model before the first compression, the same cache after it."""
     if not texts:
-        return [_check_row("texts", True, "No text has two tokens after a first compression, so texts prove nothing.")]
+        return [
+            _deploy_check("texts", True, "No text has two tokens after a first compression, so texts prove nothing.")
+        ]
 
     # Other weights show before the first compression.
     tokens = sum(text.tokens[0] for text in texts)
@@ -215,7 +223,7 @@ def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
     sentence = f"Of {len(texts):,} texts at temperature 0, before the first compression {_departed(other, tokens)}"
     if not good:
         sentence += f", {far:,} by more than {NEAR:g} nats: other weights, or not greedy"
-    before = _check_row("texts before", good, f"{sentence}.")
+    before = _deploy_check("texts before", good, f"{sentence}.")
 
     # Another cache shows after it.
     tokens = sum(text.tokens[1] for text in texts)
@@ -230,7 +238,7 @@ def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
         sentence += ": its cache differs from the first compression on"
     elif not parted:
         sentence += f": most likely fewer than {100 * most_unseen(len(texts)):.2g} % of problems depart"
-    return [before, _check_row("texts after", p >= TEXT_P, f"{sentence}.")]
+    return [before, _deploy_check("texts after", p >= TEXT_P, f"{sentence}.")]
 
 
 def _departed(other: int, tokens: int) -> str:
@@ -258,6 +266,7 @@ def read_texts(
         return []
     options: dict[str, Any] = {"concurrency": concurrency, "again": again, "on_trace": on_trace}
     answers = ask(endpoint, greedy, folder, samples=1, top_k=False, **options).traces
+
     by_name = reference.benchmarks()
     opening = "" if model.opens_thinking else model.thinking.open
     texts = []
@@ -334,6 +343,7 @@ class _ScriptReader:
                 self.other[side] += 1
                 self.far[side] += gap > NEAR
                 self.gap[side] = max(self.gap[side], gap)
+
         forced = logits.new_full(logits.shape, float("-inf"))
         forced[written] = 0
         return forced
@@ -360,6 +370,7 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
         fault = f"the choice of {policy.name!r} {needs}"
     if fault:
         raise KvatlasError(f"The texts of {reference.setting} cannot be compared: {fault}.")
+
     cell = reference.cells[0]
     benchmark = next(candidate for entry in spec.benchmarks if (candidate := entry.find()).name == cell.benchmark)
     for model in (model for entry in spec.models if (model := entry.find()).name == reference.model):

@@ -71,7 +71,7 @@ def _file_answers(path: Path, grade: str, options: SideOptions) -> Iterator[Grad
     grades = _ReadOnce(lambda value, row: score_of(value, f"Row {row} of {path.name}: {grade!r}"))
     truncated = _ReadOnce(lambda value, row: score_of(value, f"Row {row} of {path.name}: 'truncated'"))
     samples = _ReadOnce(lambda value, row: _sample_number(value, f"Row {row} of {path.name}"))
-    lengths = _ReadOnce(lambda value, row: _token_count(value, f"Row {row} of {path.name}"))
+    lengths = _ReadOnce(lambda value, row: _row_tokens(value, f"Row {row} of {path.name}"))
     for row_number, row in enumerate(read_rows(path, NOUN), 1):
         task = _benchmark_of_row(row, path)
         if not options.has_task(task):
@@ -79,6 +79,7 @@ def _file_answers(path: Path, grade: str, options: SideOptions) -> Iterator[Grad
         problem = row.get("problem")
         if problem is None or problem == "":
             raise KvatlasError(f"Row {row_number} of {path.name} names no problem.")
+
         question = row.get("question")
         text = str(row.get("text") or "")
         length = float(len(text)) if "text" in row else math.nan
@@ -136,7 +137,7 @@ def _sample_number(value: Any, where: str) -> int:
     return value_read
 
 
-def _token_count(value: Any, where: str) -> float:
+def _row_tokens(value: Any, where: str) -> float:
     if value is None or value == "":
         return math.nan
     try:

@@ -112,6 +112,7 @@ def _ask_missing(
     ]  # fmt: skip
     total = sum(len(cell.problems) * cell.samples for cell in cells)
     done = total - len(missing)
+
     failures: list[KvatlasError] = []
     with ThreadPoolExecutor(questions.asking.concurrency) as pool:
         running = {pool.submit(questions.answer, question): question for question in missing}
@@ -129,6 +130,7 @@ def _ask_missing(
                 continue
             done += 1
             on_trace(done, total)
+
     if failures:
         raise failures[0]
 

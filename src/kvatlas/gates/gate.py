@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvatlas.benchmarks.problem_files import SUFFIXES
 from kvatlas.core import Claim, KvatlasError
 from kvatlas.gates import lm_eval_logs
 from kvatlas.gates.answer_files import side_of_answer_file
 from kvatlas.gates.endpoints import Asking, endpoint_sides, run_and_endpoint_sides
-from kvatlas.gates.gate_result import GateResult
-from kvatlas.gates.judgement import judge
+from kvatlas.gates.gate_result import JudgedChange
+from kvatlas.gates.judgement import judge_pairs
 from kvatlas.gates.outcomes import Side, SideOptions
 from kvatlas.gates.pairing import pair_answers
 from kvatlas.gates.runs import side_of_inspect_logs, side_of_run
 from kvatlas.results.store import FILE
 from kvatlas.stats.run_data import margin_from_points
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: The words for a claim, `auto` for the one that the samples allow.
 CLAIMS = ("auto", *(claim.value for claim in Claim))
@@ -25,6 +29,22 @@ _EXPECTED = (
     "expected a folder or file of lm-eval's samples (--log_samples), a log of Inspect, a run (RUN@CELL), a file of "
     "answers with the columns problem and correct, or the address of an endpoint"
 )
+
+
+class GateResult(JudgedChange):
+    """A judged change as a figure and as a page."""
+
+    def figure(self) -> Figure:
+        """Return the figure of lost and gained problems."""
+        from kvatlas.gates.gate_page import gate_figure
+
+        return gate_figure(self)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page (HTML) or the figure (PNG, SVG, PDF) and return its path."""
+        from kvatlas.gates.gate_page import write_gate
+
+        return write_gate(self, Path(path))
 
 
 def gate(
@@ -60,14 +80,14 @@ def gate(
     pairs = pair_answers(first, second, allow)
 
     # Samples are independent if those of both sides are; a side without draws decides before an unknown one.
-    known = (first.independent, second.independent)
+    independents = (first.independent, second.independent)
     independent: bool | None = True
-    if False in known:
+    if False in independents:
         independent = False
-    elif None in known:
+    elif None in independents:
         independent = None
     chosen = None if claim == "auto" else Claim(claim)
-    judgement = judge(pairs, margin, chosen, independent, (first.may_copy, second.may_copy))
+    judgement = judge_pairs(pairs, margin, chosen, independent, (first.may_copy, second.may_copy))
     return GateResult(first, second, pairs, judgement)
 
 
@@ -83,6 +103,7 @@ def _open_sides(
         raise KvatlasError(
             f"A benchmark ({asking.benchmarks[0]}) is asked of two endpoints; logs and runs have their questions."
         )
+
     if after_is_address:
         return run_and_endpoint_sides(before, after, asking, options, on_trace)
     if before_is_address:
@@ -99,7 +120,7 @@ def _side_at_path(name: str, options: SideOptions) -> Side:
         return side_of_run(Path(folder), cell, name, options)
     if not path.exists():
         raise KvatlasError(f"{name!r} is not there; {_EXPECTED}.")
-    if path.is_file():
+    if not path.is_dir():
         return _side_of_file(path, name, options)
 
     if (path / FILE).is_file():

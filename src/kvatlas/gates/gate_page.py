@@ -21,7 +21,7 @@ from kvatlas.figures.style import (
     rendered,
     save,
 )
-from kvatlas.gates.gate_result import GateResult, difference_lines, gate_headline, gate_text, note_lines, task_table
+from kvatlas.gates.gate_result import JudgedChange, difference_lines, gate_headline, gate_text, note_lines, task_table
 from kvatlas.results.export import check_target, write_text
 from kvatlas.text import percent_text, visible
 
@@ -42,7 +42,7 @@ _LEAST_BARS = 40
 MOST_TASKS = 8
 
 
-def write_gate(result: GateResult, path: Path) -> Path:
+def write_gate(result: JudgedChange, path: Path) -> Path:
     """Write the page or the figure, by the suffix."""
     check_out(path)
     if _is_page(path):
@@ -63,7 +63,7 @@ def _is_page(path: Path) -> bool:
     return path.suffix.lower() in (".html", ".htm")
 
 
-def gate_page(result: GateResult) -> str:
+def gate_page(result: JudgedChange) -> str:
     """Return the HTML of a gate."""
     from jinja2 import Environment, StrictUndefined
 
@@ -78,7 +78,7 @@ def gate_page(result: GateResult) -> str:
         cells = line.strip("|").split(" | ")
         table.append([cell.strip().replace("\\|", "|") for cell in cells])
 
-    changed, with_texts = _changed_problems(result)
+    changed, with_texts = _changed_rows(result)
     return template.render(
         headline=gate_headline(result),
         verdict=result.verdict.split()[0],
@@ -94,7 +94,7 @@ def gate_page(result: GateResult) -> str:
     )
 
 
-def _changed_problems(result: GateResult) -> tuple[list[dict[str, Any]], int]:
+def _changed_rows(result: JudgedChange) -> tuple[list[dict[str, Any]], int]:
     """Return the changed problems, and the number of those with texts."""
     names: list[AnswerName] = []
     for problem in result.changed:
@@ -128,7 +128,7 @@ def _changed_problems(result: GateResult) -> tuple[list[dict[str, Any]], int]:
 # -- figure ------------------------------------------------------------------------------------------------------------
 
 
-def gate_figure(result: GateResult, options: FigureOptions | None = None) -> Figure:
+def gate_figure(result: JudgedChange, options: FigureOptions | None = None) -> Figure:
     """Return a panel for the limits and one for each task with its changed problems, from lost to gained."""
     options = options or FigureOptions(width=_SIZE[0])
     tasks = result.pairs.tasks[:MOST_TASKS]
@@ -149,7 +149,7 @@ def gate_figure(result: GateResult, options: FigureOptions | None = None) -> Fig
     return figure
 
 
-def _draw_limits(panel: Axes, result: GateResult, options: FigureOptions) -> None:
+def _draw_limits(panel: Axes, result: JudgedChange, options: FigureOptions) -> None:
     """Draw the loss of each task and of the mean with its limits, and the margin."""
     judgement = result.judgement
     rows = [(task.task, task.limits[judgement.claim]) for task in judgement.tasks[:MOST_TASKS]]
@@ -160,6 +160,7 @@ def _draw_limits(panel: Axes, result: GateResult, options: FigureOptions) -> Non
         reach = [[100 * (limits.loss - limits.low)], [100 * (limits.high - limits.loss)]]
         colour = options.colours.ink
         panel.errorbar([100 * limits.loss], [place], xerr=reach, color=colour, marker="o", markersize=3.5, capsize=2)
+
     panel.axvline(0, color=options.colours.soft, linewidth=0.5)
     panel.axvline(100 * judgement.margin, color=options.colours.warning, linewidth=1)
     panel.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=SMALL_TYPE)
@@ -175,6 +176,7 @@ def _draw_changed_problems(panel: Axes, task: TaskPairs, options: FigureOptions)
     colours = [options.colours.lines[1] if change < 0 else options.colours.lines[2] for change in changed]
     panel.bar(np.arange(len(changed)), 100 * changed, color=colours, width=0.9, linewidth=0)
     panel.axhline(0, color=options.colours.ink, linewidth=0.5)
+
     lost = int((changed < 0).sum())
     gained = int((changed > 0).sum())
     unchanged = len(changes) - lost - gained

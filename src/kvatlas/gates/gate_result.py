@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +14,6 @@ from kvatlas.gates.judgement import EXIT_CODES, Judgement, LossLimits, Verdict
 from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
 from kvatlas.gates.pairing import PairedAnswers
 from kvatlas.text import counted, fixed, percent_text, points_text, visible
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Problems that the text names.
 NAMED = 5
@@ -40,7 +36,7 @@ class ChangedProblem:
 
 
 @dataclass(frozen=True)
-class GateResult:
+class JudgedChange:
     """Two sides, their pairs, and the verdict.
 
     `str` gives its text, notebooks show it; `to_dict` gives the data of `kvatlas gate --json`.
@@ -202,18 +198,6 @@ class GateResult:
             "notes": list(self.pairs.notes),
         }
 
-    def figure(self) -> Figure:
-        """Return the figure of lost and gained problems."""
-        from kvatlas.gates.gate_page import gate_figure
-
-        return gate_figure(self)
-
-    def write(self, path: str | Path) -> Path:
-        """Write the page (HTML) or the figure (PNG, SVG, PDF) and return its path."""
-        from kvatlas.gates.gate_page import write_gate
-
-        return write_gate(self, Path(path))
-
     def __str__(self) -> str:
         """Return the text as Markdown: headline, sentences, table of tasks, what differs, notes."""
         paragraphs = [f"# {gate_headline(self)}", gate_text(self), task_table(self.judgement)]
@@ -240,7 +224,7 @@ def _limits_data(limits: LossLimits) -> dict[str, Any]:
 # -- sentences ---------------------------------------------------------------------------------------------------------
 
 
-def gate_headline(result: GateResult) -> str:
+def gate_headline(result: JudgedChange) -> str:
     """Return the verdict in a line."""
     judgement = result.judgement
     margin = f"{100 * judgement.margin:g} points"
@@ -255,7 +239,7 @@ def gate_headline(result: GateResult) -> str:
     return f"Cannot tell whether it loses more than {margin}"
 
 
-def gate_text(result: GateResult) -> str:
+def gate_text(result: JudgedChange) -> str:
     """Return the sentences on the claim that decides, on the other one, and on what would settle an open verdict."""
     judgement = result.judgement
     claim = judgement.claim
@@ -272,8 +256,8 @@ def gate_text(result: GateResult) -> str:
         f"{counted(problems, 'problem')}{times}: {percent_text(judgement.before)} % of the answers were right before "
         f"and {percent_text(judgement.after)} % after{mean}; {judgement.lost:,} answers were lost and "
         f"{judgement.gained:,} gained.",
-        f"{words[:1].upper()}{words[1:]} it loses {_points(limits.loss)} points, at most "
-        f"{_points(limits.high)} and at least {_points(limits.low)} (95 %, {units}).",
+        f"{words[:1].upper()}{words[1:]} it loses {_points_lost(limits.loss)} points, at most "
+        f"{_points_lost(limits.high)} and at least {_points_lost(limits.low)} (95 %, {units}).",
     ]
 
     sentences += [f"Nothing is proven: {reason}." for reason in judgement.reasons]
@@ -310,7 +294,7 @@ def gate_text(result: GateResult) -> str:
     return " ".join(sentences)
 
 
-def _points(share: float) -> str:
+def _points_lost(share: float) -> str:
     return fixed(100 * share)
 
 
@@ -327,9 +311,11 @@ def _other_claim(judgement: Judgement) -> str:
     if other is Claim.THESE:
         if max(task.samples for task in judgement.tasks) == 1:
             return "With one sample of each problem the limits are the same for these problems alone."
-        return f"On these problems, however often they are sampled, it loses at most {_points(limits.high)} points."
+        return (
+            f"On these problems, however often they are sampled, it loses at most {_points_lost(limits.high)} points."
+        )
     return (
-        f"For problems like these it may lose up to {_points(limits.high)} points: a kind of problem that these "
+        f"For problems like these it may lose up to {_points_lost(limits.high)} points: a kind of problem that these "
         f"{limits.units:,} do not hold may fail."
     )
 
@@ -360,28 +346,30 @@ def task_table(judgement: Judgement) -> str:
         rows.append(
             f"| {name} | {task.problems:,} x {task.samples} | {percent_text(task.before)} | "
             f"{percent_text(task.after)} | {task.lost:,} | {task.gained:,} | "
-            f"{_loss_text(task.limits[judgement.claim])} | {task.verdict.value} |"
+            f"{_loss_with_limits(task.limits[judgement.claim])} | {task.verdict.value} |"
         )
+
     if len(judgement.tasks) > 1:
         rows.append(
             f"| mean | {sum(task.problems for task in judgement.tasks):,} | {percent_text(judgement.before)} | "
             f"{percent_text(judgement.after)} | {judgement.lost:,} | {judgement.gained:,} | "
-            f"{_loss_text(judgement.limits[judgement.claim])} | {judgement.verdict.value} |"
+            f"{_loss_with_limits(judgement.limits[judgement.claim])} | {judgement.verdict.value} |"
         )
+
     head = "| task | problems x samples | before, % | after, % | lost | gained | loses (at least, at most) | verdict |"
     return "\n".join([head, "|---|--:|--:|--:|--:|--:|--:|---|", *rows])
 
 
-def _loss_text(limits: LossLimits) -> str:
+def _loss_with_limits(limits: LossLimits) -> str:
     return f"{points_text(limits.loss)} ({points_text(limits.low)}, {points_text(limits.high)})"
 
 
-def note_lines(result: GateResult) -> list[str]:
+def note_lines(result: JudgedChange) -> list[str]:
     """Return the notes as sentences."""
     return [note if note.endswith("?") else f"{note}." for note in result.pairs.notes]
 
 
-def difference_lines(result: GateResult) -> list[str]:
+def difference_lines(result: JudgedChange) -> list[str]:
     """Return a line for each condition that differs."""
     return [
         f"{item.condition}: {item.before or 'not named'} before, {item.after or 'not named'} after"

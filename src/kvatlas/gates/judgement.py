@@ -114,7 +114,7 @@ class Judgement:
         return [task.task for task in self.tasks if task.verdict is Verdict.LOSES]
 
 
-def judge(
+def judge_pairs(
     pairs: PairedAnswers, margin: float, claim: Claim | None, independent: bool | None, may_copy: tuple[bool, bool]
 ) -> Judgement:
     """Return the verdict on pairs; `independent` and `may_copy` say of the samples what a `Side` does.
@@ -179,6 +179,7 @@ def _dependence(
     samples = max(task.losses.shape[1] for task in tasks)
     if samples == 1:
         return ""
+
     sides = [[task.before.fingerprints for task in tasks], [task.after.fingerprints for task in tasks]]
     for fingerprints, is_suspect in zip(sides, may_copy, strict=True):
         if is_suspect and all(_samples_are_copies(of_task) for of_task in fingerprints):
@@ -251,6 +252,7 @@ def _task_verdicts(
                 limits,
             )
         )
+
     kept = holm([verdict.limits[decides].p_kept for verdict in verdicts])
     broken = holm([verdict.limits[decides].p_broken for verdict in verdicts])
     for index in range(len(verdicts)):
@@ -300,12 +302,14 @@ def _settling_size(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> i
     error = float(standard_error(values, strata))
     if gap < 1e-9 or not math.isfinite(error):
         return None
+
     quantile = normal_quantile(LEVEL) + POWER_QUANTILE
     times: float = max(1.0, (quantile * error / gap) ** 2)
     if loss < margin:
         sizes = np.bincount(strata).tolist()
         least: float = sum(provable_sizes(sizes, margin - max(loss, 0.0))) / sum(sizes)
         times = max(times, least)
+
     if times > MOST_TIMES:
         return None
     if claim is Claim.LIKE:
@@ -334,8 +338,10 @@ def _length_change(tasks: Sequence[TaskPairs]) -> Contrast | None:
         means = np.where(is_known, change, 0.0)[rows].sum(1) / is_known[rows].sum(1)
         changes.append(means)
         longest = max(longest, float(np.nanmax(task.after.lengths)), float(np.nanmax(task.before.lengths)))
+
     if not longest:
         return None
+
     strata = strata_of_sizes([len(of_task) for of_task in changes])
     every = np.concatenate(changes)
     # In steps of a ten-thousandth of the longest: equal changes are counted, however many problems there are.

@@ -129,7 +129,7 @@ def _sample_log(file: Path) -> SampleLog:
     return SampleLog(file, match["task"], match["date"], results if isinstance(results, dict) else {})
 
 
-def _sample_rows(log: SampleLog) -> Iterator[tuple[str, dict[str, Any]]]:
+def _log_rows(log: SampleLog) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a log with the name of each for a sentence."""
     with log.path.open(encoding="utf-8") as file:
         for row_number, line in enumerate(file, 1):
@@ -161,7 +161,7 @@ class SampleGrading:
 def _grading(log: SampleLog, options: SideOptions) -> SampleGrading:
     """Return the metric and the filter of a log: those chosen, else the first."""
     filters: dict[str, tuple[str, ...]] = {}
-    for _, row in _sample_rows(log):
+    for _, row in _log_rows(log):
         # Rows lie filter by filter, all documents of one before the next.
         name = str(row.get("filter", "none"))
         if name not in filters:
@@ -172,6 +172,7 @@ def _grading(log: SampleLog, options: SideOptions) -> SampleGrading:
             filters[name] = tuple(map(str, names))
     if not filters:
         raise KvatlasError(f"{log.path.name} is empty.")
+
     chosen_filter = options.filter or next(iter(filters))
     if chosen_filter not in filters:
         raise KvatlasError(f"{log.task} has no filter {options.filter!r}; there are: {', '.join(filters)}.")
@@ -179,6 +180,7 @@ def _grading(log: SampleLog, options: SideOptions) -> SampleGrading:
     metric = options.metric or next(iter(metrics), "")
     if metric not in metrics:
         raise KvatlasError(f"{log.task} has no metric {metric!r}; there are: {', '.join(metrics) or 'none'}.")
+
     higher = log.results.get("higher_is_better", {}).get(log.task, {}).get(metric)
     if higher is False:
         raise KvatlasError(f"Of {metric!r} of {log.task} less is better; name a metric of right answers with --metric.")
@@ -217,18 +219,20 @@ def _conditions_of_log(log: SampleLog, grading: SampleGrading) -> dict[str, str]
     values["system message"] = results.get("system_instruction_sha")
     values["chat template"] = results.get("chat_template_sha")
     values["model type"] = config.get("model")
+
     arguments = config.get("model_args")
     if isinstance(arguments, str):
         arguments = dict(pair.partition("=")[::2] for pair in arguments.split(","))
     for name, value in (arguments or {}).items():
         values["model" if name == "pretrained" else f"model argument {name}"] = value
+
     values["data type"] = config.get("model_dtype")
     values["weights"] = config.get("model_sha")
     values["problems at most"] = config.get("limit")
     values["seed"] = config.get("torch_seed")
     values["lm-eval"] = results.get("lm_eval_version")
     values["transformers"] = results.get("transformers_version")
-    values |= _generation_arguments(next(_sample_rows(log))[1])
+    values |= _generation_arguments(next(_log_rows(log))[1])
     return {name: str(value)[:_LONGEST] for name, value in values.items() if value not in (None, "")}
 
 
@@ -238,6 +242,7 @@ def _generation_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     arguments = first.get("arg_1") if isinstance(first, dict) else None
     if not isinstance(arguments, dict):
         return {"temperature": "0"}
+
     values = {f"generation {name}": value for name, value in arguments.items()}
     temperature = values.pop("generation temperature", None)
     do_sample = values.pop("generation do_sample", None)
@@ -257,7 +262,7 @@ def _sample_answers(
     for task, of_task in logs.items():
         metric = grading[task].metric
         for sample, log in enumerate(of_task):
-            for where, row in _sample_rows(log):
+            for where, row in _log_rows(log):
                 if str(row.get("filter", "none")) != grading[task].filter:
                     continue
                 if metric not in row:
@@ -271,7 +276,7 @@ def _sample_answers(
                     str(row["doc_id"]),
                     sample,
                     score_of(row[metric], f"{where}: {metric!r}"),
-                    _content_digest(row),
+                    _document_digest(row),
                     _prompt_digest(row),
                     fingerprint_of(text),
                     "no answer" if has_no_answer else "",
@@ -279,7 +284,7 @@ def _sample_answers(
                 )
 
 
-def _content_digest(row: Mapping[str, Any]) -> str:
+def _document_digest(row: Mapping[str, Any]) -> str:
     """Return the digest of document and target, from their texts or as the log has them."""
     if "doc" in row:
         return digest_of(row["doc"], row.get("target"))
@@ -324,7 +329,7 @@ def _sample_texts(
     texts: dict[AnswerName, AnswerTexts] = {}
     for task, of_task in logs.items():
         for sample, log in enumerate(of_task):
-            for _, row in _sample_rows(log):
+            for _, row in _log_rows(log):
                 name = (task, str(row["doc_id"]), sample)
                 is_counted = str(row.get("filter", "none")) == grading[task].filter
                 if name in wanted and is_counted and _is_generation(row):

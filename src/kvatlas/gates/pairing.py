@@ -213,7 +213,7 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
                 raise KvatlasError(f"{side.name!r} lacks the task {', '.join(sorted(lacking))}; {hint}.")
 
     # Differences that change the question; what one side does not name is not known to differ.
-    differences = _differences(before, after, names)
+    differences = _condition_differences(before, after, names)
     for condition, value_before, value_after in differences:
         word = REFUSED.get(condition.partition(" of ")[0])
         if word is not None and word not in allow and value_before and value_after:
@@ -251,6 +251,7 @@ def _answers_by_task(side: Side) -> dict[str, _TaskAnswers]:
         answers.add(answer, side.name)
     if not tasks:
         raise KvatlasError(f"{side.name!r} has no answers of the tasks that are compared.")
+
     for task, answers in tasks.items():
         answers.check_distinct(task, side.name)
         if np.isnan(answers.scores).all():
@@ -275,7 +276,7 @@ def _renamed_task(
 # -- conditions --------------------------------------------------------------------------------------------------------
 
 
-def _differences(before: Side, after: Side, names: Mapping[str, str]) -> list[ConditionDifference]:
+def _condition_differences(before: Side, after: Side, names: Mapping[str, str]) -> list[ConditionDifference]:
     """Return the conditions that differ in any task, each once for all tasks with the same values."""
     found: dict[ConditionDifference, list[str]] = {}
     if before.kind != after.kind:
@@ -287,6 +288,7 @@ def _differences(before: Side, after: Side, names: Mapping[str, str]) -> list[Co
             values = ConditionDifference(condition, first.get(condition, ""), second.get(condition, ""))
             if values.before != values.after:
                 found.setdefault(values, []).append(task)
+
     every = len(names)
     return [
         difference if len(tasks) == every else difference._replace(condition=f"{difference.condition} of {tasks[0]}")
@@ -302,7 +304,7 @@ def _pair_task(tasks: tuple[str, str], sides: tuple[_TaskAnswers, _TaskAnswers],
     task = tasks[0]
     by_content = all(all(side.contents) for side in sides)
     keys = [side.keys(by_content) for side in sides]
-    places = [{key: place for place, key in enumerate(of_side)} for of_side in keys]
+    places = [dict(zip(of_side, range(len(of_side)), strict=True)) for of_side in keys]
     shared = [(places[0][key], places[1][key]) for key in places[0] if key in places[1]]
     if not shared and by_content:
         same_names = len(sides[0].places.keys() & sides[1].places.keys())

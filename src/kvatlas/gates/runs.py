@@ -20,8 +20,7 @@ from kvatlas.gates.outcomes import (
     file_digest,
     fingerprint_of,
 )
-from kvatlas.results.records import STATUS
-from kvatlas.results.records import digest as digest_of_tokens
+from kvatlas.results.records import STATUS, digest_of_tokens
 from kvatlas.stats.metrics import rule
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, choose, systems_of
@@ -43,6 +42,7 @@ def side_of_run(folder: Path, cell: str, name: str, options: SideOptions) -> Sid
     metric = options.metric or "pass@1"
     if rule(metric) is not None:
         raise KvatlasError(f"{metric} is no grade of single answers; expected pass@1, progress or one of a benchmark.")
+
     systems = systems_of([run], metric)
     if cell:
         systems = choose(systems, [cell])
@@ -71,6 +71,7 @@ def side_of_system(run: RunData, system: ModelSetting, name: str, options: SideO
     if lacking:
         benchmarks = ", ".join(dict.fromkeys(cell.benchmark for cell in system.cells))
         raise KvatlasError(f"{name!r} has no task {', '.join(lacking)!r}; there are: {benchmarks}.")
+
     check_pairs(cells)
     sampling: Mapping[str, Any] = run.manifest.spec.get("sampling", {})
     temperature = sampling.get("temperature")

@@ -198,6 +198,7 @@ def _check_samples(read: EvalLog, where: str) -> int:
             f"{where} has the status {read.status!r} and {len(samples):,} samples, and those that finish first are no "
             "fair part of a task; finish it with `inspect eval-retry`."
         )
+
     seen: set[tuple[str, int]] = set()
     names: dict[str, int | str] = {}
     for sample in samples:
@@ -209,6 +210,7 @@ def _check_samples(read: EvalLog, where: str) -> int:
         if key in seen:
             raise KvatlasError(f"{where} has the sample {sample.id!r} of epoch {sample.epoch} twice.")
         seen.add(key)
+
     found = [sample.epoch for sample in samples]
     epochs: int = max(1, read.eval.config.epochs or max(found))
     if min(found) < 1 or max(found) > epochs or epochs > MAX_SAMPLES:
@@ -226,6 +228,7 @@ def _check_whole_log(read: EvalLog, epochs: int, where: str) -> None:
     strange = sorted(names.keys() - ids.keys())
     if strange:
         raise KvatlasError(f"{where} has the sample {strange[0]!r}, which its data set lacks.")
+
     # Samples that ended in an error are in the log, too.
     missing = len(ids) * epochs - len(seen)
     if missing:
@@ -233,6 +236,7 @@ def _check_whole_log(read: EvalLog, epochs: int, where: str) -> None:
         first = next(id_ for id_, epoch in claimed if (id_, epoch) not in seen)
         of_all = f"{missing:,} of the {len(ids) * epochs:,} samples of its data set and epochs"
         raise KvatlasError(f"{where} lacks {of_all} (first {first!r}); expected the whole log.")
+
     # A log without ids may count more samples than it has.
     counted = 0
     if not read.eval.dataset.sample_ids:
@@ -407,6 +411,7 @@ class _Scores:
             raise KvatlasError(f"{where} of the task {read.eval.task!r} has no scores; `inspect score` adds them.")
         if scorer and scorer not in given:
             raise KvatlasError(f"{where} has no scorer {scorer!r}; expected: {', '.join(given)}.")
+
         # The order in the task, since a sample may have its scores in any order.
         ordered = [declared.name for declared in read.eval.scorers or () if declared.name in given]
         chosen = scorer or [*ordered, *given][0]
@@ -469,6 +474,7 @@ def _logged_setting(samples: Sequence[EvalSample]) -> Setting:
                 f"The log names the policy {policy!r} with {values!r}; expected a name and plain values."
             )
         settings.add(Setting.from_parameters(policy, **values))
+
     if len(settings) > 1:
         listed = "; ".join(sorted(map(str, settings)))
         raise KvatlasError(f"Its answers are of {len(settings)} settings ({listed}); expected those of one.")
@@ -485,6 +491,7 @@ def _setting_note(sample: EvalSample) -> Mapping[str, Any] | None:
         return None
     if not isinstance(note, dict) or not isinstance(note.get("setting"), dict):
         raise KvatlasError(f"The note of the sample {sample.id!r} is {note!r:.200}; expected a setting and a usage.")
+
     usage = note.get("usage")
     names = {field.name for field in fields(Costs)}
     is_usage = False
@@ -541,6 +548,7 @@ def _sample_costs(sample: EvalSample) -> Costs:
             f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thinking} of "
             f"reasoning); expected finite numbers from 0 to {MAX_TOKENS:,}."
         )
+
     noted_usage = (_setting_note(sample) or {}).get("usage") or {}
     if noted_usage.get("output_tokens") == output:
         # The sample consists of this one answer.

@@ -35,6 +35,7 @@ def benchmark(name: str, problems: int | None = None) -> Task:
         )
         for problem in definition.problems(problems)
     ]
+
     return Task(
         dataset=MemoryDataset(samples, name=definition.name),
         solver=generate(),

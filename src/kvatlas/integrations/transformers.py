@@ -208,6 +208,7 @@ def _token_mask(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
     visible = torch.ones_like(input_ids, dtype=torch.bool)
     if isinstance(mask, torch.Tensor) and mask.shape == input_ids.shape:
         visible = mask.bool()
+
     positions = visible.long().cumsum(-1) - 1
     for name, value in prepared.items():
         if isinstance(value, Cache):
@@ -247,6 +248,7 @@ def _processor_of_row(processor: Any, row: int, rows: int) -> Any:
     if isinstance(processor, processing.PrefixConstrainedLogitsProcessor):
         allowed = processor._prefix_allowed_tokens_fn
         return processing.PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)
+
     row_processor = copy.copy(processor)
     if isinstance(row_processor, processing.RepetitionPenaltyLogitsProcessor):
         if isinstance(row_processor.prompt_ignore_length, Tensor):

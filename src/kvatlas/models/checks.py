@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from kvatlas.core import Check, Finding, KvatlasError, Problem, first_difference, refusal
+from kvatlas.core import Check, CheckResult, KvatlasError, Problem, first_difference, refusal
 from kvatlas.models.handle import ModelHandle
 
 CLAIMS = "kvatlas_claims.json"
@@ -58,37 +58,33 @@ class Claims:
             return cls(_RANGES.validate_json(file.read_bytes(), strict=True))
 
     def __str__(self) -> str:
-        return "; ".join(f"{family} with {_ranges_text(ranges)}" for family, ranges in self.ranges.items())
+        families = []
+        for family, ranges in self.ranges.items():
+            texts = []
+            for name, (low, high) in ranges.items():
+                texts.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
+            families.append(f"{family} with {', '.join(texts)}")
+        return "; ".join(families)
 
     def outside(self, benchmark: str, problems: Sequence[Problem]) -> int:
-        """Return the number of problems of a benchmark outside the claimed ranges; 0 without claims."""
-        family = next((self.ranges[name] for name in self.ranges if benchmark.startswith(name)), None)
-        if family is None:
+        """Return the number of problems of a benchmark outside the claimed ranges; 0 without claims.
+
+        What a problem does not tell about itself counts as within.
+        """
+        ranges = next((self.ranges[name] for name in self.ranges if benchmark.startswith(name)), None)
+        if ranges is None:
             return len(problems) if self.ranges else 0
-        return sum(not _is_claimed(problem, family) for problem in problems)
 
-
-def _ranges_text(ranges: Mapping[str, Sequence[Any]]) -> str:
-    """Return the ranges of a family for a sentence."""
-    texts = []
-    for name, (low, high) in ranges.items():
-        texts.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
-    return ", ".join(texts)
-
-
-def _is_claimed(problem: Problem, ranges: Mapping[str, Sequence[Any]]) -> bool:
-    """Return True if a problem is within all ranges; what it does not tell about itself counts as within."""
-    return all(_is_within(problem.about.get(name, low), low, high) for name, (low, high) in ranges.items())
-
-
-def _is_within(value: Any, low: Any, high: Any) -> bool:
-    """Return True if a number, or each side of a grid `6x6`, is within both ends."""
-    sides = _sides(value)
-    lowest = _sides(low)
-    highest = _sides(high)
-    if len({len(sides), len(lowest), len(highest)}) > 1:
-        return False
-    return all(least <= side <= most for least, side, most in zip(lowest, sides, highest, strict=True))
+        count = 0
+        for problem in problems:
+            for name, (low, high) in ranges.items():
+                sizes, lowest, highest = (_sides(value) for value in (problem.about.get(name, low), low, high))
+                alike = len(sizes) == len(lowest) == len(highest)
+                # A grid has two sides, each of which is compared.
+                if not alike or any(not a <= size <= b for a, size, b in zip(lowest, sizes, highest, strict=True)):
+                    count += 1
+                    break
+        return count
 
 
 def _sides(value: Any) -> list[float]:
@@ -123,15 +119,15 @@ def key_bias_warning(model: ModelHandle) -> str:
     )
 
 
-def check_tokenizer(model: ModelHandle, prompts: Sequence[str]) -> list[Finding]:
+def check_tokenizer(model: ModelHandle, prompts: Sequence[str]) -> list[CheckResult]:
     """Check that prompts of the model survive encoding and decoding."""
     tokens = [model.tokens(prompt) for prompt in prompts]
     back = [str(model.tokenizer.decode(list(ids), skip_special_tokens=False)) for ids in tokens]
     return [
-        _vocabulary(model, tokens),
-        _unknown(model, prompts, tokens),
-        _round_trip(model, prompts, back),
-        _markers(prompts, back),
+        _check_vocabulary(model, tokens),
+        _check_unknown_tokens(model, prompts, tokens),
+        _check_round_trip(model, prompts, back),
+        _check_marker_letters(prompts, back),
     ]
 
 
@@ -147,50 +143,54 @@ def notes_for(model: ModelHandle, prompts: Sequence[str], benchmark: str) -> lis
     return [f"{model.name} on {benchmark}: {finding}." for finding in findings if finding.status is Check.WARNING]
 
 
-def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> Finding:
+def _check_vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> CheckResult:
     last = max(max(ids, default=0) for ids in tokens)
     size = model.vocabulary
     if last >= size:
         message = f"a prompt holds the token {last}, and the model knows those from 0 to {size - 1}"
-        return Finding("vocabulary", Check.FAILED, message, _OTHER)
+        return CheckResult("vocabulary", Check.FAILED, message, _OTHER)
+
     vocabulary = model.tokenizer.get_vocab()
     message = f"{len(vocabulary):,} tokens, {size:,} in the model"
     beyond = [token for token, token_id in vocabulary.items() if token_id >= size]
     if beyond:
         some = f"{len(beyond)} of them, {min(beyond)!r} for one, are unknown to the model"
-        return Finding("vocabulary", Check.WARNING, f"{message}: {some}", _OTHER)
-    return Finding("vocabulary", Check.OK, message)
+        return CheckResult("vocabulary", Check.WARNING, f"{message}: {some}", _OTHER)
+    return CheckResult("vocabulary", Check.OK, message)
 
 
-def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> Finding:
+def _check_unknown_tokens(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> CheckResult:
     unknown = model.tokenizer.unk_token_id
-    total = sum(map(len, tokens))
     if unknown is None:
-        return Finding("unknown tokens", Check.OK, "the tokenizer has no unknown token")
+        return CheckResult("unknown tokens", Check.OK, "the tokenizer has no unknown token")
+
     # In some tokenizers the end of text is the unknown token, too, and templates write it.
     count = max(0, sum(ids.count(unknown) for ids in tokens) - sum(p.count(model.tokenizer.unk_token) for p in prompts))
+    total = sum(map(len, tokens))
     message = f"{count:,} of {total:,} prompt tokens are unknown ({count / max(1, total):.1%})"
     if count >= UNKNOWN * total > 0:
         claims = Claims.read(model.folder)
         advice = f"{_OTHER}, or ask what the model has tokens for"
         if claims.ranges:
             advice = f"it is made for {claims}, so ask other questions of smollm2-135m-think or of a model of your own"
-        return Finding("unknown tokens", Check.FAILED, message, advice)
+        return CheckResult("unknown tokens", Check.FAILED, message, advice)
     if count:
-        return Finding("unknown tokens", Check.WARNING, message, "the model does not see what they stand for")
-    return Finding("unknown tokens", Check.OK, message)
+        return CheckResult("unknown tokens", Check.WARNING, message, "the model does not see what they stand for")
+    return CheckResult("unknown tokens", Check.OK, message)
 
 
-def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str]) -> Finding:
+def _check_round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str]) -> CheckResult:
     name = "round trip"
     differing = [(prompt, text) for prompt, text in zip(prompts, back, strict=True) if prompt != text]
     if not differing:
-        return Finding(name, Check.OK, "prompts are the same after encoding and decoding")
+        return CheckResult(name, Check.OK, "prompts are the same after encoding and decoding")
+
     unknown = str(model.tokenizer.unk_token or "")
-    changes = [_changed(_plain(prompt, unknown), _plain(text, unknown)) for prompt, text in differing]
-    characters = max(1, sum(len(_plain(prompt, unknown)) for prompt in prompts))
+    changes = [_count_changes(_tolerant(prompt, unknown), _tolerant(text, unknown)) for prompt, text in differing]
+    characters = max(1, sum(len(_tolerant(prompt, unknown)) for prompt in prompts))
     letters = sum(change[0] for change in changes) / characters
     spaces = sum(change[1] for change in changes) / characters
+
     prompt, text = differing[0]
     first = first_difference(prompt, text) or 0
     around = slice(max(0, first - 8), first + 12)
@@ -199,18 +199,18 @@ def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str])
         f"which became {text[around]!r} ({letters:.1%} of the characters, {spaces:.1%} in spaces)"
     )
     if letters >= CHANGED or spaces >= SPACES:
-        return Finding(name, Check.FAILED, message, _OTHER)
-    return Finding(name, Check.WARNING, message, "the model reads or writes these characters otherwise")
+        return CheckResult(name, Check.FAILED, message, _OTHER)
+    return CheckResult(name, Check.WARNING, message, "the model reads or writes these characters otherwise")
 
 
-def _plain(text: str, unknown: str) -> str:
+def _tolerant(text: str, unknown: str) -> str:
     """Return a text without the differences that models tolerate: forms of characters, case, kinds of space."""
     if unknown:
         text = text.replace(unknown, "")
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _changed(before: str, after: str) -> tuple[int, int]:
+def _count_changes(before: str, after: str) -> tuple[int, int]:
     """Return the numbers of characters that were lost, added or moved, and of spaces that were lost or added."""
     old = Counter(before)
     new = Counter(after)
@@ -222,7 +222,7 @@ def _changed(before: str, after: str) -> tuple[int, int]:
     return letters, spaces
 
 
-def _markers(prompts: Sequence[str], back: Sequence[str]) -> Finding:
+def _check_marker_letters(prompts: Sequence[str], back: Sequence[str]) -> CheckResult:
     name = "marker letters"
     left = {}
     for mark in _MARKS:
@@ -230,7 +230,7 @@ def _markers(prompts: Sequence[str], back: Sequence[str]) -> Finding:
         if count > 0:
             left[mark] = count
     if not left:
-        return Finding(name, Check.OK, "decoded text holds no marker letters of the vocabulary")
+        return CheckResult(name, Check.OK, "decoded text holds no marker letters of the vocabulary")
     message = f"decoded text holds {sum(left.values()):,} marker letters ({' '.join(left)})"
     failed = sum(left.values()) >= MARKERS * sum(map(len, back))
-    return Finding(name, Check.FAILED if failed else Check.WARNING, message, _OTHER)
+    return CheckResult(name, Check.FAILED if failed else Check.WARNING, message, _OTHER)

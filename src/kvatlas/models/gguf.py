@@ -84,6 +84,7 @@ def packaged_folder(name: str, cache: str = "") -> Path:
     folder = _folder_of_digest(model.digest, cache)
     if _is_converted(folder):
         return folder
+
     path = model.path()
     if path is None:
         raise KvatlasError(f"The model {name!r} ({model}) is not installed; install it with {model.command}.")
@@ -106,6 +107,7 @@ def convert_gguf(file: Path, cache: str = "") -> Path:
         raise KvatlasError(f"The file {str(file)!r} cannot be read ({error.strerror}).") from error
     if _is_converted(folder):
         return folder
+
     try:
         with being_made(folder) as unfinished:
             # Another process may have made it while this one waited for the lock.

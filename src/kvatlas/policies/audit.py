@@ -46,6 +46,9 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
     shared = tuple(name for name in setting.values if name in _SHARED)
     if "kv_budget" not in setting.values:
         return SettingFacts(all_values(setting), shared)
+    lengths = sorted(set(prompts))
+    if not lengths:
+        return SettingFacts(all_values(setting), shared, {})
 
     # What stays follows from the rule of all policies; the audit needs the policy, and a budget in tokens.
     rule = rule_of(setting, kv_bytes)
@@ -56,7 +59,7 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
             audited = budget if budget is not None and budget.has_tokens else None
 
     compressions = {}
-    for prompt in sorted(set(prompts)):
+    for prompt in lengths:
         after, before = kept_and_total(rule, prompt) if rule is not None else (None, None)
         candidates, places = _choice(audited, prompt) if audited is not None else (None, None)
         compressions[prompt] = Compression(before, after, candidates, places)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import count_display, note, progress_display
+from kvatlas.cli.output import note
+from kvatlas.cli.progress import count_display, progress_display
 from kvatlas.core import KvatlasError, Setting
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ def omnibus_document(test: Test | None) -> Json:
     """Return the test of "all settings behave alike"; unknown values where it was not made."""
     if test is None:
         return {"statistic": None, "p": None, "method": None}
-    return {"statistic": rounded(test.statistic, 4), "p": p_value(test.p), "method": test.method.value}
+    return {"statistic": rounded(test.statistic, 4), "p": rounded_p(test.p), "method": test.method.value}
 
 
-def p_value(p: float | None) -> float | None:
+def rounded_p(p: float | None) -> float | None:
     """Return a p-value with four digits: a small one is never 0."""
     return None if p is None or math.isnan(p) else float(f"{p:.4g}")
 
@@ -39,7 +39,7 @@ def contrast_document(contrast: Contrast, name: str = "value") -> Json:
     """Return a difference under its name with its limits and its p-value."""
     limits = {name: contrast.value, "low": contrast.low, "high": contrast.high}
     in_percent = {key: percent(share) if math.isfinite(share) else None for key, share in limits.items()}
-    return {**in_percent, "p": p_value(contrast.p)}
+    return {**in_percent, "p": rounded_p(contrast.p)}
 
 
 def stays_document(stays: Stays | None) -> Json:
@@ -65,7 +65,7 @@ def setting_loss_document(setting: Setting, loss: SettingLoss, family: LossFamil
         "setting": str(setting),
         "policy": setting.policy,
         **loss_values(loss),
-        "p": p_value(loss.p),
+        "p": rounded_p(loss.p),
         "shown": loss.is_kept,
         "broken": loss.is_broken,
         "joint_limit": percent(loss.joint_limit),
@@ -103,7 +103,7 @@ def limits_document(loss: SettingLoss, refused: str = "") -> Json:
                 "high": percent(of_claim.high),
                 "limit": percent(of_claim.limit),
                 "joint_limit": percent(of_claim.joint_limit),
-                "p": p_value(of_claim.p),
+                "p": rounded_p(of_claim.p),
                 "kept": of_claim.is_kept,
                 "broken": of_claim.is_broken,
             }
@@ -135,8 +135,8 @@ def comparison_document(comparison: Comparison) -> Json:
         "problems": comparison.difference.problems,
         "pairs": comparison.difference.pairs or None,
         "note": comparison.note or None,
-        "p_holm": p_value(comparison.p_holm),
-        "p_bh": p_value(comparison.p_bh),
+        "p_holm": rounded_p(comparison.p_holm),
+        "p_bh": rounded_p(comparison.p_bh),
     }
 
 
@@ -229,8 +229,8 @@ def pooled_document(effect: PooledEffect) -> Json:
     return {
         "axis": effect.axis,
         "over": effect.over,
-        "p": p_value(effect.p),
-        "adjusted_p": p_value(effect.adjusted_p),
+        "p": rounded_p(effect.p),
+        "adjusted_p": rounded_p(effect.adjusted_p),
         "levels": [
             {
                 "level": level,

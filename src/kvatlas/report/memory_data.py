@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvatlas.core import CellCoord, Map, percent
-from kvatlas.report.as_data import Json, contrast_document, p_value
+from kvatlas.report.as_data import Json, contrast_document, rounded_p
 from kvatlas.stats.memory_of_averages import memory_trends, token_kinds
 from kvatlas.stats.windows_at_memory import EqualMemory, MemoryPair
 
@@ -47,8 +47,8 @@ def _pair_document(memory: EqualMemory, pair: MemoryPair) -> Json:
         "difference": percent(difference.value),
         "low": percent(difference.low),
         "high": percent(difference.high),
-        "p": p_value(difference.p),
-        "adjusted_p": p_value(pair.test.adjusted_p),
+        "p": rounded_p(difference.p),
+        "adjusted_p": rounded_p(pair.test.adjusted_p),
     }
 
 

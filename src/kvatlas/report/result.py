@@ -21,8 +21,8 @@ from kvatlas.report.as_data import (
     limits_document,
     loss_values,
     omnibus_document,
-    p_value,
     pooled_document,
+    rounded_p,
     stays_document,
     table_document,
 )
@@ -176,7 +176,7 @@ class MapResult:
         return {
             **self._coord(coord),
             **cell_document(self.map.cells[coord]),
-            "p_best": p_value(self.verdict.p_best.get(coord)),
+            "p_best": rounded_p(self.verdict.p_best.get(coord)),
             "may_lose": percent(self.verdict.may_lose.get(coord)),
             **loss_values(loss),
             "shown": loss.is_kept if loss else None,
@@ -189,7 +189,7 @@ class MapResult:
             {"level": level, **contrast_document(contrast), **stays_document(stays.get(level))}
             for level, contrast in effect.levels
         ]
-        return {"axis": effect.axis, "levels": levels, "p": p_value(effect.p), "missed": percent(effect.hidden)}
+        return {"axis": effect.axis, "levels": levels, "p": rounded_p(effect.p), "missed": percent(effect.hidden)}
 
 
 @dataclass(frozen=True)
@@ -371,8 +371,13 @@ class Result:
     def comparisons(self) -> tuple[Comparison, ...]:
         """The comparisons of the policy that the options name, p-values adjusted over all of them."""
         policy = self.options.policy
-        found = self.unadjusted_comparisons
-        return adjusted([one for one in found if policy is None or _is_about(one, policy)])
+        return adjusted(
+            [
+                pair
+                for pair in self.unadjusted_comparisons
+                if policy is None or is_of_policy(pair.first, policy) or is_of_policy(pair.second, policy)
+            ]
+        )
 
     @property
     def differences(self) -> Differences:
@@ -532,7 +537,12 @@ def analyse(sources: Sequence[str | Path | RunData | Map], options: ReadOptions 
     that cannot be read, no map, and a map that comes twice.
     """
     result = open_result(sources, replace(options or ReadOptions(), **named))
-    _check_distinct(result.untested)
+    for name, count in Counter(map_.name for map_ in result.untested).items():
+        if count > 1:
+            raise KvatlasError(
+                f"The map {' | '.join(filter(None, name))} was given twice; compare two readings of one map with "
+                "`kvatlas compare`."
+            )
     return result
 
 
@@ -555,16 +565,3 @@ def _check_policy(runs: Sequence[RunData], policy: str) -> None:
     if not any(setting.is_of(policy.partition("(")[0]) for setting in settings):
         policies = ", ".join(shown_policies(setting.policy for setting in settings).values())
         raise KvatlasError(f"There is no setting of the policy {policy!r}; there are: {policies}.")
-
-
-def _is_about(comparison: Comparison, policy: str) -> bool:
-    return is_of_policy(comparison.first, policy) or is_of_policy(comparison.second, policy)
-
-
-def _check_distinct(maps: Sequence[Map]) -> None:
-    for name, count in Counter(map_.name for map_ in maps).items():
-        if count > 1:
-            raise KvatlasError(
-                f"The map {' | '.join(filter(None, name))} was given twice; compare two readings of one map with "
-                "`kvatlas compare`."
-            )

@@ -58,7 +58,7 @@ _Coord = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class _Table:
+class _MapFile:
     """The cells and the baselines of a file by map, its axes, and the column of its metric."""
 
     axes: tuple[str, str]
@@ -128,13 +128,13 @@ def read_maps(
     name = str(source)
     defaults = dict(_PUBLISHED_AS) if name.startswith(PUBLISHED) else {}
     defaults |= {key: value for key, value in (("problems", problems), ("samples", samples)) if value is not None}
-    reader = csv.DictReader(io.StringIO(_text(name), newline=""))
+    reader = csv.DictReader(io.StringIO(_file_text(name), newline=""))
     try:
-        table = _Table(*_columns(name, list(reader.fieldnames or ())))
+        table = _MapFile(*_axes_and_metric(name, list(reader.fieldnames or ())))
         for record in reader:
             where = f"{name}, line {reader.line_num}"
             fields = _fields(where, record, ("model", "benchmark", *table.axes, table.column))
-            coord, cell = _cell(where, fields, table, defaults)
+            coord, cell = _cell_of_row(where, fields, table, defaults)
             table.add(where, (fields["model"], fields["benchmark"], cell.setting.policy), coord, cell)
     except csv.Error as error:
         raise KvatlasError(f"{name} cannot be read as a CSV map ({error}).") from error
@@ -144,10 +144,10 @@ def read_maps(
     if in_shares is not None:
         where = f"{name}, {in_shares[0]} on {in_shares[1]}:" if len(table.groups) > 1 else name
         raise KvatlasError(f"{where} has values of {table.column} from 0 to 1; expected percent, from 0 to 100.")
-    return [_map(name, map_name, table, partial) for map_name in table.groups]
+    return [_map_of_file(name, map_name, table, partial) for map_name in table.groups]
 
 
-def _text(name: str) -> str:
+def _file_text(name: str) -> str:
     if name.startswith(PUBLISHED):
         if name.removeprefix(PUBLISHED) not in published_names():
             names = ", ".join(PUBLISHED + each for each in published_names())
@@ -167,7 +167,7 @@ def _text(name: str) -> str:
     return text
 
 
-def _columns(name: str, header: list[str]) -> tuple[tuple[str, str], str]:
+def _axes_and_metric(name: str, header: list[str]) -> tuple[tuple[str, str], str]:
     """Return the two axes and the column of the metric."""
     values = [column for column in header if _VALUES.fullmatch(column)]
     others = ["model", "benchmark", "policy", *values, *(column.name for column in csv_columns()), *MARKS]
@@ -201,14 +201,14 @@ def _fields(where: str, record: Mapping[str | None, Any], needed: Sequence[str])
     return fields
 
 
-def _cell(
-    where: str, fields: Mapping[str, str], table: _Table, defaults: Mapping[str, Any]
+def _cell_of_row(
+    where: str, fields: Mapping[str, str], table: _MapFile, defaults: Mapping[str, Any]
 ) -> tuple[_Coord | None, Cell]:
     """Return the coordinates of a row, None for a baseline, and its cell."""
     if not fields["model"] or not fields["benchmark"]:
         raise KvatlasError(f"{where} has no {'benchmark' if fields['model'] else 'model'}; expected both in every row.")
     values = _axis_values(where, fields, table.axes)
-    value = _number(where, table.column, fields[table.column])
+    value = _field_number(where, table.column, fields[table.column])
     if not 0 <= value <= 100:
         raise KvatlasError(f"{where}: {table.column} is {fields[table.column]}; expected a percentage from 0 to 100.")
     cell = _cell_of_numbers(where, fields, value / 100, defaults)
@@ -252,9 +252,9 @@ def _axis_values(where: str, fields: Mapping[str, str], axes: tuple[str, str]) -
         if axis == "local_window" and WINDOW_SHARE.fullmatch(fields[axis]):
             values[axis] = _window_share(where, fields[axis])
         elif axis in ("local_window", "ratio"):
-            values[axis] = _number(where, axis, fields[axis], 0 if axis == "local_window" else None)
+            values[axis] = _field_number(where, axis, fields[axis], 0 if axis == "local_window" else None)
         else:
-            values[axis] = _value(where, axis, fields[axis])
+            values[axis] = _number_or_text(where, axis, fields[axis])
     return values
 
 
@@ -299,9 +299,9 @@ def _column_value(where: str, column: Column, fields: Mapping[str, str]) -> Any:
     text = fields[column.name]
     if callable(column.source):
         # A function may have any value.
-        value = _value(where, column.name, text)
+        value = _number_or_text(where, column.name, text)
     else:
-        value = _number(where, column.name, text, column.least)
+        value = _field_number(where, column.name, text, column.least)
         least, most = (-_ROUNDING, 100 + _ROUNDING) if column.is_share else (0, _BELOW)
         if not least <= value <= most:
             expected = "a percentage from 0 to 100" if column.is_share else f"a number from 0 to {_BELOW:,}"
@@ -309,7 +309,7 @@ def _column_value(where: str, column: Column, fields: Mapping[str, str]) -> Any:
     return value / 100 if column.is_share and not isinstance(value, str) else value
 
 
-def _value(where: str, name: str, text: str) -> float | str:
+def _number_or_text(where: str, name: str, text: str) -> float | str:
     """Return the finite number that a field spells, else its text."""
     value = number(text)
     if isinstance(value, str):
@@ -320,7 +320,7 @@ def _value(where: str, name: str, text: str) -> float | str:
     return value + 0
 
 
-def _number(where: str, name: str, text: str, least: int | None = None) -> float:
+def _field_number(where: str, name: str, text: str, least: int | None = None) -> float:
     """Return the finite number in a field; an integer from `least` up, if that is given."""
     value = number(text)
     if isinstance(value, str) or not is_storable_number(value) or "_" in text:
@@ -335,23 +335,31 @@ def _number(where: str, name: str, text: str, least: int | None = None) -> float
     return value + 0
 
 
-def _map(name: str, map_name: _Name, table: _Table, partial: bool) -> Map:
+def _map_of_file(name: str, map_name: _Name, table: _MapFile, partial: bool) -> Map:
     """Return one map of a file, with the axes of all maps of its model and policy."""
     model, benchmark, policy = map_name
-    coords = _coords(table, model, policy)
+    coords: list[_Coord] = []
+    for (other_model, _, other_policy), group in table.groups.items():
+        if (other_model, other_policy) == (model, policy):
+            coords += group
     rows = ascending(coord[0] for coord in coords)
     columns = ascending(coord[1] for coord in coords)
     places = list(itertools.product(rows, columns))
+
     cells = table.groups[map_name]
     missing = [place for place in places if place not in cells]
     notes: tuple[Note, ...] = ()
     if missing:
         if not partial:
+            down, across = table.axes
+            listed = "; ".join(f"{down} {row}, {across} {column}" for row, column in missing[:_LISTED])
+            more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
             raise KvatlasError(
-                f"{model} on {benchmark} in {name} lacks {len(missing)} of {len(places)} cells "
-                f"({_listed(missing, table.axes)}); add them, or accept missing ones with --partial."
+                f"{model} on {benchmark} in {name} lacks {len(missing)} of {len(places)} cells ({listed}{more}); add "
+                "them, or accept missing ones with --partial."
             )
         notes = (Note(NoteKind.PARTIAL, f"PARTIAL: {len(missing)} of {len(places)} cells are missing"),)
+
     mean = _MEAN.fullmatch(benchmark)
     return Map(
         model,
@@ -364,19 +372,3 @@ def _map(name: str, map_name: _Name, table: _Table, partial: bool) -> Map:
         notes,
         averaged=int(mean[1]) if mean else 0,
     )
-
-
-def _coords(table: _Table, model: str, policy: str) -> list[_Coord]:
-    """Return the coordinates of the cells of a model and policy on all benchmarks."""
-    coords: list[_Coord] = []
-    for (other_model, _, other_policy), group in table.groups.items():
-        if (other_model, other_policy) == (model, policy):
-            coords += group
-    return coords
-
-
-def _listed(missing: Sequence[_Coord], axes: tuple[str, str]) -> str:
-    """Return the first missing cells as text, and the number of the others."""
-    listed = "; ".join(f"{axes[0]} {row}, {axes[1]} {column}" for row, column in missing[:_LISTED])
-    more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
-    return f"{listed}{more}"

@@ -133,12 +133,14 @@ def marked_csv(maps: Sequence[Map]) -> str | None:
     for row, (names, _) in zip(rows[1:], _csv_rows(maps), strict=True):
         model, benchmark, policy, *coord = names
         map_ = by_name.get(MapName(model, benchmark, policy))
-        is_cell = map_ is not None and tuple(coord) in map_.cells
-        writer.writerow([*row, *(_marks(map_, tuple(coord)) if map_ is not None and is_cell else [""] * len(MARKS))])
+        fields: list[int | str] = [""] * len(MARKS)
+        if map_ is not None and tuple(coord) in map_.cells:
+            fields = _mark_fields(map_, tuple(coord))
+        writer.writerow([*row, *fields])
     return text.getvalue()
 
 
-def _marks(map_: Map, coord: tuple[Any, ...]) -> list[int | str]:
+def _mark_fields(map_: Map, coord: tuple[Any, ...]) -> list[int | str]:
     """Return the marks of a cell; what was not tested is empty."""
     proven: list[int | str] = ["", "", ""]
     if map_.keeps is not None:
@@ -161,7 +163,7 @@ def _csv_rows(maps: Sequence[Map]) -> Iterator[tuple[tuple[Any, ...], Cell]]:
                 yield names, cell
 
 
-def record(run_key: str, trace: Trace) -> dict[str, Any]:
+def trace_record(run_key: str, trace: Trace) -> dict[str, Any]:
     """Return one trace as flat plain data.
 
     A parameter of the setting with the name of another column gets the prefix `setting_`, a metric `metric_`.
@@ -209,7 +211,7 @@ def _measured(run_key: str, trace: Trace) -> dict[str, Any]:
 def json_lines(store: Store) -> Iterator[str]:
     """Yield each trace of a run's cells as one line of JSON in ASCII."""
     for run_key, trace in store.traces():
-        yield json.dumps(record(run_key, trace), ensure_ascii=True, allow_nan=False)
+        yield json.dumps(trace_record(run_key, trace), ensure_ascii=True, allow_nan=False)
 
 
 def _write_parquet(store: Store, out: Path) -> None:
@@ -219,30 +221,27 @@ def _write_parquet(store: Store, out: Path) -> None:
     except ImportError as error:
         raise KvatlasError("Writing Parquet needs the extra: pip install 'kvatlas[parquet]'.") from error
 
-    columns = {name: _column(types - {type(None)}) for name, types in _types_of_columns(store).items()}
-    if not columns:
-        raise KvatlasError("The run has no traces yet, so there is nothing to export.")
-    schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()])
-    records = (record(run_key, trace) for run_key, trace in store.traces())
-    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
-        while batch := list(itertools.islice(records, _BATCH)):
-            rows = [_converted(row, columns) for row in batch]
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-
-
-def _types_of_columns(store: Store) -> dict[str, set[type]]:
-    """Return the types of the values in each column, the columns that all traces have at the end."""
+    # The types of the values in each column, the columns that all traces have at the end.
     types: dict[str, set[type]] = {}
     measured: dict[str, Any] = {}
     for run_key, trace in store.traces(texts=False):
         measured = _measured(run_key, trace)
-        for name, value in record(run_key, trace).items():
+        for name, value in trace_record(run_key, trace).items():
             types.setdefault(name, set()).add(type(value))
-    names = [name for name in types if name not in measured]
-    return {name: types[name] for name in (*names, *measured)}
+    if not types:
+        raise KvatlasError("The run has no traces yet, so there is nothing to export.")
+    names = [*(name for name in types if name not in measured), *measured]
+    columns = {name: _arrow_type(types[name] - {type(None)}) for name in names}
+
+    schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()])
+    records = (trace_record(run_key, trace) for run_key, trace in store.traces())
+    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+        while batch := list(itertools.islice(records, _BATCH)):
+            rows = [_in_types(row, columns) for row in batch]
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
-def _converted(row: dict[str, Any], columns: Mapping[str, tuple[str, Callable[[Any], Any]]]) -> dict[str, Any]:
+def _in_types(row: dict[str, Any], columns: Mapping[str, tuple[str, Callable[[Any], Any]]]) -> dict[str, Any]:
     """Return the known values of a row in the types of the columns."""
     converted = {}
     for name, value in row.items():
@@ -252,7 +251,7 @@ def _converted(row: dict[str, Any], columns: Mapping[str, tuple[str, Callable[[A
     return converted
 
 
-def _column(types: set[type]) -> tuple[str, Callable[[Any], Any]]:
+def _arrow_type(types: set[type]) -> tuple[str, Callable[[Any], Any]]:
     """Return the narrowest type of all values in the words of Arrow, and the conversion to it.
 
     A parameter may be a number in one policy and text in another.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
@@ -16,6 +17,12 @@ CellName = tuple[str, str, Setting]
 NAMED = 3
 #: The address of the function that asks a setting's policy for its facts.
 SETTING_FACTS = "kvatlas.policies.audit:setting_facts"
+
+
+@cache
+def _setting_facts(address: str) -> Callable[..., SettingFacts]:
+    ask: Callable[..., SettingFacts] = resolve_name(address)
+    return ask
 
 
 def contents_of(problems: Iterable[Problem]) -> dict[str, str]:
@@ -73,8 +80,7 @@ class Expected:
         facts = self.facts
         if facts is not None and (facts.compressions is None or lengths <= facts.compressions.keys()):
             return facts
-        ask: Callable[..., SettingFacts] = resolve_name(SETTING_FACTS)
-        return ask(self.setting, lengths, self.kv_bytes)
+        return _setting_facts(SETTING_FACTS)(self.setting, lengths, self.kv_bytes)
 
     def to_json(self) -> list[Any]:
         """Return plain data for the store, with the number of problems in place of their ids."""
@@ -219,11 +225,6 @@ class Manifest:
         lacking = [cell for cell in earlier.expected if cell.name not in names]
         return [cell for cell in lacking if f"{cell.model} {cell.benchmark}" not in imported]
 
-    def _repeated(self, earlier: Manifest) -> list[Expected]:
-        """Return the cells of an earlier sweep that this one has with the same run key."""
-        run_keys = {cell.name: cell.run_key for cell in self.expected}
-        return [cell for cell in earlier.expected if run_keys.get(cell.name) == cell.run_key]
-
     def with_cells(self, cells: Sequence[Expected], **provenance: Any) -> Manifest:
         """Return this promise with cells in place of those of the same names, and with further provenance."""
         names = {cell.name for cell in cells}
@@ -237,14 +238,23 @@ class Manifest:
         """
         others = self.others(earlier)
         # Cells of both sweeps whose run key changed are replaced by those of this one.
-        kept = [*others, *self._repeated(earlier)]
+        run_keys = {cell.name: cell.run_key for cell in self.expected}
+        kept = [*others, *(cell for cell in earlier.expected if run_keys.get(cell.name) == cell.run_key)]
+
         # A sweep that has all cells of the earlier one decides alone which cells are on the grid.
         deciding = (*kept, *self.expected) if others else self.expected
         on_grid = {cell.name for cell in deciding if not cell.baseline}
         swept = _enlarged([*kept, *self.expected], on_grid)
         # Cells of imported logs are not in `swept`; they stay as they are.
         cells = {cell.name: swept.get(cell.name, cell) for cell in (*earlier.expected, *self.expected)}
-        axes = self._axes_with(earlier) if others else dict(self.axes)
+
+        # The axes of both sweeps, with the values of both.
+        axes = dict(self.axes)
+        if others:
+            axes = dict(earlier.axes)
+            for name, values in self.axes:
+                axes[name] = tuple(dict.fromkeys((*axes.get(name, ()), *values)))
+
         spec = dict(self.spec)
         if kept:
             # None means all problems.
@@ -257,6 +267,7 @@ class Manifest:
             spec |= _spec_of_settings(swept_cells, axes)
         # The claim and the looks are those that were decided before the first data.
         spec |= {"claim": earlier.spec.get("claim", "problems_like_these"), "looks": earlier.spec.get("looks", [])}
+
         extensions = earlier.provenance.get("extensions", 0) + int(_is_extension(earlier, swept))
         tags = {**earlier.provenance.get("tags", {}), **self.provenance.get("tags", {})}
         merged = {**earlier.provenance, **self.provenance, "tags": tags}
@@ -271,13 +282,6 @@ class Manifest:
             about=_merged(earlier.about, self.about),
             contents=_merged(earlier.contents, self.contents),
         )
-
-    def _axes_with(self, earlier: Manifest) -> dict[str, tuple[Any, ...]]:
-        """Return the axes of both sweeps with the values of both."""
-        axes = dict(earlier.axes)
-        for name, values in self.axes:
-            axes[name] = tuple(dict.fromkeys((*axes.get(name, ()), *values)))
-        return axes
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for the store: problem lists once for each benchmark, and their number for each cell."""

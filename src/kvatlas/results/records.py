@@ -68,22 +68,12 @@ class RefusedTraceError(KvatlasError):
 def check_cell(cell: Expected) -> None:
     """Raise KvatlasError for a promised cell whose traces no store can hold."""
     names = (cell.model, cell.benchmark, *cell.problems)
-    faults = [_fault("a name", name, "a text of whole characters") for name in names if not is_storable_text(name)]
+    faults = [_clause("a name", name, "a text of whole characters") for name in names if not is_storable_text(name)]
     faults += setting_faults(cell.setting)
     if not _is_integer(cell.samples, MAX_SAMPLES):
-        faults.append(_fault("the number of samples", cell.samples, f"an integer from 0 to {MAX_SAMPLES:,}"))
+        faults.append(_clause("the number of samples", cell.samples, f"an integer from 0 to {MAX_SAMPLES:,}"))
     if faults:
-        raise KvatlasError(f"A run cannot hold {_shown(cell.setting)} of {_shown(cell.model)}: {faults[0]}.")
-
-
-def check_trace(trace: Trace) -> None:
-    """Raise RefusedTraceError for a trace that could not be read, exported or drawn: the gate of every store."""
-    fault = "; ".join(islice(_faults(trace), 1))
-    if fault:
-        raise RefusedTraceError(
-            f"Sample {_shown(trace.sample)} of {_shown(trace.problem)} in {_shown(trace.benchmark)} "
-            f"under {_shown(trace.setting)} of {_shown(trace.model)} cannot be stored: {fault}."
-        )
+        raise KvatlasError(f"A run cannot hold {_short(cell.setting)} of {_short(cell.model)}: {faults[0]}.")
 
 
 def _faults(trace: Trace) -> Iterator[str]:
@@ -94,16 +84,19 @@ def _faults(trace: Trace) -> Iterator[str]:
     yield from _type_faults(trace)
     for name in ("model", "benchmark", "problem", "text"):
         if not is_storable_text(getattr(trace, name)):
-            yield _fault(name, getattr(trace, name), "a text of whole characters")
+            yield _clause(name, getattr(trace, name), "a text of whole characters")
     yield from setting_faults(trace.setting)
     if not _is_integer(trace.sample, MAX_SAMPLES - 1):
-        yield _fault("its number", trace.sample, f"an integer from 0 to {MAX_SAMPLES - 1:,}")
+        yield _clause("its number", trace.sample, f"an integer from 0 to {MAX_SAMPLES - 1:,}")
     yield from _grade_faults(trace.grade)
-    yield from _cost_faults(trace.usage)
+    for name in COSTS:
+        cost = getattr(trace.usage, name)
+        if not is_cost(name, cost):
+            yield _clause(name, cost, "an integer from 0" if name in _COUNTS else "a finite number from 0")
     for token in trace.tokens:
         if not _is_integer(token, _LARGEST_TOKEN):
-            yield _fault("a token", token, "the number of a token")
-    if trace.eviction_trace is not None and not _is_sound(trace.eviction_trace):
+            yield _clause("a token", token, "the number of a token")
+    if trace.eviction_trace is not None and not _is_readable_again(trace.eviction_trace):
         yield "its eviction trace contradicts itself"
     try:
         finite_object(trace.made_with or "{}")
@@ -139,15 +132,15 @@ def _type_faults(trace: Trace) -> Iterator[str]:
 def setting_faults(setting: Setting) -> Iterator[str]:
     """Yield a clause for each part of a setting that a store cannot hold."""
     if not is_storable_text(setting.policy):
-        yield _fault("the policy", setting.policy, "a text of whole characters")
+        yield _clause("the policy", setting.policy, "a text of whole characters")
     for name, value in setting.parameters:
         if not is_storable_text(name) or name == "policy":
-            yield _fault("the name of a parameter", name, "a text of whole characters other than 'policy'")
+            yield _clause("the name of a parameter", name, "a text of whole characters other than 'policy'")
         elif value is not None and not (is_storable_number(value) or is_storable_text(value)):
-            yield _fault(name, value, "a finite number or a text of whole characters")
+            yield _clause(name, value, "a finite number or a text of whole characters")
     names = [name for name, _ in setting.parameters]
     if names != sorted(set(names)):
-        yield _fault("the order of its parameters", ", ".join(map(str, names)), "each once, by name")
+        yield _clause("the order of its parameters", ", ".join(map(str, names)), "each once, by name")
 
 
 def is_cost(name: str, value: object) -> bool:
@@ -161,46 +154,39 @@ def is_cost(name: str, value: object) -> bool:
     return is_storable_number(value) and value >= 0
 
 
-def _cost_faults(costs: Costs) -> Iterator[str]:
-    for name in COSTS:
-        cost = getattr(costs, name)
-        if not is_cost(name, cost):
-            yield _fault(name, cost, "an integer from 0" if name in _COUNTS else "a finite number from 0")
-
-
 def _grade_faults(grade: Grade) -> Iterator[str]:
     if not isinstance(grade.correct, int | float | np.bool) or grade.correct not in (0, 1):
-        yield _fault("correct", grade.correct, "true or false")
+        yield _clause("correct", grade.correct, "true or false")
     if not (is_storable_number(grade.progress) and 0 <= grade.progress <= 1):
-        yield _fault("progress", grade.progress, "a number from 0 to 1")
+        yield _clause("progress", grade.progress, "a number from 0 to 1")
     if grade.answer is not None and not is_storable_text(grade.answer):
-        yield _fault("the answer", grade.answer, "a text of whole characters")
+        yield _clause("the answer", grade.answer, "a text of whole characters")
     if not isinstance(grade.status, Status) or grade.status is Status.UNKNOWN:
-        yield _fault("the status", grade.status, ", ".join(status for status in STATUS if status != Status.UNKNOWN))
+        yield _clause("the status", grade.status, ", ".join(status for status in STATUS if status != Status.UNKNOWN))
     for name, value in grade.metrics.items():
         if not is_storable_text(name):
-            yield _fault("the name of a metric", name, "a text of whole characters")
+            yield _clause("the name of a metric", name, "a text of whole characters")
         elif value is not None and not (is_storable_number(value) or is_storable_text(value)):
-            yield _fault(f"the metric {_shown(name)}", value, "a finite number or a text of whole characters")
+            yield _clause(f"the metric {_short(name)}", value, "a finite number or a text of whole characters")
 
 
 def _is_integer(value: object, largest: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest
 
 
-def _is_sound(evictions: EvictionTrace) -> bool:
+def _is_readable_again(evictions: EvictionTrace) -> bool:
     """Return whether an eviction trace is read back as it is."""
     numbers = (*evictions.evicted_at, *evictions.kept_by)
     if not all(_is_integer(count, _LARGEST_TOKEN) for count in (evictions.holders, *numbers)):
         return False
-    return evictions.holders > 0 and _unpacked(_packed(evictions)) == evictions
+    return evictions.holders > 0 and _unpack(_pack(evictions)) == evictions
 
 
-def _fault(name: str, value: object, expected: str) -> str:
-    return f"{name} is {_shown(value)}, expected {expected}"
+def _clause(name: str, value: object, expected: str) -> str:
+    return f"{name} is {_short(value)}, expected {expected}"
 
 
-def _shown(value: Any) -> str:
+def _short(value: Any) -> str:
     """Return a value for a sentence: short, and in characters that a terminal shows."""
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         return f"an integer of {value.bit_length():,} bits"
@@ -213,9 +199,17 @@ def _shown(value: Any) -> str:
 
 
 def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
-    """Return the values of `COLUMNS` of a trace; raises RefusedTraceError for one that could not be read again."""
-    check_trace(trace)
-    packed = b"" if trace.eviction_trace is None else _packed(trace.eviction_trace)
+    """Return the values of `COLUMNS` of a trace: the gate of every store.
+
+    Raises RefusedTraceError for a trace that could not be read, exported or drawn.
+    """
+    fault = next(_faults(trace), "")
+    if fault:
+        raise RefusedTraceError(
+            f"Sample {_short(trace.sample)} of {_short(trace.problem)} in {_short(trace.benchmark)} "
+            f"under {_short(trace.setting)} of {_short(trace.model)} cannot be stored: {fault}."
+        )
+    packed = b"" if trace.eviction_trace is None else _pack(trace.eviction_trace)
     text = zlib.compress(trace.text.encode(), 1)
     return (*map(_as_read_back, small_of(run_key, trace)), array("i", trace.tokens).tobytes(), text, packed)
 
@@ -229,7 +223,7 @@ def _as_read_back(value: Any) -> Any:
     return value + 0.0 if isinstance(value, float) else value
 
 
-def _packed(evictions: EvictionTrace) -> bytes:
+def _pack(evictions: EvictionTrace) -> bytes:
     """Return the number of holders, then `evicted_at`, then `kept_by` unless there is one holder."""
     numbers = array("i", (evictions.holders, *evictions.evicted_at))
     if evictions.holders > 1:
@@ -269,18 +263,18 @@ def trace_of(row: tuple[Any, ...], token_digest: str, made_with: str) -> Trace:
         benchmark=benchmark,
         problem=problem,
         sample=sample,
-        setting=_setting(setting_id),
+        setting=_setting_of_id(setting_id),
         tokens=tuple(ids),
         text=zlib.decompress(text).decode() if text else "",
-        grade=Grade(bool(correct), progress, answer, _status(status), finite_object(metrics)),
+        grade=Grade(bool(correct), progress, answer, _status_of_text(status), finite_object(metrics)),
         usage=Costs(**costs) if None in costs.values() else Usage(**costs),
-        eviction_trace=_unpacked(eviction_trace),
+        eviction_trace=_unpack(eviction_trace),
         token_digest=token_digest,
         made_with=sys.intern(made_with),
     )
 
 
-def _status(text: str) -> Status:
+def _status_of_text(text: str) -> Status:
     """Return the status of a text; a later version may have others."""
     try:
         return Status(text)
@@ -311,12 +305,12 @@ def finite_object(text: str) -> dict[str, Any]:
     for name, item in value.items():
         # JSON has numbers beyond all range, as 1e400, and Python reads NaN.
         if not is_storable_text(name) or not (item is None or is_storable_number(item) or is_storable_text(item)):
-            raise ValueError(f"{_shown(name)} is {_shown(item)}, expected a finite number or a text")
+            raise ValueError(f"{_short(name)} is {_short(item)}, expected a finite number or a text")
     return value
 
 
 @lru_cache(maxsize=4096)
-def _setting(identity: str) -> Setting:
+def _setting_of_id(identity: str) -> Setting:
     parameters = json.loads(identity)
     return Setting.from_parameters(parameters.pop("policy"), **parameters)
 
@@ -330,13 +324,13 @@ def checksum(*row: Any) -> str:
     return digest.hexdigest()
 
 
-def digest(tokens: bytes) -> str:
+def digest_of_tokens(tokens: bytes) -> str:
     """Return a digest that tells the tokens of traces apart."""
     return hashlib.blake2b(tokens, digest_size=16).hexdigest()
 
 
-def _unpacked(packed: bytes) -> EvictionTrace | None:
-    """Return the eviction trace that `_packed` was given; None for one that is not known."""
+def _unpack(packed: bytes) -> EvictionTrace | None:
+    """Return the eviction trace that `_pack` was given; None for one that is not known."""
     if not packed:
         return None
     numbers = array("i")
@@ -402,25 +396,22 @@ def record(
     values = [float(name_id(value) if is_text[name] else value) for name, value in present.items()]
     name_ids = [name_id(name) for name in names]
     costs = json.loads(usage)
+    # A digest of the answer, 0 for none.
+    answer_code = 0
+    if answer is not None:
+        answer_code = int.from_bytes(hashlib.blake2b(answer.encode(), digest_size=8).digest(), "little") or 1
     body = _PACKED.pack(
         *name_ids,
         sample,
-        STATUS[_status(status)],
+        STATUS[_status_of_text(status)],
         bool(correct),
         progress,
         *(math.nan if costs[name] is None else costs[name] for name in COSTS),
-        _answer_code(answer),
+        answer_code,
         token_digest or _UNKNOWN_DIGEST,
     )
     measured = np.array(values, "<f8").tobytes()
     return body + zlib.crc32(measured, zlib.crc32(body)).to_bytes(4, "little"), measured
-
-
-def _answer_code(answer: str | None) -> int:
-    """Return a digest of an answer, 0 for none."""
-    if answer is None:
-        return 0
-    return int.from_bytes(hashlib.blake2b(answer.encode(), digest_size=8).digest(), "little") or 1
 
 
 @dataclass(frozen=True)
@@ -452,7 +443,7 @@ class TraceColumns:
             # Traces that are in no store have no row number.
             return 0, body, measured
 
-        _, records, measured = join(row(*each) for each in traces)
+        _, records, measured = join_records(row(*each) for each in traces)
         return cls(records, measured, tuple(name_ids))
 
     def __len__(self) -> int:
@@ -508,7 +499,7 @@ def check_values(columns: TraceColumns) -> None:
             finite_object(columns.names[code] or "{}")
 
 
-def join(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:
+def join_records(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:
     """Return the number of the last row, the records of all, and the values of their metrics, one behind the other.
 
     Raises ValueError for a row that fails its checksum.

@@ -67,11 +67,13 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
         manifest = store.manifest()
         if manifest.screened:
             raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
-        tags = _tags(manifest)
+        tags = _think_tags(manifest)
         by_name = _benchmarks(manifest, grader)
         problems: dict[tuple[str, str], Problem] = {}
         for benchmark in by_name.values():
-            problems.update({(benchmark.name, problem.id): problem for problem in _problems(manifest, benchmark)})
+            problems.update(
+                {(benchmark.name, problem.id): problem for problem in _problems_of_run(manifest, benchmark)}
+            )
         cells: dict[tuple[str, str, Setting], Regraded] = {}
         grades: dict[tuple[str, str, Reading], Grade] = {}
         metrics: dict[Key, dict[str, Any]] = {}
@@ -87,7 +89,7 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
                     f"A later kvatlas wrote sample {trace.sample} of {trace.problem} with a status that this version "
                     "does not know; grade the run with that version."
                 )
-            read = _read(trace, tags.get(trace.model))
+            read = _read_again(trace, tags.get(trace.model))
             # Many traces of a problem have the same answer, which is graded once.
             graded = (trace.benchmark, trace.problem, read)
             if graded not in grades:
@@ -123,7 +125,7 @@ def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
     return graded
 
 
-def _problems(manifest: Manifest, benchmark: Benchmark) -> Sequence[Problem]:
+def _problems_of_run(manifest: Manifest, benchmark: Benchmark) -> Sequence[Problem]:
     """Return the problems of the run; KvatlasError if the benchmark has other ones now."""
     problems = benchmark.problems(manifest.spec.get("problems"))
     changed = manifest.changed_problems(benchmark.name, problems)
@@ -142,7 +144,7 @@ def _problems(manifest: Manifest, benchmark: Benchmark) -> Sequence[Problem]:
     return problems
 
 
-def _tags(manifest: Manifest) -> dict[str, Tags]:
+def _think_tags(manifest: Manifest) -> dict[str, Tags]:
     """Return the think tags of the models: those of the run, for runs that kept none those of models that are here."""
     kept = {name: Tags(**tags) for name, tags in manifest.provenance.get("tags", {}).items()}
     if kept:
@@ -150,7 +152,7 @@ def _tags(manifest: Manifest) -> dict[str, Tags]:
     return {name: model.tags for name, model in models.available(manifest.spec.get("models", ())).items()}
 
 
-def _read(trace: Trace, tags: Tags | None) -> Reading:
+def _read_again(trace: Trace, tags: Tags | None) -> Reading:
     cut = not trace.grade.status.ended
     read = reading.read_text(trace.text, tags if trace.tokens else None, cut)
     if cut:

@@ -26,12 +26,12 @@ from kvatlas.results.records import (
     check_cell,
     check_values,
     checksum,
-    join,
+    digest_of_tokens,
+    join_records,
     record,
     row_of,
     trace_of,
 )
-from kvatlas.results.records import digest as digest_of_tokens
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -336,7 +336,7 @@ class Store:
         """Return the row number of the last trace and at most so many traces written after the row `after`."""
         with self._damage_sentences():
             query = "SELECT trace, record, metrics FROM records WHERE trace > ? ORDER BY trace LIMIT ?"
-            last, records, measured = join(self._connection.execute(query, (after, most)))
+            last, records, measured = join_records(self._connection.execute(query, (after, most)))
             query = "SELECT * FROM names WHERE id >= ? ORDER BY id"
             for name_id, text, check in self._connection.execute(query, (len(self._names),)):
                 if name_id != len(self._names) or check != _sum(name_id, text):

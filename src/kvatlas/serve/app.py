@@ -26,15 +26,15 @@ from starlette.types import Receive, Scope, Send
 from kvatlas import __version__
 from kvatlas.core import KvatlasError
 from kvatlas.serve.protocol import ChatRequest, CompletionRequest, Generating
-from kvatlas.serve.replies import AnswerFormat, answer_span, error, event
-from kvatlas.serve.server import Gate, add_error_handlers
+from kvatlas.serve.replies import AnswerFormat, answer_span, error_body, event_bytes
+from kvatlas.serve.server import RequestLimits, add_error_handlers
 from kvatlas.serve.service import (
     ClosedError,
     GenerationRequest,
     LengthError,
     RequestHandle,
     Service,
-    follow,
+    follow_tokens,
     next_stream,
     room_for,
     sampling_with,
@@ -53,7 +53,7 @@ Body = TypeVar("Body", bound=Generating)
 def application(service: Service, name: str, api_key: str | None = None, hosts: Collection[str] = ()) -> FastAPI:
     """Return the application over a service; `name` is the model's name for clients.
 
-    `api_key` and `hosts` are those of `Gate`.
+    `api_key` and `hosts` are those of `RequestLimits`.
     """
     app = FastAPI(
         title="kvatlas",
@@ -65,7 +65,7 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
     )
     handler = CompletionHandler(service, name)
     add_error_handlers(app)
-    app.add_middleware(Gate, api_key=api_key, hosts=hosts, on_response=handler.metrics.note)
+    app.add_middleware(RequestLimits, api_key=api_key, hosts=hosts, on_response=handler.metrics.note)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -138,6 +138,7 @@ class Metrics(Collector):
             return
         # Read once: the engine goes on while its state is reported.
         rows = engine.active_rows
+
         for name, text, value in (
             ("kvatlas_requests_waiting", "Sequences that wait for a row.", service.waiting),
             ("kvatlas_rows_active", "Sequences that are being decoded.", rows),
@@ -203,11 +204,13 @@ class CompletionHandler:
         for name in values:
             if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
                 raise KvatlasError(f"{name} is not supported: the model's chat template does not read it.")
+
         text = model.chat.conversation(messages, values)
         # Variables of the template may close thinking in the prompt, or leave it to the model.
         opened = None
         if values and model.thinking.open:
             opened = text.rstrip().endswith(model.thinking.open)
+
         most = body.max_completion_tokens or body.max_tokens
         top = None
         if body.logprobs:
@@ -223,6 +226,7 @@ class CompletionHandler:
         if not prompts:
             raise KvatlasError("prompt is empty; expected a text, token ids, or a list of them.")
         self._check_size([len(prompt) for prompt in prompts], body.n)
+
         model = self.service.model
         size = len(model.tokenizer)
         asks = []
@@ -248,6 +252,7 @@ class CompletionHandler:
         self.check_model(body.model)
         service = self.service
         policy = service.policy_for(body.policy)
+
         room = room_for(service.model, policy, prompt, most)
         sampling = sampling_with(
             service.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_new_tokens=room
@@ -270,10 +275,11 @@ class CompletionHandler:
         prefix = "chatcmpl" if chat else "cmpl"
         answer_id = f"{prefix}-{uuid.uuid4().hex}"
         answer_format = AnswerFormat(chat, answer_id, int(time.time()), self.name, body.n or 1)
+
         began = time.perf_counter()
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            return _Stream(self._events(endpoint, answer_format, handles, with_usage, began), handles)
+            return _EventStream(self._events(endpoint, answer_format, handles, with_usage, began), handles)
         try:
             with self._counted(endpoint, began):
                 await _unless_gone(request, asyncio.gather(*(handle.finished() for handle in handles)))
@@ -291,7 +297,7 @@ class CompletionHandler:
                     for index in range(len(handles)):
                         yield answer_format.begin(index)
                 is_first = True
-                async for piece in _pieces(answer_format, handles):
+                async for piece in _answer_events(answer_format, handles):
                     if is_first:
                         self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
                         is_first = False
@@ -302,7 +308,7 @@ class CompletionHandler:
                     yield answer_format.piece([], usage=answer_format.usage(handles))
             yield answer_format.done
         except ClosedError as closed:
-            yield event(error(str(closed), "server_error"))
+            yield event_bytes(error_body(str(closed), "server_error"))
 
     @contextmanager
     def _counted(self, endpoint: str, began: float) -> Iterator[None]:
@@ -319,12 +325,12 @@ class CompletionHandler:
             self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - began)
 
 
-async def _pieces(answer_format: AnswerFormat, handles: list[RequestHandle]) -> AsyncIterator[bytes]:
+async def _answer_events(answer_format: AnswerFormat, handles: list[RequestHandle]) -> AsyncIterator[bytes]:
     """Yield the events of new tokens of all choices, empty if they add no text yet."""
     detokenizers = [handle.ask.detokenizer(handle.model) for handle in handles]
     sent_tokens = [0 for _ in handles]
     sent_characters = [0 for _ in handles]
-    async for index, tokens, is_last in follow(handles):
+    async for index, tokens, is_last in follow_tokens(handles):
         handle = handles[index]
         thinking, answer = detokenizers[index].push(tokens, is_last)
         if thinking or answer:
@@ -341,7 +347,7 @@ async def _pieces(answer_format: AnswerFormat, handles: list[RequestHandle]) -> 
             yield answer_format.end(index, handle)
 
 
-class _Stream(StreamingResponse):
+class _EventStream(StreamingResponse):
     """Server-sent events whose requests are cancelled when the response ends."""
 
     def __init__(self, events: AsyncIterator[bytes], handles: list[RequestHandle]) -> None:

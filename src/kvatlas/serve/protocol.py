@@ -37,7 +37,7 @@ class TextPart(BaseModel):
     text: str
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """One message of a conversation; the thinking of earlier answers is ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -136,7 +136,7 @@ class Generating(BaseModel):
 class ChatRequest(Generating):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

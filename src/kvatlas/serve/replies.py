@@ -44,7 +44,7 @@ class AnswerFormat:
     def piece(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """Return one event of a stream."""
         kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return event({**self.head, "object": kind, "choices": choices, **more})
+        return event_bytes({**self.head, "object": kind, "choices": choices, **more})
 
     def begin(self, index: int) -> bytes:
         """Return the first event of a choice of a chat."""
@@ -92,6 +92,7 @@ class AnswerFormat:
             # The engine does not know if a text is split, nor if the prompt closes thinking.
             if handle.text()[0]:
                 reasoning_tokens += usage.thinking_tokens
+
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": output_tokens,
@@ -165,7 +166,7 @@ def _completion_logprobs(model: ModelHandle, recorded: Sequence[TokenLogprob], o
     return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": top_logprobs, "text_offset": offsets}
 
 
-def event(data: dict[str, Any]) -> bytes:
+def event_bytes(data: dict[str, Any]) -> bytes:
     """Return a server-sent event."""
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
@@ -180,7 +181,9 @@ def _cache_usage(handle: RequestHandle) -> dict[str, Any]:
     }
 
 
-def error(message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None) -> Any:
+def error_body(
+    message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
+) -> Any:
     """Return the body of an error; unpaired surrogates of the request are replaced."""
     body = {"message": message, "type": kind, "param": param, "code": code}
     return {"error": {name: text and text.encode("utf-8", "replace").decode() for name, text in body.items()}}

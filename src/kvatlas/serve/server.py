@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvatlas.core import KvatlasError, described
-from kvatlas.serve.replies import error
+from kvatlas.serve.replies import error_body
 from kvatlas.serve.service import BusyError, ClosedError, LengthError, Service
 
 #: Addresses that only this machine reaches.
@@ -37,7 +37,7 @@ _TOO_LARGE = f"The body is larger than {MAX_BYTES:,} bytes, the limit."
 _FAREWELL = 5
 
 
-class Gate:
+class RequestLimits:
     """The limits before the application. `hosts` are the accepted host names; if empty, all are.
 
     A server on a loopback address without a key accepts only its own names, so that a web page whose host name leads
@@ -65,8 +65,8 @@ class Gate:
         length = headers.get("content-length", "0")
         # A body without a length is measured while it is read.
         large = length.isdecimal() and (len(length) > 12 or int(length) > MAX_BYTES)
-        refused = self._host(headers) or self._key(headers, scope["path"])
-        refused = refused or (JSONResponse(error(_TOO_LARGE), 413, _CLOSE) if large else None)
+        refused = self._host_refusal(headers) or self._key_refusal(headers, scope["path"])
+        refused = refused or (JSONResponse(error_body(_TOO_LARGE), 413, _CLOSE) if large else None)
         size = 0
         # The status of an application that fails before it answers.
         status = 500
@@ -91,7 +91,7 @@ class Gate:
         finally:
             self.on_response(scope["method"], scope["path"], status, time.perf_counter() - began)
 
-    def _host(self, headers: Headers) -> JSONResponse | None:
+    def _host_refusal(self, headers: Headers) -> JSONResponse | None:
         host = headers.get("host", "")
         try:
             name = urlsplit(f"//{host}").hostname or ""
@@ -100,14 +100,16 @@ class Gate:
         if not self.hosts or name in self.hosts:
             return None
         names = ", ".join(self.hosts)
-        return JSONResponse(error(f"The Host header is {host!r}; expected {names} without an API key."), 403, _CLOSE)
+        return JSONResponse(
+            error_body(f"The Host header is {host!r}; expected {names} without an API key."), 403, _CLOSE
+        )
 
-    def _key(self, headers: Headers, path: str) -> JSONResponse | None:
+    def _key_refusal(self, headers: Headers, path: str) -> JSONResponse | None:
         given = headers.get("authorization", "")
         guarded = self.api_key and path.startswith("/v1")
         if not guarded or hmac.compare_digest(given.encode(), f"Bearer {self.api_key}".encode()):
             return None
-        body = error("The API key is missing or wrong.", "authentication_error")
+        body = error_body("The API key is missing or wrong.", "authentication_error")
         return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})
 
 
@@ -125,25 +127,25 @@ def add_error_handlers(app: FastAPI) -> None:
             sentence = f"{name} is not known."
         else:
             sentence = f"{name or 'The body'}: {first['msg']}."
-        return JSONResponse(error(sentence, param=name or None), 400)
+        return JSONResponse(error_body(sentence, param=name or None), 400)
 
     @app.exception_handler(KvatlasError)
     async def refused(_: Request, refusal: KvatlasError) -> JSONResponse:
         if isinstance(refusal, BusyError):
-            return JSONResponse(error(str(refusal), "rate_limit_error", code="rate_limit_exceeded"), 429, _RETRY)
+            return JSONResponse(error_body(str(refusal), "rate_limit_error", code="rate_limit_exceeded"), 429, _RETRY)
         if isinstance(refusal, ClosedError):
-            return JSONResponse(error(str(refusal), "server_error"), 503, _RETRY)
+            return JSONResponse(error_body(str(refusal), "server_error"), 503, _RETRY)
         code = "context_length_exceeded" if isinstance(refusal, LengthError) else None
-        return JSONResponse(error(str(refusal), code=code), 400)
+        return JSONResponse(error_body(str(refusal), code=code), 400)
 
     @app.exception_handler(HTTPException)
     async def failed(_: Request, refusal: HTTPException) -> JSONResponse:
         kinds = {404: "not_found_error", 503: "server_error"}
-        body = error(str(refusal.detail), kinds.get(refusal.status_code, "invalid_request_error"))
+        body = error_body(str(refusal.detail), kinds.get(refusal.status_code, "invalid_request_error"))
         return JSONResponse(body, refusal.status_code, refusal.headers)
 
 
-class _Server(uvicorn.Server):
+class _GracefulServer(uvicorn.Server):
     """A server that gives open answers a grace period after the first signal, then ends them with an error."""
 
     def __init__(self, config: uvicorn.Config, service: Service, grace: float) -> None:
@@ -163,7 +165,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> None:
+def serve_forever(app: FastAPI, service: Service, host: str, port: int, grace: float) -> None:
     """Load the weights and serve until SIGINT or SIGTERM.
 
     Raises KvatlasError if the address cannot be bound, or if the engine fails.
@@ -176,17 +178,20 @@ def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> N
         access_log=False,
         timeout_graceful_shutdown=int(grace) + _FAREWELL,
     )
+
     log = logging.getLogger("kvatlas.serve")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
-    server = _Server(config, service, grace)
+
+    server = _GracefulServer(config, service, grace)
     service.on_failure = server.fail
     try:
         sockets = [config.bind_socket()]
     except SystemExit as error:
         raise KvatlasError(f"The address {host}:{port} is not free; name another with --host and --port.") from error
+
     service.start()
     # Readers of the line below may connect at once.
     sockets[0].listen(config.backlog)
@@ -194,6 +199,7 @@ def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> N
     bound_port = sockets[0].getsockname()[1]
     url_host = f"[{host}]" if ":" in host else host
     print(f"Serving on http://{url_host}:{bound_port}/v1 (Ctrl-C stops)", flush=True)
+
     try:
         server.run(sockets)
     finally:

@@ -82,6 +82,7 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
         for parameter, value in values.items()
         if value is not None
     }
+
     policy = policies.from_setting(Setting.from_parameters(name, **given))
     if Signal.ANSWER in policy.observes:
         raise KvatlasError(
@@ -126,6 +127,7 @@ def room_for(model: ModelHandle, policy: Policy, prompt: tuple[int, ...], limit:
     """
     if not prompt:
         raise KvatlasError("The prompt is empty; expected one token or more.")
+
     positions = model.positions
     left = MAX_NEW_TOKENS if positions is None else positions - len(prompt)
     if left < 1 or (limit is not None and positions is not None and limit > left):
@@ -195,7 +197,7 @@ class RequestHandle:
         return "stop" if self.generation.result().finished or self._text.stopped else "length"
 
 
-async def follow(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, list[int], bool]]:
+async def follow_tokens(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, list[int], bool]]:
     """Yield (index of a handle, all its new tokens so far, True if it is finished) whenever a handle has new tokens.
 
     Raises the error of a generation. Pieces are rarer when the service is busy.
@@ -330,6 +332,7 @@ class Service:
         Raises BusyError if they do not fit into the queue, ClosedError if the service has ended.
         """
         handles = [RequestHandle(ask, self) for ask in asks]
+
         with self._news:
             if self.failure is not None:
                 raise ClosedError(self._failed)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class _Part(StrEnum):
+class _OutputPart(StrEnum):
     UNKNOWN = "unknown"
     THINKING = "thinking"
     ANSWER = "answer"
@@ -34,10 +34,10 @@ class Detokenizer:
         self.model = model
         self._tags = model.thinking
         self._stop = tuple(stop)
-        self._first = _Part.ANSWER
+        self._first = _OutputPart.ANSWER
         if split and self._tags.close:
             opened = model.opens_thinking if opened is None else opened
-            self._first = _Part.THINKING if opened or not self._tags.open else _Part.UNKNOWN
+            self._first = _OutputPart.THINKING if opened or not self._tags.open else _OutputPart.UNKNOWN
         self._restart()
 
     def _restart(self) -> None:
@@ -57,7 +57,7 @@ class Detokenizer:
     @property
     def stopped(self) -> bool:
         """True if a stop text was written."""
-        return self._part is _Part.STOPPED
+        return self._part is _OutputPart.STOPPED
 
     def push(self, tokens: Sequence[int], last: bool = False) -> tuple[str, str]:
         """Return (thinking, answer) that `tokens`, all tokens so far, add for certain; with `last` the whole rest.
@@ -87,62 +87,56 @@ class Detokenizer:
     def split(self, text: str, last: bool = False) -> tuple[str, str]:
         """Return (thinking, answer) that `text` adds for certain; with `last` the whole rest."""
         self._held += text
-        # Each step may find the end of its part, so that the next one goes on with the rest.
-        if self._part is _Part.UNKNOWN:
-            self._find_part(last)
-        thinking = self._take_thinking(last) if self._part is _Part.THINKING else ""
-        answer = self._take_answer(last) if self._part is _Part.ANSWER else ""
+        thinking = ""
+        answer = ""
+
+        # The first words of the model decide if it thinks; undecided while they may begin a tag.
+        if self._part is _OutputPart.UNKNOWN:
+            start = self._held.lstrip()
+            if start.startswith(self._tags.open):
+                self._part = _OutputPart.THINKING
+                self._held = start.removeprefix(self._tags.open)
+            elif start.startswith(self._tags.close):
+                # An answer without thinking, in a channel of its own.
+                self._part = _OutputPart.ANSWER
+                self._held = start.removeprefix(self._tags.close)
+            elif last or not any(tag.startswith(start) for tag in (self._tags.open, self._tags.close)):
+                self._part = _OutputPart.ANSWER
+
+        # After the end of thinking the answer is held.
+        if self._part is _OutputPart.THINKING:
+            before, close, after = self._held.partition(self._tags.close)
+            if close:
+                thinking = before
+                self._part = _OutputPart.ANSWER
+                self._held = after
+            else:
+                thinking = self._release((self._tags.close,), last)
+
+        # The answer ends at the first stop text.
+        if self._part is _OutputPart.ANSWER:
+            hits = [position for stop in self._stop if (position := self._held.find(stop)) >= 0]
+            if hits:
+                answer = self._held[: min(hits)]
+                self._part = _OutputPart.STOPPED
+                self._held = ""
+            else:
+                answer = self._release(self._stop, last)
         return thinking, answer
 
-    def _find_part(self, last: bool) -> None:
-        """Decide by the first words of the model if it thinks; undecided while they may begin a tag."""
-        start = self._held.lstrip()
-        if start.startswith(self._tags.open):
-            self._part = _Part.THINKING
-            self._held = start.removeprefix(self._tags.open)
-        elif start.startswith(self._tags.close):
-            # An answer without thinking, in a channel of its own.
-            self._part = _Part.ANSWER
-            self._held = start.removeprefix(self._tags.close)
-        elif last or not any(tag.startswith(start) for tag in (self._tags.open, self._tags.close)):
-            self._part = _Part.ANSWER
-
-    def _take_thinking(self, last: bool) -> str:
-        """Return the held thinking; after its end the answer is held."""
-        thinking, close, rest = self._held.partition(self._tags.close)
-        if not close:
-            return self._take((self._tags.close,), last)
-        self._part = _Part.ANSWER
-        self._held = rest
-        return thinking
-
-    def _take_answer(self, last: bool) -> str:
-        """Return the held answer, up to the first stop text."""
-        positions = [self._held.find(stop) for stop in self._stop]
-        hits = [position for position in positions if position >= 0]
-        if not hits:
-            return self._take(self._stop, last)
-        answer = self._held[: min(hits)]
-        self._part = _Part.STOPPED
-        self._held = ""
-        return answer
-
-    def _take(self, ends: Sequence[str], last: bool) -> str:
+    def _release(self, ends: Sequence[str], last: bool) -> str:
         """Return the held text and clear it, except for an end that may begin one of `ends`, unless it is the last."""
         text = self._held
-        count = len(text)
+        waiting = 0
         if not last:
-            count -= max((_overlap(text, end) for end in ends), default=0)
-        self._held = text[count:]
-        return text[:count]
-
-
-def _overlap(text: str, end: str) -> int:
-    """Return the length of the longest end of `text` with which `end` begins, without the whole of `end`."""
-    for size in range(min(len(end) - 1, len(text)), 0, -1):
-        if text.endswith(end[:size]):
-            return size
-    return 0
+            for end in ends:
+                # The longest end of the text with which `end` begins, without the whole of `end`.
+                for size in range(min(len(end) - 1, len(text)), waiting, -1):
+                    if text.endswith(end[:size]):
+                        waiting = size
+                        break
+        self._held = text[len(text) - waiting :]
+        return text[: len(text) - waiting]
 
 
 #: A drawn token with its natural log-probability, and the likeliest tokens with theirs.

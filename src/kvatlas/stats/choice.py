@@ -28,7 +28,7 @@ from kvatlas.stats.power import Provable, provable
 from kvatlas.stats.prices import Price, prices_of_setting
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, select
-from kvatlas.stats.validity import validity
+from kvatlas.stats.validity import validity_of
 from kvatlas.text import percent_text
 
 #: Costs of at most so many times the least one count as equal.
@@ -217,7 +217,7 @@ def choice_of(
     limits = {id_: loss.limit for id_, loss in losses.items()}
 
     # From a vacuous map nothing is chosen: its traces can show no loss.
-    checked = validity(cells)
+    checked = validity_of(cells)
     reason = checked.reason if checked is not None else None
     if reason is None and family.is_floor:
         reason = floor_reason(family)

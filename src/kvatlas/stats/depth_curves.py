@@ -60,12 +60,12 @@ class DepthCurve:
     def to_json(self, by: str) -> dict[str, Any]:
         """Return plain data, with null for infinite numbers."""
         return {
-            "points": [{by: level, **_finite(vars(estimate))} for level, estimate in self.points],
-            "decays": [] if self.decay is None else [_finite(vars(self.decay))],
+            "points": [{by: level, **_with_null(vars(estimate))} for level, estimate in self.points],
+            "decays": [] if self.decay is None else [_with_null(vars(self.decay))],
         }
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def _with_null(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: None if value in (math.inf, -math.inf) else value for name, value in values.items()}
 
 
@@ -80,7 +80,7 @@ def depth_curve(system: ModelSetting, by: str, *, decay: bool = False) -> DepthC
         raise KvatlasError(f"No benchmark of {system.model} says the {by} of its problems; there are: {names}.")
     outcomes = {key: list(system.outcomes[key].values()) for key in levels}
     points = []
-    for keys in _bins(levels):
+    for keys in _level_bins(levels):
         mean_level = math.fsum(levels[key] for key in keys) / len(keys)
         points.append((mean_level, pass_at_1({str(key): outcomes[key] for key in keys})))
     return DepthCurve(tuple(points), fit(outcomes, levels) if decay else None)
@@ -91,7 +91,7 @@ def says(system: ModelSetting, key: ProblemKey, by: str) -> bool:
     return system.about.get(key, {}).get(by) is not None
 
 
-def _bins(levels: Mapping[ProblemKey, float]) -> list[list[ProblemKey]]:
+def _level_bins(levels: Mapping[ProblemKey, float]) -> list[list[ProblemKey]]:
     """Return the problems in bins: one for each value, or of about equal size where there are many values."""
     values = sorted(set(levels.values()))
     size = 0 if len(values) <= _BINS + 2 else len(levels) / _BINS

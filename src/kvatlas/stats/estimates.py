@@ -92,8 +92,8 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     Source: Zou and Donner (2008), Statistics in Medicine 27:1693-1702 (recovery of variances from intervals).
     """
     value = math.fsum(estimate.value for estimate in estimates) / len(estimates)
-    below = _error_of_mean([_distance(estimate.value, estimate.low) for estimate in estimates])
-    above = _error_of_mean([_distance(estimate.value, estimate.high) for estimate in estimates])
+    below = _error_of_mean([None if one.low is None else abs(one.low - one.value) for one in estimates])
+    above = _error_of_mean([None if one.high is None else abs(one.high - one.value) for one in estimates])
     problems = [estimate.problems for estimate in estimates]
     return Estimate(
         value,
@@ -103,10 +103,6 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
         common([estimate.samples for estimate in estimates]),
         se_clustered=_error_of_mean([estimate.se_clustered for estimate in estimates]),
     )
-
-
-def _distance(value: float, limit: float | None) -> float | None:
-    return None if limit is None else abs(limit - value)
 
 
 def _error_of_mean(errors: Sequence[float | None]) -> float | None:
@@ -122,16 +118,15 @@ def with_binomial_bounds(maps: Sequence[Map], claim: Claim = Claim.LIKE) -> list
     It is the interval of one sample a problem: problem means vary no more than yes and no do. For these problems, whose
     samples are then declared to be independent, all samples count.
     """
-    return [_with_bounds(map_, claim) for map_ in maps]
-
-
-def _with_bounds(map_: Map, claim: Claim) -> Map:
-    cells = {coord: _bounded(cell, claim) for coord, cell in map_.cells.items()}
-    baselines = {name: _bounded(cell, claim) for name, cell in map_.baselines.items()}
-    if cells == map_.cells and baselines == map_.baselines:
-        return map_
-    note = SAMPLES_NOTE if claim is Claim.THESE else BINOMIAL_NOTE
-    return replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, note), claim=claim)
+    bounded = []
+    for map_ in maps:
+        cells = {coord: _bounded(cell, claim) for coord, cell in map_.cells.items()}
+        baselines = {name: _bounded(cell, claim) for name, cell in map_.baselines.items()}
+        if cells != map_.cells or baselines != map_.baselines:
+            note = SAMPLES_NOTE if claim is Claim.THESE else BINOMIAL_NOTE
+            map_ = replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, note), claim=claim)
+        bounded.append(map_)
+    return bounded
 
 
 def _bounded(cell: Cell, claim: Claim) -> Cell:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, product
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvatlas.core import (
     BudgetAudit,
     Cell,
-    CellCoord,
     KvatlasError,
     Map,
     MapName,
@@ -26,7 +25,7 @@ from kvatlas.core import (
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.run_data import RunData, short_names, shown_policies, without
 from kvatlas.stats.table import CellTraces, missing, select
-from kvatlas.stats.validity import merge_validity, validity
+from kvatlas.stats.validity import merge_validity, validity_of
 
 #: Versions that decide which tokens are drawn.
 DECIDE = ("kvatlas", "torch", "transformers")
@@ -69,7 +68,7 @@ def maps_of_run(run: RunData) -> list[Map]:
     maps = []
     for name, group in groups.items():
         if any(cell.measured for cell in group):
-            maps.append(_map(name, run, group, select(baselines, model=name.model, benchmark=name.benchmark)))
+            maps.append(_map_of_group(name, run, group, select(baselines, model=name.model, benchmark=name.benchmark)))
     return maps
 
 
@@ -132,11 +131,29 @@ def unmeasured_notes(cells: Sequence[CellTraces], metric: str) -> tuple[Note, ..
     return (Note(NoteKind.UNMEASURED, f"{about} have no answer and are left out of {metric}"),)
 
 
-def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Map:
+def _map_of_group(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Map:
+    """Return the map of the cells of a group."""
     by_coord = {cell.coord(run.axes): cell for cell in group}
     rows = ascending(row for row, _ in by_coord)
     columns = ascending(column for _, column in by_coord)
     measured = [coord for coord in product(rows, columns) if coord in by_coord and by_coord[coord].measured]
+
+    # Notes on fixed values, missing traces, versions, and the kind of the sweep.
+    notes = [Note(NoteKind.FIXED, f"{axis}={value}") for axis, value in run.fix.items()]
+    for term in ("budget_over", "every", "every_from"):
+        # Terms of the budget beside the published rule that all cells of the map share.
+        values = {cell.setting.values.get(term) for cell in group}
+        if len(values) == 1 and values != {None} and term not in run.fix:
+            notes.append(Note(NoteKind.FIXED, f"{term}={values.pop()}"))
+    notes += [*partial_note((*group, *baselines)), *mixed_note((*group, *baselines))]
+    if any(cell.adaptive for cell in group):
+        problems = [len(cell.place) for cell in group]
+        text = f"adaptive: cells have {min(problems)} to {max(problems)} problems, as many as the choice took; "
+        notes.append(Note(NoteKind.ADAPTIVE, f"{text}intervals are those of a fixed number of problems"))
+    if any(cell.screened for cell in group):
+        notes.append(SCREEN_NOTE)
+    notes += [*unmeasured_notes(group, run.metric), *_off_map_notes(run, name)]
+
     return Map(
         name.model,
         name.benchmark,
@@ -145,8 +162,8 @@ def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Se
         ((run.axes[0], rows), (run.axes[1], columns)),
         {coord: by_coord[coord].cell for coord in measured},
         _by_short_name(cell for cell in baselines if cell.measured),
-        tuple(_notes(run, group, baselines)),
-        validity(group),
+        tuple(notes),
+        validity_of(group),
         claim=run.claim,
     )
 
@@ -158,60 +175,27 @@ def _by_short_name(cells: Iterable[CellTraces]) -> dict[str, Cell]:
     return {names[setting]: cell.cell for setting, cell in by_id.items()}
 
 
-def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Iterator[Note]:
-    """Yield the notes of a map on fixed values, missing traces, versions and kinds of sweeps."""
-    yield from _fixed_notes(run, group)
-    yield from partial_note((*group, *baselines))
-    yield from mixed_note((*group, *baselines))
-    if any(cell.adaptive for cell in group):
-        problems = [len(cell.place) for cell in group]
-        yield Note(
-            NoteKind.ADAPTIVE,
-            f"adaptive: cells have {min(problems)} to {max(problems)} problems, as many as the choice took; "
-            "intervals are those of a fixed number of problems",
-        )
-    if any(cell.screened for cell in group):
-        yield SCREEN_NOTE
-    yield from unmeasured_notes(group, run.metric)
-    yield from _off_map_notes(run, select(run.off_maps, model=group[0].model, benchmark=group[0].benchmark))
-
-
-def _off_map_notes(run: RunData, cells: Sequence[CellTraces]) -> Iterator[Note]:
-    """Yield a note on the settings of the map's model and benchmark that no map shows."""
+def _off_map_notes(run: RunData, name: MapName) -> list[Note]:
+    """Return a note on the settings of a map's model and benchmark that no map shows, and how they can be shown."""
+    cells = select(run.off_maps, model=name.model, benchmark=name.benchmark)
     if not cells:
-        return
+        return []
     settings = "1 setting" if len(cells) == 1 else f"{len(cells):,} settings"
     shown = shown_policies(cell.setting.policy for cell in run.cells)
     policies = ", ".join(dict.fromkeys(shown[cell.setting.policy] for cell in cells))
-    axis, value = _fixed_axis(run, cells)
-    yield Note(
-        NoteKind.LEFT_OUT,
-        f"{settings} of {policies} on no map, with fewer than two values of {run.axes[0]} or {run.axes[1]}: "
-        f"--fix {axis}={value} shows such settings",
-    )
 
-
-def _fixed_axis(run: RunData, cells: Sequence[CellTraces]) -> tuple[str, Any]:
-    """Return an axis of which the settings like the first one have a single value, and that value."""
+    # An axis of which the settings like the first one have a single value.
     alike = [cell for cell in cells if run.without_axes(cell) == run.without_axes(cells[0])]
     for axis in run.axes:
         values = {cell.all_values.get(axis) for cell in alike}
         if len(values) == 1:
             break
     (value,) = values
-    # A setting without the parameter stands beside those of any value.
-    return axis, dict(run.manifest.axes)[axis][0] if value is None else value
-
-
-def _fixed_notes(run: RunData, group: Sequence[CellTraces]) -> Iterator[Note]:
-    """Yield the values that the run fixes, and those beside the published rule that all cells of a map share."""
-    for name, value in run.fix.items():
-        yield Note(NoteKind.FIXED, f"{name}={value}")
-    # The terms of the budget.
-    for name in ("budget_over", "every", "every_from"):
-        values = {cell.setting.values.get(name) for cell in group}
-        if len(values) == 1 and values != {None} and name not in run.fix:
-            yield Note(NoteKind.FIXED, f"{name}={values.pop()}")
+    if value is None:
+        # A setting without the parameter stands beside those of any value.
+        value = dict(run.manifest.axes)[axis][0]
+    text = f"{settings} of {policies} on no map, with fewer than two values of {run.axes[0]} or {run.axes[1]}: "
+    return [Note(NoteKind.LEFT_OUT, f"{text}--fix {axis}={value} shows such settings")]
 
 
 def mean_map(maps: Sequence[Map]) -> Map:
@@ -220,9 +204,27 @@ def mean_map(maps: Sequence[Map]) -> Map:
     Cells and baselines that not all maps have are left out, and the notes say so. Raises KvatlasError for maps of
     unlike model, policy, metric or axes, and for a benchmark that comes twice.
     """
-    _check_averaged(maps)
+    if not maps:
+        raise KvatlasError("A mean map needs at least one map; none was given.")
     first = maps[0]
+    for noun, other in product(("model", "policy", "metric", "axes"), maps[1:]):
+        if getattr(other, noun) != getattr(first, noun):
+            raise KvatlasError(
+                f"A mean needs maps of equal {noun}; those of {first.benchmark} and {other.benchmark} differ."
+            )
+    benchmarks = [map_.benchmark for map_ in maps]
+    if len(set(benchmarks)) < len(benchmarks):
+        raise KvatlasError(f"A mean counts every benchmark once; given were {', '.join(benchmarks)}.")
+
     cells = _mean_cells([map_.cells for map_ in maps])
+    notes: dict[Note, None] = {}
+    for note in chain.from_iterable(map_.notes for map_ in maps):
+        # The maps lack different traces, so the mean gives no numbers.
+        if note.kind is NoteKind.PARTIAL:
+            note = Note(NoteKind.PARTIAL, "PARTIAL: some of the averaged maps lack traces")
+        notes[note] = None
+    if any(len(map_.cells) > len(cells) for map_ in maps):
+        notes[Note(NoteKind.LEFT_OUT, "cells that not every benchmark has are left out")] = None
     return Map(
         first.model,
         mean_of(len(maps)),
@@ -231,40 +233,11 @@ def mean_map(maps: Sequence[Map]) -> Map:
         first.axes,
         cells,
         _mean_cells([map_.baselines for map_ in maps]),
-        _notes_of_mean(maps, cells=len(cells)),
+        tuple(notes),
         merge_validity([map_.validity for map_ in maps]),
         averaged=len(maps),
         claim=first.claim,
     )
-
-
-def _check_averaged(maps: Sequence[Map]) -> None:
-    """Raise KvatlasError unless a mean of these maps makes sense."""
-    if not maps:
-        raise KvatlasError("A mean map needs at least one map; none was given.")
-    first = maps[0]
-    for noun in ("model", "policy", "metric", "axes"):
-        for other in maps[1:]:
-            if getattr(other, noun) != getattr(first, noun):
-                raise KvatlasError(
-                    f"A mean needs maps of equal {noun}; those of {first.benchmark} and {other.benchmark} differ."
-                )
-    benchmarks = [map_.benchmark for map_ in maps]
-    if len(set(benchmarks)) < len(benchmarks):
-        raise KvatlasError(f"A mean counts every benchmark once; given were {', '.join(benchmarks)}.")
-
-
-def _notes_of_mean(maps: Sequence[Map], cells: int) -> tuple[Note, ...]:
-    """Return the notes of a mean map of so many `cells`, from those of its maps."""
-    notes: dict[Note, None] = {}
-    for note in chain.from_iterable(map_.notes for map_ in maps):
-        # The maps lack different traces, so the mean gives no numbers.
-        if note.kind is NoteKind.PARTIAL:
-            note = Note(NoteKind.PARTIAL, "PARTIAL: some of the averaged maps lack traces")
-        notes[note] = None
-    if any(len(map_.cells) > cells for map_ in maps):
-        notes[Note(NoteKind.LEFT_OUT, "cells that not every benchmark has are left out")] = None
-    return tuple(notes)
 
 
 def _mean_cells(benchmarks: Sequence[Mapping[T, Cell]]) -> dict[T, Cell]:
@@ -298,21 +271,21 @@ def mean_cell(cells: Sequence[Cell]) -> Cell:
     """
     more = {}
     for name in cells[0].more:
-        more[name] = _merge(_mean, [cell.more.get(name) for cell in cells])
+        more[name] = _merge(_plain_mean, [cell.more.get(name) for cell in cells])
     return Cell(
         cells[0].setting,
         mean_over_benchmarks([cell.estimate for cell in cells]),
-        mean_kv_tokens=_merge(_mean, [cell.mean_kv_tokens for cell in cells]),
+        mean_kv_tokens=_merge(_plain_mean, [cell.mean_kv_tokens for cell in cells]),
         peak_kv_tokens=_merge(max, [cell.peak_kv_tokens for cell in cells]),
-        mean_kv_bytes=_merge(_mean, [cell.mean_kv_bytes for cell in cells]),
+        mean_kv_bytes=_merge(_plain_mean, [cell.mean_kv_bytes for cell in cells]),
         peak_kv_bytes=_merge(max, [cell.peak_kv_bytes for cell in cells]),
-        output_tokens_mean=_merge(_mean, [cell.output_tokens_mean for cell in cells]),
+        output_tokens_mean=_merge(_plain_mean, [cell.output_tokens_mean for cell in cells]),
         truncated=_merge(sum, [cell.truncated for cell in cells]),
-        seconds_mean=_merge(_mean, [cell.seconds_mean for cell in cells]),
+        seconds_mean=_merge(_plain_mean, [cell.seconds_mean for cell in cells]),
         unmeasured=_merge(sum, [cell.unmeasured for cell in cells]),
         audit=_mean_audit([cell.audit for cell in cells]),
-        stays_tokens=_merge(_mean, [cell.stays_tokens for cell in cells]),
-        stays_share=_merge(_mean, [cell.stays_share for cell in cells]),
+        stays_tokens=_merge(_plain_mean, [cell.stays_tokens for cell in cells]),
+        stays_share=_merge(_plain_mean, [cell.stays_share for cell in cells]),
         more=more,
     )
 
@@ -324,10 +297,10 @@ def _mean_audit(audits: Sequence[BudgetAudit | None]) -> BudgetAudit | None:
         return None
     return BudgetAudit(
         problems=sum(audit.problems for audit in known_audits),
-        median=_mean([audit.median for audit in known_audits]),
+        median=_plain_mean([audit.median for audit in known_audits]),
         worst=min(audit.worst for audit in known_audits),
-        none=_mean([audit.none for audit in known_audits]),
-        no_choice=_mean([audit.no_choice for audit in known_audits]),
+        none=_plain_mean([audit.none for audit in known_audits]),
+        no_choice=_plain_mean([audit.no_choice for audit in known_audits]),
     )
 
 
@@ -337,7 +310,7 @@ def _merge(rule: Callable[[list[N]], N], values: Sequence[N | None]) -> N | None
     return rule(known_values) if len(known_values) == len(values) else None
 
 
-def _mean(values: Sequence[float]) -> float:
+def _plain_mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
@@ -360,24 +333,32 @@ def curves_of_run(run: RunData) -> list[Map]:
     measured = [cell for cell in cells if cell.measured]
     if len(run.varied) != 1:
         groups = grouped(measured, lambda cell: (cell.model, cell.benchmark))
-        return [_points(run.metric, group, notes) for group in groups.values()]
-    return _lines(run, measured, notes)
+        return [_single_column(run.metric, group, notes) for group in groups.values()]
 
-
-def _lines(run: RunData, cells: Sequence[CellTraces], notes: Sequence[Note]) -> list[Map]:
-    """Return the curves of each model and benchmark over the one axis of a run."""
-    axis = run.varied[0]
-    on_axis = [cell for cell in cells if not cell.baseline and axis in cell.all_values]
     # Settings without the parameter are the same at each of its values, as baselines are.
-    constant = [cell for cell in cells if cell.baseline or axis not in cell.all_values]
+    axis = run.varied[0]
+    on_axis = [cell for cell in measured if not cell.baseline and axis in cell.all_values]
+    constant = [cell for cell in measured if cell.baseline or axis not in cell.all_values]
     line_settings = [without(cell, (axis,)) for cell in on_axis]
     names = short_names([*line_settings, *(cell.setting for cell in constant)])
+
     curves = []
     for (model, benchmark), group in grouped(on_axis, lambda cell: (cell.model, cell.benchmark)).items():
         lines = grouped(group, lambda cell: names[without(cell, (axis,)).id])
+        by_coord = {(names[without(cell, (axis,)).id], cell.all_values[axis]): cell for cell in group}
+        values = ascending(value for _, value in by_coord)
         beside_grid = select(constant, model=model, benchmark=benchmark)
-        baselines = {names[cell.setting.id]: cell.cell for cell in beside_grid}
-        curves.append(_curves(run.metric, axis, lines, baselines, notes))
+        curve = Map(
+            model,
+            benchmark,
+            run.metric,
+            "",
+            ((POLICY, tuple(lines)), (axis, values)),
+            {coord: by_coord[coord].cell for coord in product(lines, values) if coord in by_coord},
+            {names[cell.setting.id]: cell.cell for cell in beside_grid},
+            _notes_of_curves(run.metric, list(lines.values()), notes),
+        )
+        curves.append(curve)
     return curves
 
 
@@ -390,32 +371,7 @@ def run_notes(run: RunData, cells: Sequence[CellTraces]) -> list[Note]:
     return notes
 
 
-def _curves(
-    metric: str,
-    axis: str,
-    lines: Mapping[str, Sequence[CellTraces]],
-    baselines: Mapping[str, Cell],
-    notes: Sequence[Note],
-) -> Map:
-    """Return the curves of a model on a benchmark over the values of an axis, from the cells of each line."""
-    by_coord: dict[CellCoord, CellTraces] = {}
-    for name, line in lines.items():
-        by_coord |= {(name, cell.all_values[axis]): cell for cell in line}
-    values = ascending(value for _, value in by_coord)
-    first = next(iter(by_coord.values()))
-    return Map(
-        first.model,
-        first.benchmark,
-        metric,
-        "",
-        ((POLICY, tuple(lines)), (axis, values)),
-        {coord: by_coord[coord].cell for coord in product(lines, values) if coord in by_coord},
-        baselines,
-        _notes_of_curves(metric, list(lines.values()), notes),
-    )
-
-
-def _points(metric: str, group: Sequence[CellTraces], notes: Sequence[Note]) -> Map:
+def _single_column(metric: str, group: Sequence[CellTraces], notes: Sequence[Note]) -> Map:
     """Return the settings of a model on a benchmark as the rows of a single column."""
     points = {(name, metric): cell for name, cell in _by_short_name(group).items()}
     return Map(
@@ -432,7 +388,7 @@ def _points(metric: str, group: Sequence[CellTraces], notes: Sequence[Note]) -> 
 
 def _notes_of_curves(metric: str, curves: Sequence[Sequence[CellTraces]], notes: Sequence[Note]) -> tuple[Note, ...]:
     """Return the notes of the run between those of its curves: what cannot be compared first, unknown traces last."""
-    reasons = [checked.reason for checked in map(validity, curves) if checked is not None]
+    reasons = [checked.reason for checked in map(validity_of, curves) if checked is not None]
     vacuous = [Note(NoteKind.VACUOUS, f"VACUOUS: {reason}") for reason in reasons if reason]
     unmeasured = chain.from_iterable(unmeasured_notes(cells, metric) for cells in curves)
     return tuple(dict.fromkeys((*vacuous, *notes, *unmeasured)))

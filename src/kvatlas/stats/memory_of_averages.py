@@ -62,13 +62,23 @@ class TokenKinds:
 def memory_trends(maps: Sequence[Map]) -> list[MemoryTrend]:
     """Return the trend of each model over the maps of averages whose tokens are known."""
     usable = [map_ for map_ in maps if _has_windows_and_ratios(map_)]
-    trends = [_trend(of_model) for of_model in grouped(usable, lambda map_: (map_.model, map_.axes)).values()]
-    return [trend for trend in trends if trend is not None]
+    trends = []
+    for of_model in grouped(usable, lambda map_: (map_.model, map_.axes)).values():
+        variances = [largest for largest in map(variance, of_model) if largest is not None]
+        # Nothing is known where the problems of a benchmark are unknown.
+        if len(variances) == len(of_model):
+            trends.append(_memory_trend(of_model, math.sqrt(math.fsum(variances)) / len(of_model)))
+    return trends
 
 
 def token_kinds(maps: Sequence[Map]) -> TokenKinds | None:
     """Return the worth of chosen tokens and of the window over maps of averages; None without such maps."""
-    slopes = [_slopes_by_kind(map_) for map_ in maps if _has_windows_and_ratios(map_)]
+    slopes = []
+    for map_ in filter(_has_windows_and_ratios, maps):
+        # Least squares: 1,000 tokens more at one window, and 1,000 more of window beside.
+        tokens, values = _tokens_and_values(map_)
+        design = np.stack([np.ones(len(tokens)), tokens / 1000, _axis_numbers(map_, WINDOW) / 1000], axis=1)
+        slopes.append(np.linalg.lstsq(design, values, rcond=None)[0][1:])
     if not slopes:
         return None
     chosen, moved = np.array(slopes).T
@@ -87,52 +97,38 @@ def _has_windows_and_ratios(map_: Map) -> bool:
     return all(cell.stays_tokens is not None for cell in map_.cells.values())
 
 
-def _column(map_: Map, axis: str) -> Floats:
+def _axis_numbers(map_: Map, axis: str) -> Floats:
     side = [name for name, _ in map_.axes].index(axis)
     return np.array([float(coord[side]) for coord in map_.cells])
 
 
-def _values(map_: Map) -> Floats:
-    return np.array([cell.estimate.value for cell in map_.cells.values()])
+def _tokens_and_values(map_: Map) -> tuple[Floats, Floats]:
+    cells = map_.cells.values()
+    return np.array([cell.stays_tokens for cell in cells], float), np.array([cell.estimate.value for cell in cells])
 
 
-def _tokens(map_: Map) -> Floats:
-    return np.array([cell.stays_tokens for cell in map_.cells.values()], float)
-
-
-def _slopes_by_kind(map_: Map) -> tuple[float, float]:
-    """Return the least-squares slopes over 1,000 tokens that stay at one window, and over 1,000 of window beside."""
-    tokens = _tokens(map_)
-    values = _values(map_)
-    design = np.stack([np.ones(len(tokens)), tokens / 1000, _column(map_, WINDOW) / 1000], axis=1)
-    _, chosen, moved = np.linalg.lstsq(design, values, rcond=None)[0]
-    return float(chosen), float(moved)
-
-
-def _trend(maps: Sequence[Map]) -> MemoryTrend | None:
-    """Return the trend of the maps of one model on unlike benchmarks; None where their problems are unknown."""
-    variances = [variance(map_) for map_ in maps]
-    bounds = [one for one in variances if one is not None]
-    if len(bounds) < len(maps):
-        return None
-    deviation = math.sqrt(math.fsum(bounds)) / len(maps)
+def _memory_trend(maps: Sequence[Map], deviation: float) -> MemoryTrend:
+    """Return the trend of the maps of one model on unlike benchmarks, whose means have the standard deviation."""
     first = maps[0]
-    tokens = np.mean([_tokens(map_) for map_ in maps], axis=0)
-    means = np.mean([_values(map_) for map_ in maps], axis=0)
+    by_map = [_tokens_and_values(map_) for map_ in maps]
+    tokens = np.mean([of_map for of_map, _ in by_map], axis=0)
+    means = np.mean([of_map for _, of_map in by_map], axis=0)
     centred = (tokens - tokens.mean()) / 1000
     slope_weights = centred / (centred @ centred)
-    pair_weights = _lowest_ratio_weights(_column(first, RATIO), tokens)
+    ratios = _axis_numbers(first, RATIO)
+    pair_weights = _lowest_ratio_weights(ratios, tokens)
+
     share = next(iter(first.cells.values())).stays_share
     windows = next(values for name, values in first.axes if name == WINDOW)
-    by_window = {window: tokens[_column(first, WINDOW) == window].tolist() for window in windows}
+    by_window = {window: tokens[_axis_numbers(first, WINDOW) == window].tolist() for window in windows}
     return MemoryTrend(
         first.model,
         float(tokens.min()),
         float(tokens.max()),
         math.nan if share is None else float(tokens[0] / share),
-        _weighted(slope_weights, means, deviation),
-        float(_column(first, RATIO).min()),
-        None if pair_weights is None else _weighted(pair_weights, means, deviation),
+        _weighted_sum(slope_weights, means, deviation),
+        float(ratios.min()),
+        None if pair_weights is None else _weighted_sum(pair_weights, means, deviation),
         windows,
         (windows[0], windows[-1]) in windows_apart(by_window),
     )
@@ -155,7 +151,7 @@ def _lowest_ratio_weights(ratios: Floats, tokens: Floats) -> Floats | None:
     return cell_weights
 
 
-def _weighted(cell_weights: Floats, means: Floats, deviation: float) -> Contrast:
+def _weighted_sum(cell_weights: Floats, means: Floats, deviation: float) -> Contrast:
     """Return a weighted sum of cells of this standard deviation each, with its 95 % limits."""
     value = float(cell_weights @ means)
     reach = Z * deviation * math.sqrt(float(cell_weights @ cell_weights))

@@ -12,9 +12,8 @@ import numpy as np
 from kvatlas.core import CellCoord, Claim, MapName, grouped
 from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import Contrast
-from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.numerics.multiple import benjamini_hochberg, holm
-from kvatlas.stats.numerics.units import Units, joined_units
+from kvatlas.stats.numerics.units import joined_units
 from kvatlas.stats.paired import CellPair, Difference, paired_values
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
 from kvatlas.stats.table import CellTraces, select
@@ -50,51 +49,61 @@ def comparisons(run: RunData) -> list[Comparison]:
     policy and each pair of models. In a run without maps every setting is compared with every other one. None for the
     cells of adaptive sweeps. Raises KvatlasError as `maps_of_run` does for axes and metric.
     """
-    fixed = _fixed(run)
-    sides = _policies(fixed) if run.has_maps else _settings(fixed)
+    fixed = _without_adaptive(run)
+    if run.has_maps:
+        sides = _cells_by_policy(fixed)
+    else:
+        names = short_names(cell.setting for cell in fixed.cells)
+        sides = grouped(filter(fixed.fits, fixed.cells), lambda cell: (cell.model, names[cell.setting.id]))
+    axes = [name for name, _ in run.manifest.axes]
+
     found = []
     for first, second in combinations(sides, 2):
         same_model = first[0] == second[0]
         same_name = first[1] == second[1]
-        if same_model != same_name:
-            pairs = _pairs_of_cells(run, sides[first], sides[second])
-            found.append(_over_cells(run, first, second, pairs))
-    return [comparison for comparison in found if comparison is not None]
+        if same_model == same_name:
+            continue
+        # Cells of one benchmark, in a run with maps those that agree.
+        pairs = [
+            (cell, other) for cell, other in product(sides[first], sides[second]) if _agree(cell, other, axes, run)
+        ]
+        comparison = _compared_over_cells(run, first, second, pairs)
+        if comparison is not None:
+            found.append(comparison)
+    return found
 
 
-def _settings(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
-    """Return the cells of each model and setting over benchmarks, under the short name of the setting."""
-    names = short_names(cell.setting for cell in run.cells)
-    shown = filter(run.fits, run.cells)
-    return grouped(shown, lambda cell: (cell.model, names[cell.setting.id]))
-
-
-def _pairs_of_cells(
-    run: RunData, first: Sequence[CellTraces], second: Sequence[CellTraces]
-) -> list[tuple[CellTraces, CellTraces]]:
-    """Return the pairs of cells of one benchmark, in a run with maps those that agree."""
-    pairs = [(cell, other) for cell, other in product(first, second) if cell.benchmark == other.benchmark]
-    if not run.has_maps:
-        return pairs
-    axes = [name for name, _ in run.manifest.axes]
-    return [pair for pair in pairs if _agree(*pair, axes)]
-
-
-def _policies(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
+def _cells_by_policy(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
     """Return the grid cells over benchmarks: whole maps, and policies with one of the two axes."""
-    policies: dict[ModelPolicy, list[CellTraces]] = {}
+    by_policy: dict[ModelPolicy, list[CellTraces]] = {}
     shown = shown_policies(cell.setting.policy for cell in run.cells)
     for name, group in run.groups.items():
-        policies.setdefault((name.model, name.policy), []).extend(group)
-    mapped = set(map(id, chain.from_iterable(policies.values())))
+        by_policy.setdefault((name.model, name.policy), []).extend(group)
+
+    mapped = set(map(id, chain.from_iterable(by_policy.values())))
     for cell in run.cells:
         is_alone = not cell.baseline and id(cell) not in mapped
         if is_alone and run.fits(cell) and set(run.axes) & set(cell.all_values):
-            policies.setdefault((cell.model, shown[cell.setting.policy]), []).append(cell)
-    return policies
+            by_policy.setdefault((cell.model, shown[cell.setting.policy]), []).append(cell)
+    return by_policy
 
 
-def _over_cells(run: RunData, first: ModelPolicy, second: ModelPolicy, pairs: Sequence[CellPair]) -> Comparison | None:
+def _agree(cell: CellTraces, other: CellTraces, axes: Iterable[str], run: RunData) -> bool:
+    """Return whether two cells of a benchmark have equal values on the axes, and of shared parameters that both name.
+
+    A parameter of a method itself, such as the number of queries that it observes, belongs to the policy compared. In a
+    run without maps all cells of a benchmark agree.
+    """
+    if cell.benchmark != other.benchmark or not run.has_maps:
+        return cell.benchmark == other.benchmark
+    named = set(cell.facts.shared).intersection(other.facts.shared)
+    on_axes = cell.all_values.keys() & other.all_values.keys() & set(axes)
+    return all(cell.all_values[name] == other.all_values[name] for name in named | on_axes)
+
+
+def _compared_over_cells(
+    run: RunData, first: ModelPolicy, second: ModelPolicy, pairs: Sequence[CellPair]
+) -> Comparison | None:
     """Compare two policies or settings of a model, or two models under one of them, over pairs of cells.
 
     The cells are averaged first, for each problem and sample: they share random numbers, so they are no units. None
@@ -108,35 +117,24 @@ def _over_cells(run: RunData, first: ModelPolicy, second: ModelPolicy, pairs: Se
             of_benchmarks.append(paired)
     if not of_benchmarks:
         return None
+
+    # A single row of units, of which every benchmark has some.
     claims = {}
     for claim in [Claim.LIKE] if run.refused else Claim:
-        claims[claim] = _over_benchmarks([paired.averaged(claim) for paired in of_benchmarks], look)
+        units = joined_units([paired.averaged(claim) for paired in of_benchmarks])
+        (contrast,) = units.contrasts(stretch=look.widening)
+        assert contrast is not None
+        claims[claim] = contrast
     problems = sum(int((~np.isnan(paired.traces)).any((0, 2)).sum()) for paired in of_benchmarks)
     count = sum(int(np.count_nonzero(~np.isnan(paired.traces))) for paired in of_benchmarks)
     difference = Difference(**vars(claims[run.claim]), problems=problems, pairs=count, claims=claims)
+
     benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
     on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
     if first[0] == second[0]:
         return Comparison(first[0], on, run.metric, first[1], second[1], len(pairs), difference)
     models = f"{first[0]}, {second[0]}"
     return Comparison(models, on, run.metric, first[0], second[0], len(pairs), difference, first[1])
-
-
-def _over_benchmarks(benchmarks: Sequence[Units], look: Look) -> Contrast:
-    """Return the mean of a single row of units over benchmarks, each of which has some."""
-    (contrast,) = joined_units(benchmarks).contrasts(stretch=look.widening)
-    assert contrast is not None
-    return contrast
-
-
-def _agree(cell: CellTraces, other: CellTraces, axes: Iterable[str]) -> bool:
-    """Return whether two cells have equal values on the axes, and of the shared parameters that both settings name.
-
-    A parameter of a method itself, such as the number of queries that it observes, belongs to the policy compared.
-    """
-    named = set(cell.facts.shared).intersection(other.facts.shared)
-    on_axes = cell.all_values.keys() & other.all_values.keys() & set(axes)
-    return all(cell.all_values[name] == other.all_values[name] for name in named | on_axes)
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
@@ -172,7 +170,7 @@ def differences_of_run(run: RunData, baseline: str) -> Differences:
     baselines = [cell for cell in select(run.cells, baseline=True) if cell.measured]
     names = short_names(cell.setting for cell in baselines)
     found = {(cell.model, cell.benchmark): cell for cell in baselines if names[cell.setting.id] == baseline}
-    return _differences(run, lambda name, _: found.get((name.model, name.benchmark)))
+    return _differences_of_cells(run, lambda name, _: found.get((name.model, name.benchmark)))
 
 
 def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName], MapName]) -> Differences:
@@ -183,7 +181,7 @@ def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName
     if other.axes != run.axes:
         return {}
     cells: dict[tuple[MapName, CellCoord], CellTraces] = {}
-    for name, group in _fixed(other).groups.items():
+    for name, group in _without_adaptive(other).groups.items():
         cells |= {(name, cell.coord(run.axes)): cell for cell in group}
 
     def same_cell(name: MapName, coord: CellCoord) -> CellTraces | None:
@@ -191,13 +189,13 @@ def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName
             return None
         return cells.get((partner(name), coord))
 
-    return _differences(run, same_cell)
+    return _differences_of_cells(run, same_cell)
 
 
-def _differences(run: RunData, partner: Callable[[MapName, CellCoord], CellTraces | None]) -> Differences:
+def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], CellTraces | None]) -> Differences:
     """Return each cell minus its `partner`, which is found by its map and place."""
     sides: dict[MapName, _Sides] = {}
-    for name, group in _fixed(run).groups.items():
+    for name, group in _without_adaptive(run).groups.items():
         of_map: _Sides = {}
         for cell in group:
             coord = cell.coord(run.axes)
@@ -206,24 +204,25 @@ def _differences(run: RunData, partner: Callable[[MapName, CellCoord], CellTrace
                 of_map[coord] = (cell, other)
         if of_map:
             sides[name] = of_map
-    return {name: _contrasts(run, benchmarks) for name, benchmarks in with_means(sides).items()}
+
+    # Of a mean over benchmarks the places that all of them have.
+    look, samples = run.look
+    differences: dict[MapName, dict[CellCoord, CellDifference]] = {}
+    for name, benchmarks in with_means(sides).items():
+        shared = set(benchmarks[0]).intersection(*benchmarks[1:])
+        coords = [coord for coord in benchmarks[0] if coord in shared]
+        differences[name] = {}
+        if not coords:
+            continue
+        paired = paired_values([list(map(of_map.__getitem__, coords)) for of_map in benchmarks]).first(samples)
+        found = zip(coords, paired.contrasts(run.claim, look=look), strict=True)
+        contrasts = {coord: contrast for coord, contrast in found if contrast is not None}
+        adjusted_p = holm([contrast.p for contrast in contrasts.values()])
+        for (coord, contrast), p in zip(contrasts.items(), adjusted_p, strict=True):
+            differences[name][coord] = CellDifference(**vars(contrast), p_holm=p)
+    return differences
 
 
-def _fixed(run: RunData) -> RunData:
+def _without_adaptive(run: RunData) -> RunData:
     """Return the run without cells of adaptive sweeps: problems that two of them share depend on their outcomes."""
     return run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive])
-
-
-def _contrasts(run: RunData, benchmarks: Sequence[_Sides]) -> dict[CellCoord, CellDifference]:
-    """Return the differences over one or more benchmarks, of the places that all of them have."""
-    shared = set(benchmarks[0]).intersection(*benchmarks[1:])
-    coords = [coord for coord in benchmarks[0] if coord in shared]
-    if not coords:
-        return {}
-    look, samples = run.look
-    paired = paired_values([list(map(sides.__getitem__, coords)) for sides in benchmarks]).first(samples)
-    found = zip(coords, paired.contrasts(run.claim, look=look), strict=True)
-    contrasts = {coord: contrast for coord, contrast in found if contrast is not None}
-    adjusted_p = holm([contrast.p for contrast in contrasts.values()])
-    rows = zip(contrasts.items(), adjusted_p, strict=True)
-    return {coord: CellDifference(**vars(contrast), p_holm=p) for (coord, contrast), p in rows}

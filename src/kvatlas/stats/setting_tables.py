@@ -56,12 +56,12 @@ def setting_tables(run: RunData, losses: Mapping[str, Mapping[str, SettingLoss]]
     measured = [cell for cell in cells if cell.measured]
     notes = run_notes(run, cells)
     return [
-        _table(model, run.metric, of_model, losses.get(model, {}), notes)
+        _table_of_model(model, run.metric, of_model, losses.get(model, {}), notes)
         for model, of_model in grouped(measured, lambda cell: cell.model).items()
     ]
 
 
-def _table(
+def _table_of_model(
     model: str,
     metric: str,
     cells: Sequence[CellTraces],

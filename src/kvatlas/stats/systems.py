@@ -73,7 +73,12 @@ def systems_of(
     On these benchmarks, or on all. Raises KvatlasError for a metric or benchmark that the runs do not have, and where
     two runs hold the same trace.
     """
-    _check_benchmarks(runs, benchmarks or ())
+    promised = chain.from_iterable(run.manifest.expected for run in runs)
+    of_runs = list(dict.fromkeys(cell.benchmark for cell in promised))
+    for benchmark in benchmarks or ():
+        if benchmark not in of_runs:
+            raise KvatlasError(f"No run has the benchmark {benchmark!r}; there are: {', '.join(of_runs)}.")
+
     tables = [run.table for run in runs]
     for table in tables:
         table.check(metric, tables)
@@ -82,31 +87,18 @@ def systems_of(
         cells = [cell for cell in cells if cell.benchmark in benchmarks]
     check_distinct(cells)
     check_same_problems(cells)
-    about = _about_problems(runs)
+
+    # The difficulty of each problem.
+    about: dict[ProblemKey, Mapping[str, Any]] = {}
+    for run in runs:
+        for benchmark, by_problem in run.manifest.about.items():
+            about |= {(benchmark, problem): values for problem, values in by_problem.items()}
     systems = []
     for (model, setting), of_system in grouped(cells, lambda cell: (cell.model, cell.setting)).items():
         outcomes = by_sample(of_system, attrgetter("grades"))
         if outcomes:
             systems.append(ModelSetting(model, setting, outcomes, about, tuple(of_system)))
     return systems
-
-
-def _check_benchmarks(runs: Sequence[RunData], benchmarks: Iterable[str]) -> None:
-    """Raise KvatlasError for a benchmark that no run has."""
-    promised = chain.from_iterable(run.manifest.expected for run in runs)
-    of_runs = list(dict.fromkeys(cell.benchmark for cell in promised))
-    for benchmark in benchmarks:
-        if benchmark not in of_runs:
-            raise KvatlasError(f"No run has the benchmark {benchmark!r}; there are: {', '.join(of_runs)}.")
-
-
-def _about_problems(runs: Sequence[RunData]) -> dict[ProblemKey, Mapping[str, Any]]:
-    """Return the difficulty of each problem of the runs."""
-    about: dict[ProblemKey, Mapping[str, Any]] = {}
-    for run in runs:
-        for benchmark, by_problem in run.manifest.about.items():
-            about |= {(benchmark, problem): values for problem, values in by_problem.items()}
-    return about
 
 
 def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool = False) -> list[ModelSetting]:
@@ -120,38 +112,32 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
     """
     if not names:
         return _best_of_policies(systems) if best and len(systems) > SEVERAL else list(systems)
-    fitting = {name: _fitting(systems, name) for name in names}
-    if best:
-        fitting = {name: _best_of_policies(fits) for name, fits in fitting.items()}
+    fitting = {}
+    for name in names:
+        fits = list(systems)
+        for word in name.split():
+            fits = [system for system in fits if _fits(word, system)]
+        fitting[name] = _best_of_policies(fits) if best else fits
+
     for name, fits in sorted(fitting.items(), key=lambda item: len(item[1])):
-        if len(fits) != 1:
-            raise KvatlasError(_ambiguous(name, fits, systems))
+        if not fits:
+            models = ", ".join(dict.fromkeys(system.model for system in systems))
+            policies = ", ".join(shown_policies(system.setting.policy for system in systems).values())
+            raise KvatlasError(
+                f"{name!r} fits none of the systems; there are the policies {policies} and the models {models}."
+            )
+        if len(fits) > 1:
+            listed = "; ".join(_names_to_choose(fits)[:_NAMED])
+            more = f"; and {len(fits) - _NAMED} more" if len(fits) > _NAMED else ""
+            raise KvatlasError(f"{name!r} fits {len(fits)} of the systems and must fit one: {listed}{more}.")
+
     chosen = [fitting[name][0] for name in names]
     if len(set(map(id, chosen))) < len(chosen):
         raise KvatlasError(f"The names {', '.join(map(repr, names))} say a system twice.")
     return chosen
 
 
-def _fitting(systems: Sequence[ModelSetting], name: str) -> list[ModelSetting]:
-    """Return the systems that all words of a name fit."""
-    fits = list(systems)
-    for word in name.split():
-        fits = [system for system in fits if _fits(word, system)]
-    return fits
-
-
-def _ambiguous(name: str, fits: Sequence[ModelSetting], systems: Sequence[ModelSetting]) -> str:
-    """Return a sentence on a name that fits no system, or several."""
-    if not fits:
-        models = ", ".join(dict.fromkeys(system.model for system in systems))
-        policies = ", ".join(shown_policies(system.setting.policy for system in systems).values())
-        return f"{name!r} fits none of the systems; there are the policies {policies} and the models {models}."
-    listed = "; ".join(_short_names(fits)[:_NAMED])
-    more = f"; and {len(fits) - _NAMED} more" if len(fits) > _NAMED else ""
-    return f"{name!r} fits {len(fits)} of the systems and must fit one: {listed}{more}."
-
-
-def _short_names(systems: Sequence[ModelSetting]) -> list[str]:
+def _names_to_choose(systems: Sequence[ModelSetting]) -> list[str]:
     """Return the systems as names for `choose`, with the values alone that tell them apart."""
     values = differing(system.setting.values for system in systems)
     shown = shown_policies(system.setting.policy for system in systems)
@@ -172,10 +158,10 @@ def _short_names(systems: Sequence[ModelSetting]) -> list[str]:
 def _best_of_policies(systems: Sequence[ModelSetting]) -> list[ModelSetting]:
     """Return the setting with the highest mean of each model and policy, the first of equal ones."""
     groups = grouped(systems, lambda system: (system.model, system.setting.policy))
-    return [max(group, key=_mean) for group in groups.values()]
+    return [max(group, key=_mean_of_benchmarks) for group in groups.values()]
 
 
-def _mean(system: ModelSetting) -> float:
+def _mean_of_benchmarks(system: ModelSetting) -> float:
     """Return the mean over benchmarks of the means over their problems."""
     by_benchmark = grouped(system.means().items(), lambda item: item[0][0])
     means = []
@@ -317,13 +303,13 @@ def correlation(rows: Floats, seed: int = 0) -> Contrast | None:
     interval is made of percentiles over resampled problems. None where a row does not vary.
     """
     levels = np.zeros(rows.shape[1], int) if len(rows) == 2 else _levels(rows[2])
-    value = float(_rank_correlation(rows[:2, None, :], levels[None])[0])
+    value = float(_correlate_ranks(rows[:2, None, :], levels[None])[0])
     if math.isnan(value):
         return None
     generator = np.random.default_rng(seed)
     count = rows.shape[1]
     resampled = generator.integers(0, count, size=(RESAMPLES, count))
-    values = _rank_correlation(rows[:2, resampled], levels[resampled])
+    values = _correlate_ranks(rows[:2, resampled], levels[resampled])
     low, high = np.nanquantile(values, [0.025, 0.975])
     return Contrast(value, float(low), float(high))
 
@@ -339,7 +325,7 @@ def _levels(depth: Floats) -> Ints:
     return np.asarray(rank // 5, np.int64)
 
 
-def _rank_correlation(rows: Floats, levels: Ints) -> Floats:
+def _correlate_ranks(rows: Floats, levels: Ints) -> Floats:
     """Return [resamples] from [2, resamples, problems] and the problems' levels; NaN where it is not defined."""
     from scipy.stats import rankdata
 

@@ -31,7 +31,7 @@ from kvatlas.core import (
     grouped,
     mean_stays,
 )
-from kvatlas.results.manifest import Expected, Manifest, changed_problems
+from kvatlas.results.manifest import Manifest, changed_problems
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns
 from kvatlas.stats.estimates import estimates, pass_at_1
@@ -60,7 +60,11 @@ class TraceTable:
     def __init__(self, manifest: Manifest, stored: Iterable[TraceColumns] = ()) -> None:
         self.manifest = manifest
         cells = manifest.expected
-        self.orders = _problem_orders(cells)
+        # The number of each problem of each cell, by name; cells with the same problems share one dictionary.
+        by_problems: dict[tuple[str, ...], dict[str, int]] = {}
+        for problems in dict.fromkeys(cell.problems for cell in cells):
+            by_problems[problems] = {problem: index for index, problem in enumerate(sorted(set(problems)))}
+        self.orders = [by_problems[cell.problems] for cell in cells]
         self.shapes = [(len(order), cell.samples) for order, cell in zip(self.orders, cells, strict=True)]
         ends = list(accumulate(map(math.prod, self.shapes), initial=0))
         self.spans = [slice(begin, end) for begin, end in pairwise(ends)]
@@ -163,7 +167,12 @@ class TraceTable:
             if counts_right or metric in METRICS or metric in self._benchmark_metrics():
                 return
             unknown = f"Unknown metric {metric!r}"
-            valid = _valid_metrics(among or [self])
+            # The metrics that all of the tables have.
+            tables = among or [self]
+            promised = chain.from_iterable(table.manifest.expected for table in tables)
+            samples = min((cell.samples for cell in promised), default=1)
+            of_benchmarks = set.intersection(*(table._benchmark_metrics() for table in tables))
+            valid = [*METRICS, *([f"pass@K, maj@K (K up to {samples})"] if samples > 1 else []), *sorted(of_benchmarks)]
         costs = ", ".join(cost_names())
         raise KvatlasError(f"{unknown}; expected: {', '.join(valid)}, and for maps the costs {costs}.")
 
@@ -182,30 +191,6 @@ class TraceTable:
             # Another grader may read an answer where the first found none, so a trace without its verdict is unknown.
             found -= {name for name in found if name.startswith("graded:") and name not in kinds[kind]}
         return {name for name in found if not ((self.measured[name] < 0) | (self.measured[name] > 1)).any()}
-
-
-def _problem_orders(cells: Iterable[Expected]) -> list[dict[str, int]]:
-    """Return the number of each problem of each cell, by name; cells with the same problems share one dictionary."""
-    by_problems: dict[tuple[str, ...], dict[str, int]] = {}
-    orders = []
-    for cell in cells:
-        order = by_problems.get(cell.problems)
-        if order is None:
-            order = {problem: index for index, problem in enumerate(sorted(set(cell.problems)))}
-            by_problems[cell.problems] = order
-        orders.append(order)
-    return orders
-
-
-def _valid_metrics(tables: Sequence[TraceTable]) -> list[str]:
-    """Return the metrics that all of some tables have, as an error lists them."""
-    valid = list(METRICS)
-    promised = chain.from_iterable(table.manifest.expected for table in tables)
-    samples = min((cell.samples for cell in promised), default=1)
-    if samples > 1:
-        valid.append(f"pass@K, maj@K (K up to {samples})")
-    of_benchmarks = set.intersection(*(table._benchmark_metrics() for table in tables))
-    return valid + sorted(of_benchmarks)
 
 
 class CellTraces:
@@ -301,7 +286,7 @@ class CellTraces:
     @cached_property
     def all_values(self) -> Mapping[str, Any]:
         """The parameters of its setting, those included that the setting does not name."""
-        return self.expected.all_values
+        return self.facts.values
 
     def key(self, problem: str, sample: int) -> Key:
         """Return the key of a trace in the store."""
@@ -510,7 +495,11 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
 
     None if they share no column, or no problem and sample of some benchmark.
     """
-    columns = _columns_of_all(benchmarks)
+    # The columns that have a measured cell on every benchmark.
+    columns = list(benchmarks[0]) if benchmarks else []
+    for cells in benchmarks:
+        columns = [name for name in columns if name in cells and cells[name].measured]
+
     means: list[Floats] = []
     sizes: list[int] = []
     tables: list[Floats] = []
@@ -520,7 +509,13 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
         of_benchmark = [cells[name] for name in columns]
         problems, values = aligned(of_benchmark)
         tables.append(values)
-        promises.append(_promised_by_all(of_benchmark, problems, values.shape[2]))
+        # [problem, sample] that every one of the cells was to have.
+        promised = np.ones((len(problems), values.shape[2]), bool)
+        for cell in of_benchmark:
+            promised &= np.array([problem in cell.place for problem in problems])[:, None]
+            promised[:, cell.values().shape[1] :] = False
+        promises.append(promised)
+
         is_known = ~np.isnan(values)
         # [problem, sample] that all cells have.
         is_shared = np.asarray(is_known.all(1))
@@ -543,24 +538,7 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
     )
 
 
-def _promised_by_all(cells: Sequence[CellTraces], problems: Sequence[str], samples: int) -> Flags:
-    """Return [problems, samples]: those that every one of the cells was to have."""
-    promised = np.ones((len(problems), samples), bool)
-    for cell in cells:
-        promised &= np.array([problem in cell.place for problem in problems])[:, None]
-        promised[:, cell.values().shape[1] :] = False
-    return promised
-
-
 def _with_samples(table: NDArray[Any], samples: int, missing: object) -> NDArray[Any]:
     """Return a table [..., samples] with room for so many."""
     more = np.full((*table.shape[:-1], samples - table.shape[-1]), missing, table.dtype)
     return np.concatenate([table, more], axis=-1)
-
-
-def _columns_of_all(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> list[Hashable]:
-    """Return the columns that have a measured cell on every benchmark."""
-    columns = list(benchmarks[0]) if benchmarks else []
-    for cells in benchmarks:
-        columns = [name for name in columns if name in cells and cells[name].measured]
-    return columns

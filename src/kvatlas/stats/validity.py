@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
 
 import numpy as np
 
@@ -33,7 +32,7 @@ class Limitation:
     text: str
 
 
-def validity(cells: Iterable[CellTraces]) -> Validity | None:
+def validity_of(cells: Iterable[CellTraces]) -> Validity | None:
     """Return the conclusions that the traces of these cells allow, over all benchmarks.
 
     Settings are identical if they are so on all benchmarks. None without traces, and for a screen.
@@ -42,7 +41,22 @@ def validity(cells: Iterable[CellTraces]) -> Validity | None:
     if not stored:
         return None
     settings = {cell.setting.id for cell in stored if has_budget(cell)}
-    identical = _identical(stored)
+
+    # Groups of two or more settings with the same tokens in every trace. Settings that lack a trace, or the digest of
+    # one, are in no group.
+    texts: dict[str, Hashable] = {}
+    for setting, of_setting in grouped(stored, lambda cell: cell.setting.id).items():
+        digests: set[tuple[str, str, str, bytes]] = set()
+        for cell in of_setting:
+            unknown = np.zeros(1, cell.token_digest.dtype)
+            if cell.stored != cell.promised or bool((cell.token_digest == unknown).any()):
+                break
+            for problem, of_samples in zip(cell.problems, cell.token_digest, strict=True):
+                digests.add((cell.model, cell.benchmark, problem, of_samples.tobytes()))
+        else:
+            texts[setting] = frozenset(digests)
+    identical = _shared_by_several(grouped(texts, texts.__getitem__).values())
+
     bounded, compressed = count_compressed(stored)
     return Validity(
         traces=sum(cell.stored for cell in stored),
@@ -72,30 +86,6 @@ def count_compressed(cells: Iterable[CellTraces]) -> tuple[int, int]:
     return traces, compressed
 
 
-def _identical(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], ...]:
-    """Return the groups of two or more settings with the same tokens in every trace.
-
-    Settings that lack a trace, or the digest of one, are in no group.
-    """
-    texts: dict[str, Hashable] = {}
-    for setting, of_setting in grouped(cells, lambda cell: cell.setting.id).items():
-        if all(map(_is_digest_complete, of_setting)):
-            texts[setting] = frozenset(chain.from_iterable(map(_digests, of_setting)))
-    return _shared_by_several(grouped(texts, texts.__getitem__).values())
-
-
-def _is_digest_complete(cell: CellTraces) -> bool:
-    """Return whether all promised traces of a cell are stored with the digest of their tokens."""
-    unknown = np.zeros(1, cell.token_digest.dtype)
-    return cell.stored == cell.promised and bool((cell.token_digest != unknown).all())
-
-
-def _digests(cell: CellTraces) -> list[tuple[str, str, str, bytes]]:
-    """Return the digests of the samples of each problem of a cell, with its name."""
-    rows = zip(cell.problems, cell.token_digest, strict=True)
-    return [(cell.model, cell.benchmark, problem, digests.tobytes()) for problem, digests in rows]
-
-
 def _shared_by_several(groups: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(group) for group in groups if len(group) > 1)
 
@@ -104,7 +94,7 @@ def validities(cells: Iterable[CellTraces]) -> dict[tuple[str, str], Validity]:
     """Return the validity by model and benchmark, over all their settings, baselines included."""
     found = {}
     for name, group in grouped(cells, lambda cell: (cell.model, cell.benchmark)).items():
-        checked = validity(group)
+        checked = validity_of(group)
         if checked is not None:
             found[name] = checked
     return found
@@ -118,24 +108,20 @@ def merge_validity(benchmarks: Sequence[Validity | None]) -> Validity | None:
     counts = {}
     for name in ("traces", "bounded", "compressed", "no_answer", "truncated"):
         counts[name] = sum(getattr(validity, name) for validity in checked)
-    return Validity(
-        **counts,
-        settings=max(validity.settings for validity in checked),
-        identical=_identical_on_all(checked),
-        same=all(validity.same for validity in checked),
-    )
 
-
-def _identical_on_all(benchmarks: Sequence[Validity]) -> tuple[tuple[str, ...], ...]:
-    """Return the groups of settings that share a group on each benchmark."""
+    # Settings that share a group on each benchmark. A setting without a group on some benchmark is like no other.
     groups_of_setting: dict[str, list[int]] = {}
-    for validity in benchmarks:
+    for validity in checked:
         for index, group in enumerate(validity.identical):
             for setting in group:
                 groups_of_setting.setdefault(setting, []).append(index)
-    # A setting without a group on some benchmark is like no other.
-    shared = {setting: tuple(groups) for setting, groups in groups_of_setting.items() if len(groups) == len(benchmarks)}
-    return _shared_by_several(grouped(shared, shared.__getitem__).values())
+    shared = {setting: tuple(groups) for setting, groups in groups_of_setting.items() if len(groups) == len(checked)}
+    return Validity(
+        **counts,
+        settings=max(validity.settings for validity in checked),
+        identical=_shared_by_several(grouped(shared, shared.__getitem__).values()),
+        same=all(validity.same for validity in checked),
+    )
 
 
 def findings(cells: Sequence[CellTraces]) -> list[Limitation]:
@@ -145,7 +131,22 @@ def findings(cells: Sequence[CellTraces]) -> list[Limitation]:
     found = []
     for (model, benchmark), checked in by_name.items():
         subject = f"{model} on {benchmark}" if has_models else benchmark
-        found += [Limitation(kind, model, benchmark, f"{subject}: {text}") for kind, text in _limitations(checked)]
+        if 2 * checked.unanswered > checked.traces:
+            text = (
+                f"{subject}: {checked.unanswered:,} of {checked.traces:,} traces are without an answer "
+                f"({checked.no_answer:,}) or truncated ({checked.truncated:,}); they count as wrong."
+            )
+            found.append(Limitation(Kind.UNANSWERED, model, benchmark, text))
+        if checked.bounded and 2 * checked.compressed < checked.bounded:
+            text = (
+                f"{subject}: {checked.compressed:,} of {checked.bounded:,} traces under a KV budget were compressed; "
+                f"{'the others' if checked.compressed else 'all'} equal the full cache's."
+            )
+            found.append(Limitation(Kind.UNCOMPRESSED, model, benchmark, text))
+        elif checked.same:
+            text = f"{subject}: all {checked.settings} settings with a KV budget wrote identical texts."
+            found.append(Limitation(Kind.IDENTICAL, model, benchmark, text))
+
     audits = [(cell, cell.audit) for cell in cells]
     sentence = no_choice_sentence(
         [AuditedCell(cell.model, cell.benchmark, cell.setting, audit) for cell, audit in audits if audit is not None]
@@ -153,21 +154,3 @@ def findings(cells: Sequence[CellTraces]) -> list[Limitation]:
     if sentence:
         found.append(Limitation(Kind.NO_CHOICE, "", "", sentence))
     return sorted(found, key=lambda finding: list(Kind).index(finding.kind))
-
-
-def _limitations(checked: Validity) -> Iterator[tuple[Kind, str]]:
-    """Yield the limitations of a model's traces on a benchmark, with their sentences."""
-    if 2 * checked.unanswered > checked.traces:
-        yield (
-            Kind.UNANSWERED,
-            f"{checked.unanswered:,} of {checked.traces:,} traces are without an answer ({checked.no_answer:,}) or "
-            f"truncated ({checked.truncated:,}); they count as wrong.",
-        )
-    if checked.bounded and 2 * checked.compressed < checked.bounded:
-        yield (
-            Kind.UNCOMPRESSED,
-            f"{checked.compressed:,} of {checked.bounded:,} traces under a KV budget were compressed; "
-            f"{'the others' if checked.compressed else 'all'} equal the full cache's.",
-        )
-    elif checked.same:
-        yield Kind.IDENTICAL, f"all {checked.settings} settings with a KV budget wrote identical texts."

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import benchmarks, models, policies
 from kvatlas.answers.reading import HARMONY, NEXT_MESSAGE, PUBLISHED
-from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting, Storage, first_difference, reason
+from kvatlas.core import Check, CheckResult, KvatlasError, Sampling, Setting, Storage, first_difference, reason
 from kvatlas.cpu import native
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
@@ -61,7 +61,7 @@ _ANSWER = "the answer of a test conversation"
 _THOUGHT = "the thinking of a test conversation"
 
 
-def check_machine(where: str = "auto") -> Iterator[Finding]:
+def check_machine(where: str = "auto") -> Iterator[CheckResult]:
     """Yield findings about this machine and the device `where` (values of the model option `device`)."""
     import torch
 
@@ -76,28 +76,28 @@ def check_machine(where: str = "auto") -> Iterator[Finding]:
             versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             versions.append(f"no {name}")
-    yield Finding("versions", Check.OK, f"{', '.join(versions)}; {platform.platform()}")
+    yield CheckResult("versions", Check.OK, f"{', '.join(versions)}; {platform.platform()}")
     yield _device(device)
     yield _kernels_in_use(device)
 
     try:
         yield from _decoding(model, model.load())
     except (KvatlasError, RuntimeError) as error:
-        yield Finding("tokens", Check.FAILED, reason(error))
+        yield CheckResult("tokens", Check.FAILED, reason(error))
     if device.type != "cpu":
         yield _bfloat16(device)
 
 
-def _device(device: torch.device) -> Finding:
+def _device(device: torch.device) -> CheckResult:
     import torch
 
     free = free_memory(str(device))
     memory = "memory unknown" if free is None else f"{free / 2**30:.1f} GiB free"
     if device.type == "cpu":
         processor = platform.processor() or platform.machine()
-        return Finding("device", Check.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
+        return CheckResult("device", Check.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
     properties = torch.cuda.get_device_properties(device)
-    return Finding(
+    return CheckResult(
         "device",
         Check.OK,
         f"{properties.name}, compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}, "
@@ -105,18 +105,18 @@ def _device(device: torch.device) -> Finding:
     )
 
 
-def _kernels_in_use(device: torch.device) -> Finding:
+def _kernels_in_use(device: torch.device) -> CheckResult:
     if device.type != "cpu":
-        return Finding("kernels", Check.OK, "FlexAttention, compiled by Triton for this GPU")
+        return CheckResult("kernels", Check.OK, "FlexAttention, compiled by Triton for this GPU")
     kernels = native.load()
     if kernels is None:
         reason = (native.why_not() or "").rstrip(".")
-        return Finding("kernels", Check.WARNING, reason, "torch computes instead, slower")
+        return CheckResult("kernels", Check.WARNING, reason, "torch computes instead, slower")
     pays = "; weights=bfloat16 is about twice as fast" if kernels.multiplies_pairs else ""
-    return Finding("kernels", Check.OK, f"native, for {kernels.target}{pays}")
+    return CheckResult("kernels", Check.OK, f"native, for {kernels.target}{pays}")
 
 
-def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
+def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[CheckResult]:
     """Compare the tokens of the fastest backend with plain torch; on a GPU also report CUDA graphs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -126,21 +126,21 @@ def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
     graphs = engine.graphs
     if graphs is not None and (graphs.broken or not graphs.steps):
         why = graphs.broken or "no step could be captured"
-        yield Finding("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
+        yield CheckResult("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
     elif graphs is not None:
-        yield Finding("CUDA graphs", Check.OK, f"captured: {graphs.steps} of {engine.passes} passes")
+        yield CheckResult("CUDA graphs", Check.OK, f"captured: {graphs.steps} of {engine.passes} passes")
 
     name = f"{engine.backend.name} against reference, {handle.name.removeprefix('embedded:')} in {handle.dtype}"
     first_differences = map(first_difference, fast, plain)
     differ = [index + 1 for index in first_differences if index is not None]
     if differ:
         message = f"{len(differ)} of {len(fast)} sequences differ, the first from new token {min(differ)} on ({name})"
-        yield Finding("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
+        yield CheckResult("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
     else:
-        yield Finding("tokens", Check.OK, f"equal in {len(fast)} sequences of {STEPS} steps ({name})")
+        yield CheckResult("tokens", Check.OK, f"equal in {len(fast)} sequences of {STEPS} steps ({name})")
 
 
-def _bfloat16(device: torch.device) -> Finding:
+def _bfloat16(device: torch.device) -> CheckResult:
     """Decode random models in bfloat16 with the heads of Llama 8B and of Qwen 7B, which compare their own logits."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -169,10 +169,10 @@ def _bfloat16(device: torch.device) -> Finding:
             passes += engine.passes
             captured += engine.graphs.steps if engine.graphs is not None else 0
     except (KvatlasError, RuntimeError) as error:
-        return Finding("bfloat16", Check.FAILED, reason(error))
+        return CheckResult("bfloat16", Check.FAILED, reason(error))
 
     message = f"logits as in transformers, heads of size 128 in groups of 4 and of 7; {captured} of {passes} passes"
-    return Finding("bfloat16", Check.OK if captured else Check.WARNING, f"{message} captured")
+    return CheckResult("bfloat16", Check.OK if captured else Check.WARNING, f"{message} captured")
 
 
 def _decode_greedily(
@@ -212,7 +212,7 @@ def messages_for(handle: ModelHandle, names: Sequence[str], count: int) -> list[
     return messages or [PROBE]
 
 
-def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[Finding]:
+def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[CheckResult]:
     """Yield findings about a model; the generation answers the first of the `messages` of a user.
 
     A failed check ends before decoding. Raises KvatlasError if the model has no configuration or tokenizer.
@@ -223,7 +223,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     try:
         handle.check()
     except KvatlasError as error:
-        yield Finding("model", Check.FAILED, str(error).rstrip("."))
+        yield CheckResult("model", Check.FAILED, str(error).rstrip("."))
         return
 
     kinds = ", ".join(handle.config.get("architectures") or [str(handle.config.get("model_type"))])
@@ -234,8 +234,8 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
         f"{shape.head_dim}; {handle.kv_bytes_per_token:,} bytes of keys and values a token"
     )
     findings = [
-        Finding("model", Check.OK, f"{kinds} in {handle.dtype}{short} on {handle.device} (stored in {stored})"),
-        Finding("layers", Check.OK, layers),
+        CheckResult("model", Check.OK, f"{kinds} in {handle.dtype}{short} on {handle.device} (stored in {stored})"),
+        CheckResult("layers", Check.OK, layers),
         *check_tokenizer(handle, prompts),
     ]
     # The variables of the chat template that the user sets, and those left to the template.
@@ -245,7 +245,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     if unset:
         texts.append(f"not set, left to the template: {', '.join(unset)}")
     if texts:
-        findings.append(Finding("template values", Check.OK, "; ".join(texts)))
+        findings.append(CheckResult("template values", Check.OK, "; ".join(texts)))
 
     findings += [_think_tags(handle), _stop_tokens(handle)]
     yield from findings
@@ -257,7 +257,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
         tokens = handle.tokens(prompts[0])
         logits, generation = _generate_with_logits(handle, model, tokens, new_tokens)
     except KvatlasError as error:
-        yield Finding("weights", Check.FAILED, str(error).rstrip("."))
+        yield CheckResult("weights", Check.FAILED, str(error).rstrip("."))
         return
 
     yield _first_steps(handle, model, tokens, logits, generation)
@@ -265,7 +265,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     yield _end_of_generation(handle, generation, new_tokens)
 
 
-def _think_tags(model: ModelHandle) -> Finding:
+def _think_tags(model: ModelHandle) -> CheckResult:
     name = "think tags"
     tags = model.thinking
     if not tags.close:
@@ -273,13 +273,13 @@ def _think_tags(model: ModelHandle) -> Finding:
         added = [token for token in model.tokenizer.added_tokens_encoder if _THINKS.search(token)]
         if added:
             advice = "name the text that ends thinking with think_close"
-            return Finding(name, Check.WARNING, f"{message}, although {added[0]!r} is a token of its own", advice)
-        return Finding(name, Check.OK, message)
+            return CheckResult(name, Check.WARNING, f"{message}, although {added[0]!r} is a token of its own", advice)
+        return CheckResult(name, Check.OK, message)
 
     tokens = model.tokens(f"so{tags.close}7")
     if model.split(tokens) is None:
         message = f"{tags.close!r} is not found in its own tokens, which are {model.text(tokens)!r} when decoded"
-        return Finding(name, Check.FAILED, message, "name the text that ends thinking with think_close")
+        return CheckResult(name, Check.FAILED, message, "name the text that ends thinking with think_close")
 
     how = "one token" if tags.token is not None else "found in the text"
     message = f"{tags.open!r} to {tags.close!r} ({how})"
@@ -287,12 +287,12 @@ def _think_tags(model: ModelHandle) -> Finding:
         variables = ", ".join(sorted(model.chat.template_variables))
         advice = f"template_values set what the template reads: {variables}" if variables else ""
         status = Check.OK if model.options.template_values else Check.WARNING
-        return Finding(name, status, f"{message}, closed by the prompt: the model does not think", advice)
+        return CheckResult(name, status, f"{message}, closed by the prompt: the model does not think", advice)
     opened = "opened by the prompt" if model.opens_thinking else "to be opened by the model"
-    return Finding(name, Check.OK, f"{message}, {opened}")
+    return CheckResult(name, Check.OK, f"{message}, {opened}")
 
 
-def _stop_tokens(model: ModelHandle) -> Finding:
+def _stop_tokens(model: ModelHandle) -> CheckResult:
     name = "stop tokens"
     tokenizer = model.tokenizer
     texts = [str(tokenizer.decode([token])) for token in sorted(model.stops)]
@@ -317,8 +317,8 @@ def _stop_tokens(model: ModelHandle) -> Finding:
     if turn is not None and turn not in model.stops and str(tokenizer.decode([turn])) not in between:
         message = f"{' '.join(texts)}, but the chat template ends a turn with {tokenizer.decode([turn])}"
         advice = f"add {turn} to eos_token_id in generation_config.json if answers run on"
-        return Finding(name, Check.WARNING, message, advice)
-    return Finding(name, Check.OK, " ".join(texts))
+        return CheckResult(name, Check.WARNING, message, advice)
+    return CheckResult(name, Check.OK, " ".join(texts))
 
 
 def _generate_with_logits(
@@ -346,7 +346,7 @@ def _first_steps(
     prompt: tuple[int, ...],
     logits: list[Tensor],
     generation: Generation[int],
-) -> Finding:
+) -> CheckResult:
     """Compare the engine's logits with those of transformers over the same tokens."""
     import torch
 
@@ -364,13 +364,13 @@ def _first_steps(
     )
     certain, possible = ROUNDING[handle.precision]
     if difference <= certain:
-        return Finding("one step", Check.OK, message)
+        return CheckResult("one step", Check.OK, message)
     # A difference that is not a number fails, too.
     failed = not difference <= possible
-    return Finding("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
+    return CheckResult("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
 
 
-def _keys_in_few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]) -> Finding:
+def _keys_in_few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]) -> CheckResult:
     """Compare attention to packed keys with attention to exact ones, layer by layer."""
     from kvatlas.bits.outliers import key_divergences
 
@@ -384,13 +384,13 @@ def _keys_in_few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Seque
     message = f"keys alone change attention by at most {' and '.join(texts)}"
     lost = [bits for bits, by_layer in losses.items() if not max(by_layer) <= KEY_LOSS]
     if not lost:
-        return Finding("keys in few bits", Check.OK, message)
+        return CheckResult("keys in few bits", Check.OK, message)
     layers = sum(not loss <= KEY_LOSS for loss in losses[max(lost)])
     message += f"; above {KEY_LOSS} in {layers} of {handle.shape.layers} layers at {max(lost)} bits"
-    return Finding("keys in few bits", Check.WARNING, message, "give key_bits: 16, and value_bits alone")
+    return CheckResult("keys in few bits", Check.WARNING, message, "give key_bits: 16, and value_bits alone")
 
 
-def _end_of_generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> Finding:
+def _end_of_generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> CheckResult:
     name = "generation"
     tags = model.thinking
     text = model.text(generation.tokens)
@@ -399,17 +399,19 @@ def _end_of_generation(model: ModelHandle, generation: Generation[Any], new_toke
     foreign_tags = [tag for tag in itertools.chain(*PUBLISHED) if tag in text and tag not in model_tags]
     if foreign_tags:
         advice = f"name the text that ends thinking with think_close, {foreign_tags[-1]!r} perhaps"
-        return Finding(name, Check.WARNING, f"it wrote {foreign_tags[0]!r}, which is not one of its think tags", advice)
+        return CheckResult(
+            name, Check.WARNING, f"it wrote {foreign_tags[0]!r}, which is not one of its think tags", advice
+        )
 
     ended = f"ended after {count} tokens" if generation.finished else f"went on for {count} tokens"
     if not tags.close:
-        return Finding(name, Check.OK, ended)
+        return CheckResult(name, Check.OK, ended)
     if generation.thinking_end is not None:
-        return Finding(name, Check.OK, f"{tags.close!r} after {generation.thinking_end} tokens; {ended}")
+        return CheckResult(name, Check.OK, f"{tags.close!r} after {generation.thinking_end} tokens; {ended}")
     if not model.thinking_tokens(generation.tokens, None):
         advice = f"think_open={tags.open!r} opens it in the prompt"
-        return Finding(name, Check.WARNING, f"thinking was not opened, so that all is answer; {ended}", advice)
+        return CheckResult(name, Check.WARNING, f"thinking was not opened, so that all is answer; {ended}", advice)
     if generation.finished:
         advice = "such traces have no answer; set think_close to the text that the model writes"
-        return Finding(name, Check.WARNING, f"{ended} without {tags.close!r}", advice)
-    return Finding(name, Check.OK, f"still thinking after {new_tokens} tokens (--max-new-tokens waits longer)")
+        return CheckResult(name, Check.WARNING, f"{ended} without {tags.close!r}", advice)
+    return CheckResult(name, Check.OK, f"still thinking after {new_tokens} tokens (--max-new-tokens waits longer)")

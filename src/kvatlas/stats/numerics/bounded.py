@@ -156,7 +156,7 @@ class _Side:
             strata = np.zeros(flat.shape[1], int)
         sizes = np.bincount(strata)
         distances = np.clip((flat - origin[:, None]) / width[:, None], 0.0, 1.0)
-        rows, counts, row_strata = _counted(distances, strata)
+        rows, counts, row_strata = _distinct_values(distances, strata)
         if len(sizes) == 1:
             return cls(rows, counts, np.ones(rows.shape[1]), origin, width)
         shares = len(strata) / len(sizes) / sizes[row_strata]
@@ -243,7 +243,7 @@ class _Side:
         return np.asarray(np.log(np.maximum(root + np.log(slope / root) / root, 1e-12)), float)
 
 
-def _counted(rows: Floats, strata: Ints) -> tuple[Floats, Floats, Ints]:
+def _distinct_values(rows: Floats, strata: Ints) -> tuple[Floats, Floats, Ints]:
     """Return values [k, values], how often each row has each, and the benchmark of each value.
 
     Equal values of a benchmark are counted once: right and wrong traces are few values, however many there are.

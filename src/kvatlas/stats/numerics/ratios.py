@@ -73,10 +73,10 @@ def _ratio(first: Floats, second: Floats, strata: Ints, largest: float) -> Contr
     differences = first[None] - ratios[:, None] * second[None]
     # Falls as the ratio rises, from above Z to below -Z.
     scores = score(differences, 0.0, -ratios * largest, largest, strata)
-    return Contrast(value, _crossing(ratios, scores, Z), _crossing(ratios, scores, -Z))
+    return Contrast(value, _ratio_at(ratios, scores, Z), _ratio_at(ratios, scores, -Z))
 
 
-def _crossing(ratios: Floats, scores: Floats, level: float) -> float:
+def _ratio_at(ratios: Floats, scores: Floats, level: float) -> float:
     """Return the ratio at which falling scores reach a level; 0 or infinite where that lies beyond the ends."""
     if scores[0] < level:
         return 0.0

@@ -156,10 +156,10 @@ def last_quantile(settings: int, looks: int) -> float:
     from scipy import optimize
 
     per_setting = 1 - (1 - LEVEL) ** (1 / settings)
-    return float(optimize.brentq(lambda c: _crossing(c, looks) - per_setting, 1.0, 8.0, xtol=1e-6))
+    return float(optimize.brentq(lambda c: _chance_to_leave(c, looks) - per_setting, 1.0, 8.0, xtol=1e-6))
 
 
-def _crossing(bound: float, looks: int) -> float:
+def _chance_to_leave(bound: float, looks: int) -> float:
     """Return the chance that a Brownian motion leaves -bound to bound at one of `looks` equal steps up to time 1."""
     nodes, quadrature = np.polynomial.legendre.leggauss(200)
     nodes = bound * nodes
