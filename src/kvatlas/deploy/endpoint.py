@@ -27,7 +27,7 @@ from kvatlas import __version__, benchmarks
 from kvatlas.answers import reading
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.base import grade_reading
-from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, canonical, digest, reason
+from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, canonical, described, digest, reason
 from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Key, Manifest, Store
@@ -104,8 +104,10 @@ class Endpoint:
         if not self.model and len(names) == 1:
             self.model = names[0]
         if self.model not in names:
+            if not names:
+                raise KvatlasError(f"{self.url} lists no model that has a name of printable characters.")
             fault = f"no model {self.model!r}" if self.model else "several models"
-            listed = self._hidden(", ".join(names) or "none")
+            listed = self._hidden(", ".join(names))
             raise KvatlasError(f"{self.url} has {fault}; name one with --served: {listed}.")
         said = by_name[self.model]
         self.about = {name: value for name, value in said.items() if isinstance(value, int) or _is_name(value)}
@@ -196,7 +198,8 @@ class Endpoint:
     def _refusal(self, path: str, code: int, body: object) -> str:
         # Of JSON without its escapes, which might hide a key.
         message = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
-        refusal = f"refuses the request: {reason(ValueError(self._hidden(message)))}"
+        said = self._hidden(message).strip()
+        refusal = f"refuses the request: {reason(ValueError(said))}" if said else "answers without a text"
         if code in (401, 403):
             refusal = "does not accept the key in KVATLAS_API_KEY" if self.key else "asks for a key in KVATLAS_API_KEY"
         elif 300 <= code < 400:
@@ -228,10 +231,10 @@ def _retry_after(header: str) -> float | None:
     except ValueError:
         pass
     try:
-        date = parsedate_to_datetime(header)
-    except ValueError:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, OverflowError, OSError):
+        # Dates of any year, which a clock may not have.
         return None
-    return max(0.0, date.timestamp() - time.time())
 
 
 def _parsed(raw: bytes, headers: httpx.Headers) -> Any:
@@ -395,8 +398,11 @@ def _arriving(
         while open_questions:
             question, answer = arrived.get()
             open_questions -= 1
-            if not isinstance(answer, Answer | KvatlasError):
+            if not isinstance(answer, Answer | Exception):
                 raise answer
+            if not isinstance(answer, Answer | KvatlasError):
+                # One answer of a form that nobody thought of is a failure of its own; the others go on.
+                answer = KvatlasError(f"{questions.endpoint.url} was not understood ({described(answer)}).")
             failures_in_row = 0 if isinstance(answer, Answer) else failures_in_row + 1
             if failures_in_row >= max(concurrency, _FAILURES):
                 # The questions that wait are not asked; those under way are awaited.

@@ -5,6 +5,7 @@ Answers at temperature 0 are read here under the cell, token by token, to find t
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -56,7 +57,7 @@ def report(
     cell = reference.traces(reference.setting)
     full = {} if reference.setting.policy == "full" else reference.traces(Setting.from_parameters("full"))
     most = int(reference.sampling["max_new_tokens"])
-    checks = [_prompts(cell, served), _finishes(served, most), *_lengths(cell, served, most)]
+    checks = [_prompts(cell, served), _finishes(served, most), *_models(served), *_lengths(cell, served, most)]
     checks += [] if texts is None else text_checks(texts)
     against = _against(cell, served, margin, claim, refused)
     return {
@@ -162,6 +163,24 @@ def _prompts(cell: Traces, served: Traces) -> dict[str, Any]:
     ((shift, count),) = shifts.most_common(1)
     counts = f"{shifts.total():,} of {len(differences):,} prompts are not as long as in the run, {count:,} of them by"
     return _check("prompts", False, f"{counts} {shift:+d} tokens: another chat template, system prompt or tokenizer.")
+
+
+def _models(served: Traces) -> list[dict[str, Any]]:
+    """Return a check for answers of another model than was asked: servers may hand requests on.
+
+    A name in the other one, as of a version with its date, is the same model.
+    """
+    others: Counter[str] = Counter()
+    for trace in served.values():
+        name = str(json.loads(trace.made_with or "{}").get("model", ""))
+        asked = str(trace.setting.values.get("model", ""))
+        if name.casefold() not in asked.casefold() and asked.casefold() not in name.casefold():
+            others[name] += 1
+    if not others:
+        return []
+    named = "; ".join(f"{count:,} {name!r}" for name, count in others.most_common(3))
+    sentence = f"Of {len(served):,} answers {others.total():,} are of another model than was asked, by name: {named}."
+    return [_check("model", False, sentence)]
 
 
 def _finishes(served: Traces, most: int) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class _Sizes:
         """Return the margins at the sides of panels."""
         label_lines = max(len(wrapped(text, label_room(self.high), self.label)) for text in labels)
         rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.arrangement.panels)
-        row_ticks = max(text_width(str(row), LABEL_TYPE) for row in rows)
+        row_ticks = max(text_width(style.tick_text(row), LABEL_TYPE) for row in rows)
         axis = label_lines * self.label * style.LINE + 0.04 + row_ticks + 0.06
         names = 0
         for name in self.arrangement.rows:

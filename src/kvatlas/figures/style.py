@@ -30,6 +30,16 @@ def baseline_texts(cells: Mapping[str, Cell]) -> tuple[tuple[str, str], ...]:
     )
 
 
+#: The most characters of a value on an axis; of longer ones the beginning is written.
+_MOST_TICK = 24
+
+
+def tick_text(value: Any) -> str:
+    """Return a value as it stands on an axis: visible, in one line, and cut to a length that leaves room for panels."""
+    text = " ".join(str(visible(str(value))).split())
+    return text if len(text) <= _MOST_TICK else f"{text[: _MOST_TICK - 3]}..."
+
+
 def sentence(text: str) -> str:
     """Return a text with a capital letter and a full stop; the name of a parameter stays as it is."""
     first_word = text.partition(" ")[0]
@@ -328,6 +338,8 @@ def sheet(
     _write_lines(figure, texts.head, height - EDGE)
     _write_lines(figure, texts.foot, EDGE + height_of(texts.foot))
     inner = margins.inner(width, across)
+    if inner <= 0 or panel_height <= 0:
+        raise KvatlasError(f"The names on this figure leave no room for its panels in {width:g} inches; shorten them.")
     panels = []
     for index in range(count):
         row, column = divmod(index, across)
