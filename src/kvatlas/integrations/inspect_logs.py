@@ -494,9 +494,8 @@ def _setting_note(sample: EvalSample) -> Mapping[str, Any] | None:
 
     usage = note.get("usage")
     names = {field.name for field in fields(Costs)}
-    is_usage = False
-    if isinstance(usage, dict) and usage.keys() == names:
-        is_usage = all(_is_cost(value, name) for name, value in usage.items())
+    costs = usage if isinstance(usage, dict) else {}
+    is_usage = costs.keys() == names and all(_is_cost(value, name) for name, value in costs.items())
     if usage is not None and not is_usage:
         raise KvatlasError(
             f"The usage of the sample {sample.id!r} is {usage!r:.200}; expected {', '.join(sorted(names))}."

@@ -201,7 +201,12 @@ def from_setting(setting: Setting) -> Policy:
     preset = PRESETS.get(setting.policy)
     if preset is None:
         with refusal(f"The policy {setting.policy!r} cannot be made"):
-            return kind.from_setting(setting, setting.policy if policy_file(setting.policy) is not None else "")
+            policy = kind.from_setting(setting, setting.policy if policy_file(setting.policy) is not None else "")
+        if policy.name != setting.policy:
+            raise KvatlasError(
+                f"The policy {setting.policy!r} cannot be used (its __post_init__ has to call super().__post_init__())."
+            )
+        return policy
 
     for name, value in setting.values.items():
         if name in preset.values and value != preset.values[name]:
