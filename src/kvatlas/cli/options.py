@@ -217,9 +217,9 @@ def cell(
     name, *words = policy.split() or [""]
     permit(name)
     # A name that stands for a file of a run permits no code.
-    shown = [one for one in known if policy_name(one) == name]
-    if len(shown) == 1:
-        (name,) = shown
+    matching = [known_name for known_name in known if policy_name(known_name) == name]
+    if len(matching) == 1:
+        (name,) = matching
     pairs = joined_values(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)
     budget = None if kv_budget is None else read_parameter(owner, "kv_budget", kv_budget)

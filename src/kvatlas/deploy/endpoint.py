@@ -111,8 +111,8 @@ class Endpoint:
             listed = self._hidden(", ".join(names))
             raise KvatlasError(f"{self.url} has {fault}; name one with --served: {listed}.")
 
-        said = by_name[self.model]
-        self.about = {name: value for name, value in said.items() if isinstance(value, int) or _is_name(value)}
+        description = by_name[self.model]
+        self.about = {name: value for name, value in description.items() if isinstance(value, int) or _is_name(value)}
 
     def ask(self, question: str, sampling: Mapping[str, Any], seed: int) -> EndpointAnswer:
         """Return the answer to one user message; `sampling` are fields of the request.
