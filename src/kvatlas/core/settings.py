@@ -102,6 +102,7 @@ def mean_stays(compressions: Mapping[int, Compression] | None, prompts: Iterable
     lengths = Counter(prompts)
     if compressions is None or not lengths:
         return None
+
     tokens = 0.0
     share = 0.0
     for prompt, problems in lengths.items():
@@ -110,6 +111,7 @@ def mean_stays(compressions: Mapping[int, Compression] | None, prompts: Iterable
             return None
         tokens += problems * after
         share += problems * after / before
+
     return Stays(tokens / lengths.total(), share / lengths.total())
 
 
@@ -141,6 +143,7 @@ class BudgetAudit:
                 return None
             places.append(chosen)
             without_choice += not 0 < chosen < candidates
+
         if not places:
             return None
         count = len(places)

@@ -88,6 +88,7 @@ def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, MapTests], margin
         tests = by_map.get(map_.name)
         if tests is not None:
             map_ = replace(map_, plateau=frozenset(tests.plateau), keeps=None, breaks=None, margin=margin)
+
         if tests is not None and tests.losses is not None:
             losses = tests.losses.items()
             map_ = replace(

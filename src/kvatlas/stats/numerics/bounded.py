@@ -272,6 +272,7 @@ def _solve(function: Callable[[Floats], Floats], first: Floats) -> Floats:
     value = function(first)
     before = first + 0.1
     earlier = function(before)
+
     for _ in range(60):
         low = np.where(value < 0, now, low)
         high = np.where(value < 0, high, now)
