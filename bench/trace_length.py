@@ -31,7 +31,7 @@ def spec(lines: int) -> dict[str, Any]:
         "problems": 60,
         "sampling": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 1200},
         "lose_at_most": 5,
-        "baseline": ["full"],
+        "baseline": [{"policy": "full"}],
         "settings": settings,
     }
 

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
-from tests.command_line import run_apart
+from tests.command_line import Call, run_apart
 from tests.hub_server import connect, hub
 from tests.r1 import AIME, save_model
 
@@ -69,17 +69,28 @@ REFUSED: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("variable", REFUSED)
 def test_what_the_hub_refuses_is_one_sentence_and_soon(
-    r1: ModelHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+    r1: ModelHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kvatlas: Call, variable: str
 ) -> None:
-    refused, more = REFUSED[variable], dict([variable.split("=")] if variable else [])
+    """Without a variable in a process of its own, which takes the hub's address from its environment."""
+    refused = REFUSED[variable]
+    name, _, value = variable.partition("=")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "README.md").write_text("nothing")
     monkeypatch.setattr("tests.hub_server.GATED", "Idavidrein/gpqa")
-    for name in [name for name in os.environ if name == "HF_HUB_OFFLINE" or name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
+    for switch in [key for key in os.environ if key == "HF_HUB_OFFLINE" or key.lower().endswith("_proxy")]:
+        monkeypatch.delenv(switch)
     with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": tmp_path / "empty"}) as (endpoint, _):
         began = time.perf_counter()
-        done = run_apart(refused, tmp_path, **{"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), **more})
+        if not variable:
+            environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache")}
+            done = run_apart(refused, tmp_path, **environment)
+        else:
+            connect(monkeypatch, value if name == "HF_ENDPOINT" else endpoint, tmp_path / "cache")
+            if name == "HF_HUB_OFFLINE":
+                monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+            elif name == "HTTPS_PROXY":
+                monkeypatch.setenv(name, value)
+            done = [kvatlas(*command.split()) for command in refused]
         took = time.perf_counter() - began
     for (code, out, err), sentence in zip(done, refused.values(), strict=True):
         assert (code, out) == (2, "")

@@ -32,7 +32,7 @@ class Repository:
         """Return the files of the revision on the hub with their SHA-256 ("" for files without one)."""
         from huggingface_hub import HfApi
 
-        info = _answer(self, lambda: HfApi().repo_info(**self._where(), files_metadata=True, timeout=ANSWER))
+        info = _ask_hub(self, lambda: HfApi().repo_info(**self._where(), files_metadata=True, timeout=ANSWER))
         return {file.rfilename: (file.lfs.sha256 if file.lfs else "") for file in info.siblings or []}
 
     def cached(self) -> Path | None:
@@ -49,7 +49,7 @@ class Repository:
         logging.set_verbosity_error()
         (enable_progress_bars if show else disable_progress_bars)()
         options: dict[str, Any] = {"allow_patterns": list(patterns), "etag_timeout": ANSWER, "max_workers": 4}
-        return Path(_answer(self, lambda: self._snapshot(**options)))
+        return Path(_ask_hub(self, lambda: self._snapshot(**options)))
 
     def _snapshot(self, **options: Any) -> Path:
         from huggingface_hub import snapshot_download
@@ -68,14 +68,13 @@ def is_id(text: str) -> bool:
 
 def matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """Return the names that match one of the patterns, sorted."""
-    return sorted(name for name in names if _matches_any(name, patterns))
+    found: set[str] = set()
+    for pattern in patterns:
+        found.update(name for name in names if fnmatch(name, pattern))
+    return sorted(found)
 
 
-def _matches_any(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
-
-
-def _answer(repository: Repository, ask: Any) -> Any:
+def _ask_hub(repository: Repository, ask: Any) -> Any:
     """Return the answer of the hub; KvatlasError if it cannot be reached or refuses."""
     from huggingface_hub import constants, errors
 
@@ -85,6 +84,7 @@ def _answer(repository: Repository, ask: Any) -> Any:
         hub = constants.ENDPOINT
         local = "folder" if repository.kind == "model" else "file"
         why = "HF_HUB_OFFLINE switches downloads off" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
+
         # A gated repository is a kind of one that is not found, and both are answers over HTTP.
         sentences = {
             errors.GatedRepoError: f"is gated: accept its terms on {hub} and log in (hf auth login), or name a local "

@@ -97,7 +97,9 @@ def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look: Fi
         inches = figure.get_figwidth()
         assert inches == pytest.approx(look.width) if look.width else inches <= WIDTHS[2], kind
         assert kind not in ("line", "curves", "pairs") or faults(figure) == [], kind
-        FigureCanvasAgg(figure).draw()
+        # Places the texts, and makes those of the ticks.
+        FigureCanvasAgg(figure)
+        figure.draw_without_rendering()
         texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
         small = {text.get_text() for text in texts if text.get_fontsize() < LEAST_TYPE}
         assert (kind, small) == (kind, set())

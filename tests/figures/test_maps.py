@@ -16,12 +16,12 @@ from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.panels import cost_of, cost_panels, difference_panels, metric_panels, panels_csv
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report.headline import recommended_words
-from kvatlas.report.map_figure import compare, with_kv_bytes
+from kvatlas.report.map_figure import maps_against, with_kv_bytes
 from kvatlas.report.result import Result
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import marked_csv
 from kvatlas.stats.choice import with_recommended
-from kvatlas.stats.csv_tests import verdicts_of_maps
+from kvatlas.stats.csv_tests import bound_tests_of_maps
 from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.paired import paired_difference
@@ -59,7 +59,7 @@ def _scales(figure):
 
 
 def test_series_has_its_finding_panels_labels_and_values(llama, tmp_path):
-    words = texts(map_figure(with_regions(llama, verdicts_of_maps(llama), 0.03)), tmp_path)
+    words = texts(map_figure(with_regions(llama, bound_tests_of_maps(llama), 0.03)), tmp_path)
     assert "R1-Llama under dynts: no cell is shown to be better than another" in words
     assert sum("R1-Llama" in word for word in words) == 1
     for item in llama:
@@ -205,7 +205,7 @@ def test_kv_memory_reckons_with_the_model():
 def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, maps, tmp_path):
     result = differences_of_run(run, "full")
     assert set(result) == {("tiny", name, "dynts") for name in ("CHAIN6", "CHAIN8", "mean of 2")}
-    against_full = compare([*maps, *mean_maps(maps)], [], "full", None)
+    against_full = maps_against([*maps, *mean_maps(maps)], [], "full", None)
     panels = difference_panels(replace(against_full, differences=result))
     assert len(panels) == 3
     for panel in panels:
@@ -400,9 +400,9 @@ def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
 
 
 def test_full_is_black_and_random_grey_and_a_policy_has_one_identity():
-    assert colours.LIGHT.lines[colours.identity("full")[0]] == "#000000"
-    assert colours.LIGHT.lines[colours.identity("random")[0]] == "#7f7f7f"
-    assert colours.identity("dynts@dynts-paper") == colours.identity("dynts")
-    known = [colours.identity(name) for name in colours._IDENTITIES]
+    assert colours.LIGHT.lines[colours.policy_identity("full")[0]] == "#000000"
+    assert colours.LIGHT.lines[colours.policy_identity("random")[0]] == "#7f7f7f"
+    assert colours.policy_identity("dynts@dynts-paper") == colours.policy_identity("dynts")
+    known = [colours.policy_identity(name) for name in colours._IDENTITIES]
     assert len(set(known)) == len(known)
-    assert colours.identity("MyOwn")[0] < len(colours.LINES) - 2
+    assert colours.policy_identity("MyOwn")[0] < len(colours.LINES) - 2

@@ -170,11 +170,37 @@ def test_a_link_is_digested_by_what_it_leads_to(model: ModelHandle) -> None:
     assert models.find(model.name).weights_digest != before
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"eos_token_id": [1, null]}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"eos_token_id": [1, null]}', '{"eos_token_id": -1}'])
 def test_a_generation_config_that_cannot_be_read_is_refused(model: ModelHandle, text: str) -> None:
     (model.folder / "generation_config.json").write_text(text)
     with pytest.raises(KvatlasError, match=r"generation_config\.json|expected token ids"):
         _ = model.stops
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_attention_heads": 7}, r"config\.json of the model .* cannot be read \(.*: .*"),
+        ({"rms_norm_eps": "small"}, r"config\.json of the model .* cannot be read \(.*'rms_norm_eps': .*"),
+    ],
+)
+def test_faults_of_a_config_are_not_those_of_the_tokenizer(
+    model: ModelHandle, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(KvatlasError, match=sentence) as caught:
+        _ = reconfigure(model, **changes).tokenizer
+    assert not str(caught.value).rstrip(").").endswith(":")
+
+
+def test_weights_in_integers_are_refused(model: ModelHandle) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = model.folder / "model.safetensors"
+    weights = load_file(file)
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].to(torch.int64)
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(KvatlasError, match=r"'model\.embed_tokens\.weight' of integers \(I64\)"):
+        models.find(model.name).load()
 
 
 @pytest.mark.parametrize("backend", ["reference", "flex"])

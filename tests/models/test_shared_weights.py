@@ -1,5 +1,6 @@
 """Packed weights in a file: made once, mapped by every process after that, and the originals are not read again."""
 
+import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,13 @@ def logits(model: Any) -> Tensor:
     return result
 
 
+def loaded_alone(model: ModelHandle) -> Any:
+    """Load a model with weights of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handle, "SHARED_FROM", math.inf)
+        return model.load()
+
+
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("packed-*.bin"))
 
@@ -47,7 +55,7 @@ def test_mapped_weights_compute_the_same_numbers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = random_models[kind]
-    expected = logits(model._load_alone(model.folder))
+    expected = logits(loaded_alone(model))
     assert torch.equal(logits(model.load()), expected)
     (file,) = files(cache)
     assert f"in {file}" in capsys.readouterr().err
@@ -71,7 +79,7 @@ def test_mapped_weights_compute_the_same_numbers(
 def test_weights_in_bfloat16_lie_in_a_file_of_their_own(random_models: dict[str, ModelHandle], cache: Path) -> None:
     exact = random_models["llama"]
     short = replace(exact, options=replace(exact.options, weights="bfloat16"))
-    expected = logits(short._load_alone(short.folder))
+    expected = logits(loaded_alone(short))
     assert not torch.equal(logits(exact.load()), expected)
     assert torch.equal(logits(short.load()), expected)
     assert torch.equal(logits(short.load()), expected)
@@ -135,7 +143,7 @@ def test_a_folder_that_takes_no_file_is_done_without(
 ) -> None:
     cache.write_text("not a folder")
     model = random_models["llama"]
-    expected = logits(model._load_alone(model.folder))
+    expected = logits(loaded_alone(model))
     assert torch.equal(logits(model.load()), expected)
     assert "weights are not shared" in capsys.readouterr().err
 

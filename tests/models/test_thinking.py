@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from kvatlas import models, policies
+from kvatlas.answers.reading import read_tokens
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.serve.text_stream import Detokenizer
@@ -52,7 +53,7 @@ def test_the_answer_follows_the_first_end_of_thinking(
 ) -> None:
     model = r1_model(TEMPLATE if opened else FIRST_TEMPLATE)
     assert model.opens_thinking is opened
-    assert model.answer((*ids(model, written), model.tokenizer.eos_token_id)) == answer
+    assert read_tokens(model, (*ids(model, written), model.tokenizer.eos_token_id)).answer == answer
 
 
 def test_thinking_can_be_opened_for_a_template_that_does_not(r1_model: Make) -> None:
@@ -87,9 +88,9 @@ def test_the_tags_are_found_or_named(r1_model: Make) -> None:
     assert r1_model(tags=()).thinking.close == "</think>"
     silent = r1_model(FIRST_TEMPLATE, ())
     named = models.find(silent.name, think_close="so:")
-    assert named.answer(ids(named, "hm so: 7")) == " 7"
+    assert read_tokens(named, ids(named, "hm so: 7")).answer == " 7"
     # How thinking begins is not known: it is open from the start, on the server as in a sweep.
-    assert named.answer(ids(named, "hm, 7")) is None
+    assert read_tokens(named, ids(named, "hm, 7")).answer is None
     assert Detokenizer(named).push(ids(named, "hm, 7"), last=True) == ("hm, 7", "")
 
 
@@ -100,7 +101,7 @@ def test_a_model_without_tags_writes_nothing_but_its_answer(r1_model: Make) -> N
         model.check()
         tokens = ids(model, "It is 7.</think>")
         assert model.think_close == -1
-        assert model.answer(tokens) == "It is 7.</think>"
+        assert read_tokens(model, tokens).answer == "It is 7.</think>"
         assert model.split(tokens) is None
         assert model.thinking_tokens(tokens, None) == 0
     window = Setting.from_parameters("window", kv_budget=96, local_window=8, ratio=0.2, ratio_over="thinking")
@@ -172,7 +173,7 @@ def test_a_tag_is_found_however_it_is_spelled(merging: Any, close: str, pieces: 
     assert close not in text(tokens[end + 1 : first + 1])
     # The answer is all that follows the tag, and begins with the token that holds its first visible character.
     answer = whole.decode().partition(close)[2]
-    assert model.answer(tokens) == answer
+    assert read_tokens(model, tokens).answer == answer
     assert start in (first, first + 1)
     assert not text(tokens[end:start]).partition(close)[2].strip()
 
@@ -212,6 +213,7 @@ def test_layers_without_a_cache_are_said(random_models: dict[str, ModelHandle]) 
         (lambda f: edit(f, "tokenizer.json", normalizer=PANIC), "The tokenizer of the model"),
         (lambda f: (f / "chat_template.jinja").write_text("{% if false %}x{% endif %} "), "renders an empty prompt"),
         (lambda f: (f / "chat_template.jinja").write_text("{{ [1, 2]|random }}"), "renders another prompt each time"),
+        (lambda f: (f / "chat_template.jinja").write_text("localhost"), "leaves out the message of the user"),
         (
             lambda f: (
                 (f / "model.safetensors").unlink(),

@@ -215,6 +215,7 @@ def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "could not be loaded" in native._loaded.__wrapped__()[1]
 
 
+@pytest.mark.deep
 def test_other_processors_compute_the_same_bits(tmp_path: Path) -> None:
     if not shutil.which("qemu-aarch64") or not importlib.util.find_spec("ziglang"):
         pytest.skip("there is no qemu-aarch64 (package qemu-user) or no ziglang")

@@ -1,4 +1,4 @@
-"""What the packages hold and say; built, installed and used beside a package that adds a policy and a benchmark."""
+"""The packages: their files and description; built, installed and used beside a package with plug-ins."""
 
 import json
 import os
@@ -58,7 +58,7 @@ class Packages:
 
 @pytest.fixture(scope="module", params=["to be built", pytest.param("built", marks=pytest.mark.deep)])
 def packages(request: pytest.FixtureRequest) -> Packages:
-    """What the build system lists, which takes no compiler; in `make deep` what it builds."""
+    """Return what the build system lists, which takes no compiler; in `make deep` what it builds."""
     if request.param == "to be built":
         wheel = WheelBuilder(str(ROOT))
         core = wheel.metadata.core

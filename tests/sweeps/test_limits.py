@@ -150,7 +150,7 @@ def test_a_plan_knows_windows_and_sizes_of_the_cache(random_models: dict[str, Mo
     full = policies.from_setting(Setting.from_parameters("full"))
     engine = Engine(model, model.load(), [full], Sampling(max_new_tokens=2), 1)
     list(engine.run([Request(0, tuple(range(5, 12)), 5, (full,))]))
-    assert model.has_windows is bool(engine.cache.positions)
+    assert model.files.has_windows is bool(engine.cache.positions)
     if kind != "gemma4_text":
         assert planned.by_layer == model.shape.by_layer
         assert (planned.heads, planned.kv_heads) == (model.shape.heads, model.shape.kv_heads)

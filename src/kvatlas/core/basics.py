@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-
-
 T = TypeVar("T")
 
 
@@ -21,7 +19,10 @@ class KvatlasError(Exception):
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of an error's message, cut to the length of a clause."""
+    """Return the first line of an error's message, cut to the length of a clause.
+
+    A line that ends with a colon has the next one beside it; a missing key is told as missing.
+    """
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, SystemExit):
@@ -29,11 +30,17 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         # Without the number of the error.
         return f"{error.strerror}: {error.filename!r}" if error.filename is not None else error.strerror
+
     try:
         text = str(error)
     except Exception:  # an error of foreign code may have no text
         text = ""
-    line = (text.splitlines() or [""])[0].strip() or type(error).__name__
+    if isinstance(error, KeyError) and len(error.args) == 1:
+        # Python writes the key alone, and quotes around sentences.
+        key = error.args[0]
+        text = key if isinstance(key, str) and " " in key.strip() else f"there is no {text}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return line if len(line) <= 300 else f"{line[:300]} ..."
 
 

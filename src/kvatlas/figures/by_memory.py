@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain, pairwise, product
-from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map
 from kvatlas.figures import colours, style
 from kvatlas.figures.curves import LineEnd, write_names
-from kvatlas.figures.panels import problem_count
+from kvatlas.figures.panels import half_interval, interval_widths, problem_count
 from kvatlas.figures.style import FigureOptions, Margins, finish_texts, line_axes, text_width
 from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.equal_memory import observed_front
@@ -74,6 +73,11 @@ class MemoryMap(NamedTuple):
         return {window: cells for window, cells in lines.items() if cells}
 
     @property
+    def half_interval(self) -> float | None:
+        """Half the interval of the median cell, in points."""
+        return half_interval(interval_widths(cell.estimate for cell in self.map.cells.values()))
+
+    @property
     def token_counts(self) -> set[tuple[int, ...]]:
         """The distinct numbers of tokens of a line, rounded."""
         counts = set()
@@ -118,15 +122,22 @@ def memory_figure(
         # their names stand right of the panels. Else names stand beside the lines.
         room = 0.0
         if all(len(one.token_counts) == 1 for one in drawn):
-            names: list[str] = []
+            window_names: list[str] = []
             for one in drawn:
-                names += [options.named(f"window {window}") for window in one.lines]
-            room = max(map(text_width, names)) + 0.03
+                window_names += [options.named(f"window {window}") for window in one.lines]
+            room = max(map(text_width, window_names)) + 0.03
+
+        # Model, policy and benchmark of each panel.
+        panel_names = []
+        for one in drawn:
+            benchmark = f"{one.map.benchmark} benchmarks" if one.map.is_mean else one.map.benchmark
+            words = (model_name(one.map.model), one.map.policy, benchmark)
+            panel_names.append(", ".join(options.named(word) for word in words if word))
 
         across = 1 if options.widest < _NARROW else min(len(drawn), 2)
         figure, panels = style.named_panels(
             options,
-            _names_of_panels(drawn, options),
+            panel_names,
             options.inches or min(max(across * _PANEL_WIDTH, 4.4), options.widest),
             across,
             Margins(_LEFT, 0.14 + room, 0.14 + room + _LEFT, 0.08, _BELOW),
@@ -144,16 +155,6 @@ def memory_figure(
         return figure
 
 
-def _names_of_panels(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]:
-    """Return model, policy and benchmark of each panel."""
-    names = []
-    for one in maps:
-        benchmark = f"{one.map.benchmark} benchmarks" if one.map.is_mean else one.map.benchmark
-        words = (model_name(one.map.model), one.map.policy, benchmark)
-        names.append(", ".join(options.named(word) for word in words if word))
-    return names
-
-
 def _clauses_about(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]:
     """Return the clauses about all panels."""
     others = dict.fromkeys(one.map.axes[1 - one.side][0] for one in maps)
@@ -165,16 +166,9 @@ def _clauses_about(maps: Sequence[MemoryMap], options: FigureOptions) -> list[st
 
     if any(one.proven_off for one in maps):
         about.append("crossed out: proven off it")
-    halves = [half for half in map(_half_interval, maps) if half is not None]
-    if len(halves) == len(maps) and options.intervals is not False:
+    if options.intervals is not False and all(one.half_interval is not None for one in maps):
         about.append("bar at the left: 95 % interval of the median cell")
     return about
-
-
-def _half_interval(one: MemoryMap) -> float | None:
-    estimates = [cell.estimate for cell in one.map.cells.values()]
-    widths = [one.high - one.low for one in estimates if one.low is not None and one.high is not None]
-    return 50 * median(widths) if widths else None
 
 
 def _draw_memory_map(panel: Axes, one: MemoryMap, room: float, options: FigureOptions) -> None:
@@ -185,7 +179,7 @@ def _draw_memory_map(panel: Axes, one: MemoryMap, room: float, options: FigureOp
     line_axes(panel, options)
     cells = list(one.map.cells.values())
     full = one.map.full
-    half = None if options.intervals is False else _half_interval(one)
+    half = None if options.intervals is False else one.half_interval
     _set_limits(panel, one, half)
     panel.set_xticks(style.round_values(*panel.get_xlim()))
     panel.set_yticks(style.round_values(*panel.get_ylim()))

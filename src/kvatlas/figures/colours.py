@@ -65,7 +65,7 @@ _IDENTITIES = {
 }
 
 
-def identity(policy: str) -> tuple[int, int]:
+def policy_identity(policy: str) -> tuple[int, int]:
     """Return the colour and the marker of a policy by its name: their places in `LINES` and `MARKERS`.
 
     A preset has those of its policy. Other policies have what the letters of their names give, never black or grey.

@@ -373,7 +373,7 @@ def _colour_and_marker(names: Sequence[str], order: int, options: FigureOptions)
     policies = [name.partition("(")[0] for name in names]
     colour = marker = order
     if all(policies) and len(set(policies)) == len(policies):
-        colour, marker = colours.identity(policies[order])
+        colour, marker = colours.policy_identity(policies[order])
     lines = options.colours.lines
     return lines[colour % len(lines)], colours.MARKERS[marker % len(colours.MARKERS)]
 

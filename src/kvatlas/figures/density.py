@@ -35,15 +35,6 @@ _LEAST_WIDTH = 0.03
 _TICKS = (0.2, 0.4, 0.6, 0.8)
 
 
-def density_marks(label: str) -> list[str]:
-    """Return what the marks stand for."""
-    return [
-        "dots: problems",
-        f"colours: their density over {label}, as a share of the highest (Gaussian kernels, reflected at 0 and 1)",
-        "dashed: equal values",
-    ]
-
-
 def draw_densities(panels: Sequence[Axes], pairs: Sequence[Pair], across: int, options: FigureOptions) -> None:
     """Draw the problems of each pair as dots on filled contours of their density, and a bar right of each row."""
     from matplotlib import colormaps

@@ -226,7 +226,7 @@ def _draw_marks(
             continue
         # Those of its policy, or by its order if the series names bits, too.
         policy, _, bits = name.partition(", ")
-        place, shape = (index, index) if bits else colours.identity(policy)
+        place, shape = (index, index) if bits else colours.policy_identity(policy)
         colour = options.colours.lines[place % len(colours.LINES)]
         marker = colours.MARKERS[shape % len(colours.MARKERS)]
 

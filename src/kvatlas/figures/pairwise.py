@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvatlas.core import SERVED, KvatlasError, Note, differing
 from kvatlas.figures import colours, style
-from kvatlas.figures.density import BAR_ROOM, density_marks, draw_densities, draw_parity
+from kvatlas.figures.density import BAR_ROOM, draw_densities, draw_parity
 from kvatlas.figures.style import (
     FigureOptions,
     Line,
@@ -229,7 +229,11 @@ def _about_pairs(
         about.append(f"{counted(problems.pop(), 'problem')}{each}")
 
     if options.kind == DENSITY:
-        return [*about, *density_marks(label)]
+        about.append("dots: problems")
+        about.append(
+            f"colours: their density over {label}, as a share of the highest (Gaussian kernels, reflected at 0 and 1)"
+        )
+        return [*about, "dashed: equal values"]
     about.append("numbers: problems at these values")
     if options.intervals is not False:
         about.append("±: half a 95 % interval over problems")

@@ -15,7 +15,7 @@ from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Map, Ma
 from kvatlas.figures import colours, style
 from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
-from kvatlas.stats.pairs import CellDifference, Differences
+from kvatlas.stats.pairs import Differences
 from kvatlas.text import axis_label, grouped_digits, guarded, interval_text, margin_text, percent_text, signed
 
 K = TypeVar("K", bound=Hashable)
@@ -147,7 +147,7 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
     widths = []
     for map_ in maps:
         estimates = [cell.estimate for cell in map_.cells.values()]
-        widths.append(_interval_widths(estimates))
+        widths.append(interval_widths(estimates))
     digits = 1 if exact else _decimals(widths)
     two_frames = has_two_claims(maps) and any(map_.keeps_like for map_ in maps)
     panels = []
@@ -182,7 +182,7 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
                 least=max(NARROWEST, fmean(map_widths or [0])),
                 digits=digits,
                 tested=_metric_tests(map_),
-                half_interval=_half_interval(map_widths),
+                half_interval=half_interval(map_widths),
                 baselines=_percent_baselines(map_, digits),
                 notes=map_.remarks,
                 outlined=region,
@@ -209,12 +209,12 @@ def _frame_legend(map_: Map, two_frames: bool) -> list[str]:
 
 def _decimals(widths: Sequence[Sequence[float]]) -> int:
     """Return the decimals of points whose intervals have these widths, by maps."""
-    halves = [_half_interval(of_map) for of_map in widths]
+    halves = [half_interval(of_map) for of_map in widths]
     is_wide = bool(halves) and all(half is not None and half >= _WHOLE_FROM for half in halves)
     return 0 if is_wide else 1
 
 
-def _half_interval(widths: Sequence[float]) -> float | None:
+def half_interval(widths: Sequence[float]) -> float | None:
     """Return half the interval of the median cell."""
     return median(widths) / 2 if widths else None
 
@@ -239,7 +239,7 @@ def _metric_tests(map_: Map) -> TestedCells | None:
     return None
 
 
-def _interval_widths(estimates: Iterable[Estimate | Contrast]) -> list[float]:
+def interval_widths(estimates: Iterable[Estimate | Contrast]) -> list[float]:
     """Return the widths of intervals in points: a scale narrower than their mean would show noise."""
     return [
         100 * (estimate.high - estimate.low)
@@ -388,14 +388,21 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
     Each interval speaks of its own cell; marks allow for all cells of a map (Holm). Raises KvatlasError if a map has
     nothing to be compared with.
     """
-    widths = [_interval_widths(compared.differences.get(map_.name, {}).values()) for map_ in compared.maps]
+    widths = [interval_widths(compared.differences.get(map_.name, {}).values()) for map_ in compared.maps]
     digits = _decimals(widths)
     panels = []
     for map_, map_widths in zip(compared.maps, widths, strict=True):
         paired = compared.differences.get(map_.name, {})
         cells = {}
         for coord, other in compared.cells(map_).items():
-            cells[coord] = _difference_text(map_.cells[coord], other, paired.get(coord), digits)
+            contrast = paired.get(coord)
+            value = 100 * (map_.cells[coord].estimate.value - other.estimate.value)
+            limits = ""
+            if contrast is not None:
+                value = 100 * contrast.value
+                limits = f"{signed(100 * contrast.low, 0)} to {signed(100 * contrast.high, 0)}"
+            is_proven = contrast is not None and contrast.p_holm <= LEVEL
+            cells[coord] = CellText(value, signed(value, digits), limits, is_proven)
 
         about: tuple[str, ...] = ("not paired",)
         tested = None
@@ -422,22 +429,12 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
                 least=max(NARROWEST, fmean(map_widths or [0])) / 2,
                 digits=digits,
                 tested=tested,
-                half_interval=_half_interval(map_widths),
+                half_interval=half_interval(map_widths),
                 baselines=tuple(baseline._replace(value=0.0) for baseline in baselines),
                 notes=map_.remarks,
             )
         )
     return panels
-
-
-def _difference_text(cell: Cell, other: Cell, contrast: CellDifference | None, digits: int) -> CellText:
-    """Return the difference of two cells; with its limits, and bold if it is proven, where it is paired."""
-    if contrast is None:
-        value = 100 * (cell.estimate.value - other.estimate.value)
-        return CellText(value, signed(value, digits))
-    value = 100 * contrast.value
-    limits = f"{signed(100 * contrast.low, 0)} to {signed(100 * contrast.high, 0)}"
-    return CellText(value, signed(value, digits), limits, contrast.p_holm <= LEVEL)
 
 
 def panels_csv(panels: Sequence[Panel]) -> str:

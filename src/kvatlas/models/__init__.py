@@ -41,66 +41,58 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
     on the hub are fetched unless they are cached. Raises KvatlasError for an unknown model.
     """
     chosen = Options.from_values(options)
-    found = _find(model, name or model, chosen)
-    if chosen.revision and found.repository is None:
-        raise KvatlasError(
-            f"The model option revision is {chosen.revision!r}, and {model!r} is in {str(found.folder)!r}; expected it "
-            "for models of the hub alone."
-        )
-    return found
-
-
-def _find(model: str, name: str, chosen: Options) -> ModelHandle:
-    """Return the model of an address."""
-    if model in gguf.PACKAGED:
-        return _packaged(model, name, chosen)
-    kind, _, place = model.partition(":")
-    if kind == "hf" and place:
-        return _found_at(model, place, name, chosen)
+    repository = None
+    kind, _, address = model.partition(":")
     # A folder and a file need no prefix.
     if kind != "hf" and (model.endswith(".gguf") or Path(model).expanduser().is_dir()):
-        return _found_at(model, model, name, chosen)
-    if model in embedded():
+        kind = "hf"
+        address = model
+
+    if model in gguf.PACKAGED:
+        adapter = ADAPTERS / model
+        if adapter.is_dir() and not chosen.adapter:
+            chosen = replace(chosen, adapter=str(adapter))
+        folder = gguf.packaged_folder(model, chosen.cache)
+    elif kind == "hf" and address:
+        folder, repository = _found_at(model, address, chosen)
+    elif model in embedded():
         # Small models run on the CPU by default, as for their published figures.
         if chosen.device == "auto":
             chosen = replace(chosen, device="cpu")
-        return ModelHandle(name, EMBEDDED / place, chosen)
-    names = (*embedded(), *gguf.PACKAGED)
-    guess = f" Did you mean 'hf:{model}'?" if is_id(model) else did_you_mean(model, names)
-    raise KvatlasError(
-        f"Unknown model {model!r}; expected {', '.join(names)}, a folder, FILE.gguf or hf:OWNER/NAME.{guess}"
-    )
+        folder = EMBEDDED / address
+    else:
+        names = (*embedded(), *gguf.PACKAGED)
+        guess = f" Did you mean 'hf:{model}'?" if is_id(model) else did_you_mean(model, names)
+        raise KvatlasError(
+            f"Unknown model {model!r}; expected {', '.join(names)}, a folder, FILE.gguf or hf:OWNER/NAME.{guess}"
+        )
+
+    if chosen.revision and repository is None:
+        raise KvatlasError(
+            f"The model option revision is {chosen.revision!r}, and {model!r} is in {str(folder)!r}; expected it for "
+            "models of the hub alone."
+        )
+    return ModelHandle(name or model, folder, chosen, repository)
 
 
-def _packaged(model: str, name: str, chosen: Options) -> ModelHandle:
-    """Return a model of an installed package, with our adapter if the name has one."""
-    adapter = ADAPTERS / model
-    if adapter.is_dir() and not chosen.adapter:
-        chosen = replace(chosen, adapter=str(adapter))
-    return ModelHandle(name, gguf.packaged_folder(model, chosen.cache), chosen)
-
-
-def _found_at(model: str, place: str, name: str, chosen: Options) -> ModelHandle:
-    """Return the model at a place: a GGUF file, a folder, or else a repository of the hub."""
-    folder = Path(place).expanduser()
-    if place.endswith(".gguf"):
-        return ModelHandle(name, gguf.convert_gguf(folder, chosen.cache), chosen)
+def _found_at(model: str, address: str, chosen: Options) -> tuple[Path, Repository | None]:
+    """Return the folder of a GGUF file, of a folder, or else of a repository of the hub, with that repository."""
+    folder = Path(address).expanduser()
+    if address.endswith(".gguf"):
+        return gguf.convert_gguf(folder, chosen.cache), None
     if (folder / "config.json").is_file():
-        return ModelHandle(name, folder, chosen)
-    if folder.exists() or not is_id(place):
-        raise KvatlasError(f"The model {model!r} is not there: {place!r} is no folder with a config.json.")
-    repository = Repository(place, revision=chosen.revision, cache=chosen.cache)
-    return ModelHandle(name, _small_files(repository), chosen, repository)
+        return folder, None
+    if folder.exists() or not is_id(address):
+        raise KvatlasError(f"The model {model!r} is not there: {address!r} is no folder with a config.json.")
 
-
-def _small_files(repository: Repository) -> Path:
-    """Return the folder with the small files of a repository, which are fetched unless they are cached."""
-    folder = repository.cached()
-    if folder is None or not all((folder / file).is_file() for file in ("config.json", "tokenizer_config.json")):
-        folder = repository.folder(SMALL_FILES)
-    if not (folder / "config.json").is_file():
+    # Of a model on the hub the small files, which are fetched unless they are cached.
+    repository = Repository(address, revision=chosen.revision, cache=chosen.cache)
+    cached = repository.cached()
+    if cached is None or not all((cached / file).is_file() for file in ("config.json", "tokenizer_config.json")):
+        cached = repository.folder(SMALL_FILES)
+    if not (cached / "config.json").is_file():
         raise KvatlasError(f"The {repository} holds no config.json.")
-    return folder
+    return cached, repository
 
 
 def available(entries: Iterable[Mapping[str, Any]]) -> dict[str, ModelHandle]:

@@ -17,7 +17,7 @@ from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.models import weights
 from kvatlas.models.files import ModelFiles
 from kvatlas.models.load_options import OWN_VALUES
-from kvatlas.models.thinking import Thinking, thinking
+from kvatlas.models.thinking import Thinking, find_tags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,19 +37,34 @@ class Chat:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, loaded from the folder alone, never from the network."""
-        loaded = self.files.overrides.tokenizer
-        return loaded if loaded is not None else self._load_tokenizer()
-
-    def _load_tokenizer(self) -> PreTrainedTokenizerBase:
-        from transformers import AutoTokenizer
+        if self.files.overrides.tokenizer is not None:
+            return self.files.overrides.tokenizer
+        from transformers import AutoConfig, AutoTokenizer
 
         name = self.files.name
-        with refusal(f"The tokenizer of the model {name!r} cannot be loaded"):
-            tokenizer = AutoTokenizer.from_pretrained(self.files.folder, local_files_only=True, trust_remote_code=False)
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        try:
+            with refusal(f"The tokenizer of the model {name!r} cannot be loaded"):
+                tokenizer = AutoTokenizer.from_pretrained(self.files.folder, **options)
+        except KvatlasError:
+            # transformers reads the config of the model, too, whose faults are no faults of the tokenizer.
+            with refusal(f"The config.json of the model {name!r} cannot be read"):
+                AutoConfig.from_pretrained(self.files.folder, **options)
+            raise
+
+        # The user's template goes before the adapter's, and that before the tokenizer's own.
         for path in self.files.adapter.templates.values():
             tokenizer.chat_template = path.read_text("utf-8")
-        if self.files.options.template:
-            tokenizer.chat_template = _read_template(self.files.options.template)
+        address = self.files.options.template
+        if address:
+            file = Path(address).expanduser()
+            try:
+                if file.exists() and not file.is_file():
+                    # A pipe would wait for its writer.
+                    raise OSError("it is no regular file")
+                tokenizer.chat_template = file.read_text("utf-8")
+            except (OSError, ValueError) as error:
+                raise KvatlasError(f"template: {address!r} cannot be read ({reason(error)}).") from error
         if not tokenizer.chat_template:
             raise KvatlasError(
                 f"The tokenizer of the model {name!r} has no chat template; give a Jinja file with --template, or "
@@ -58,17 +73,32 @@ class Chat:
         return tokenizer
 
     def hash_tokenizer(self) -> str:
-        """Return the SHA-256 over the loaded tokenizer, whatever its files, and its template."""
-        return digest([_encoding(self.tokenizer), self._special, self.template])
+        """Return the SHA-256 over all that changes how the loaded tokenizer encodes and decodes, and its template."""
+        tokenizer = self.tokenizer
+        encoding: list[Any]
+        plain = [getattr(tokenizer, name, None) for name in ("clean_up_tokenization_spaces", "split_special_tokens")]
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            # Each call sets truncation and padding.
+            encoding = [{**json.loads(backend.to_str()), "truncation": None, "padding": None}, *plain]
+        else:
+            with TemporaryDirectory() as folder:
+                vocabulary = sorted(weights.sha256(Path(file)) for file in tokenizer.save_vocabulary(folder))
+            added = {token: repr(text) for token, text in tokenizer.added_tokens_decoder.items()}
+            arguments = tokenizer.init_kwargs
+            values = {name: value for name, value in arguments.items() if isinstance(value, bool | int | float)}
+            encoding = [type(tokenizer).__name__, vocabulary, added, values, *plain]
+        return digest([encoding, self._special, self.template])
 
     def check(self) -> None:
         """Raise KvatlasError for faults of tokenizer, stop tokens and template."""
         _ = self.thinking
         self.read_stops()
-        message = [{"role": "user", "content": "x"}]
+        content = "kvatlas asks 7 questions"
+        message = [{"role": "user", "content": content}]
         text = self.render(message)
         again = self.render(message)
-        # Addresses of objects and random words may repeat in one process, but not in the next.
+
         unread = [name for name, _ in self.files.options.template_values if name not in self.template_variables]
         if unread:
             read = ", ".join(sorted(self.template_variables)) or "none"
@@ -76,15 +106,22 @@ class Chat:
                 f"The chat template of the model {self.files.name!r} does not read {unread[0]!r} of template_values; "
                 f"it reads {read}."
             )
+
+        # Addresses of objects and random words may repeat in one process, but not in the next.
         varies = text != again or " at 0x" in text or _RANDOM.search(self.template)
         if varies or not text.strip():
             fault = "another prompt each time" if varies else "an empty prompt"
             raise KvatlasError(f"The chat template of the model {self.files.name!r} renders {fault}.")
+        if "".join(content.casefold().split()) not in "".join(text.casefold().split()):
+            raise KvatlasError(
+                f"The chat template of the model {self.files.name!r} leaves out the message of the user; the beginning "
+                f"of its prompt is {text[:60]!r}."
+            )
 
     @cached_property
     def thinking(self) -> Thinking:
         """The think tags of the model."""
-        return thinking(self.tokenizer, self.files.options.think_close)
+        return find_tags(self.tokenizer, self.files.options.think_close)
 
     @cached_property
     def think_close(self) -> int | None:
@@ -121,7 +158,7 @@ class Chat:
         if ends is None:
             raise KvatlasError(f"The model {self.files.name!r} names no end-of-text token (eos_token_id).")
         stops = ends if isinstance(ends, list) else [ends]
-        if not stops or any(type(token) is not int for token in stops):
+        if not stops or any(type(token) is not int or not 0 <= token < 2**31 for token in stops):
             raise KvatlasError(f"The model {self.files.name!r} has eos_token_id {ends!r}; expected token ids.")
         return frozenset(stops)
 
@@ -170,7 +207,8 @@ class Chat:
             "date": options.date if self.asks_for_date else None,
             "opening": options.think_open,
         }
-        # Without a system message and values of the user the keys of earlier runs stay.
+
+        # The keys of runs without a system message and values of the user have no entries for them.
         if options.system:
             identity["system"] = options.system
         if options.template_values:
@@ -228,29 +266,3 @@ class Chat:
         """Return the text of new tokens without the end token."""
         visible = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
         return str(self.tokenizer.decode(list(visible), skip_special_tokens=False))
-
-
-def _read_template(address: str) -> str:
-    """Return the text of a template's file that the user names."""
-    file = Path(address).expanduser()
-    try:
-        if file.exists() and not file.is_file():
-            # A pipe would wait for its writer.
-            raise OSError("it is no regular file")
-        return file.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise KvatlasError(f"template: {address!r} cannot be read ({reason(error)}).") from error
-
-
-def _encoding(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """Return all that changes how a tokenizer encodes and decodes, as plain data."""
-    plain = [getattr(tokenizer, name, None) for name in ("clean_up_tokenization_spaces", "split_special_tokens")]
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        # Each call sets truncation and padding.
-        return [{**json.loads(backend.to_str()), "truncation": None, "padding": None}, *plain]
-    with TemporaryDirectory() as folder:
-        vocabulary = sorted(weights.sha256(Path(file)) for file in tokenizer.save_vocabulary(folder))
-    added = {token: repr(text) for token, text in tokenizer.added_tokens_decoder.items()}
-    values = {name: value for name, value in tokenizer.init_kwargs.items() if isinstance(value, bool | int | float)}
-    return [type(tokenizer).__name__, vocabulary, added, values, *plain]

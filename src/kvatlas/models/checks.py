@@ -58,37 +58,33 @@ class Claims:
             return cls(_RANGES.validate_json(file.read_bytes(), strict=True))
 
     def __str__(self) -> str:
-        return "; ".join(f"{family} with {_ranges_text(ranges)}" for family, ranges in self.ranges.items())
+        families = []
+        for family, ranges in self.ranges.items():
+            texts = []
+            for name, (low, high) in ranges.items():
+                texts.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
+            families.append(f"{family} with {', '.join(texts)}")
+        return "; ".join(families)
 
     def outside(self, benchmark: str, problems: Sequence[Problem]) -> int:
-        """Return the number of problems of a benchmark outside the claimed ranges; 0 without claims."""
-        family = next((self.ranges[name] for name in self.ranges if benchmark.startswith(name)), None)
-        if family is None:
+        """Return the number of problems of a benchmark outside the claimed ranges; 0 without claims.
+
+        What a problem does not tell about itself counts as within.
+        """
+        ranges = next((self.ranges[name] for name in self.ranges if benchmark.startswith(name)), None)
+        if ranges is None:
             return len(problems) if self.ranges else 0
-        return sum(not _is_claimed(problem, family) for problem in problems)
 
-
-def _ranges_text(ranges: Mapping[str, Sequence[Any]]) -> str:
-    """Return the ranges of a family for a sentence."""
-    texts = []
-    for name, (low, high) in ranges.items():
-        texts.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
-    return ", ".join(texts)
-
-
-def _is_claimed(problem: Problem, ranges: Mapping[str, Sequence[Any]]) -> bool:
-    """Return True if a problem is within all ranges; what it does not tell about itself counts as within."""
-    return all(_is_within(problem.about.get(name, low), low, high) for name, (low, high) in ranges.items())
-
-
-def _is_within(value: Any, low: Any, high: Any) -> bool:
-    """Return True if a number, or each side of a grid `6x6`, is within both ends."""
-    sides = _sides(value)
-    lowest = _sides(low)
-    highest = _sides(high)
-    if len({len(sides), len(lowest), len(highest)}) > 1:
-        return False
-    return all(least <= side <= most for least, side, most in zip(lowest, sides, highest, strict=True))
+        count = 0
+        for problem in problems:
+            for name, (low, high) in ranges.items():
+                sizes, lowest, highest = (_sides(value) for value in (problem.about.get(name, low), low, high))
+                alike = len(sizes) == len(lowest) == len(highest)
+                # A grid has two sides, each of which is compared.
+                if not alike or any(not a <= size <= b for a, size, b in zip(lowest, sizes, highest, strict=True)):
+                    count += 1
+                    break
+        return count
 
 
 def _sides(value: Any) -> list[float]:
@@ -128,10 +124,10 @@ def check_tokenizer(model: ModelHandle, prompts: Sequence[str]) -> list[CheckRes
     tokens = [model.tokens(prompt) for prompt in prompts]
     back = [str(model.tokenizer.decode(list(ids), skip_special_tokens=False)) for ids in tokens]
     return [
-        _vocabulary(model, tokens),
-        _unknown(model, prompts, tokens),
-        _round_trip(model, prompts, back),
-        _markers(prompts, back),
+        _check_vocabulary(model, tokens),
+        _check_unknown_tokens(model, prompts, tokens),
+        _check_round_trip(model, prompts, back),
+        _check_marker_letters(prompts, back),
     ]
 
 
@@ -147,12 +143,13 @@ def notes_for(model: ModelHandle, prompts: Sequence[str], benchmark: str) -> lis
     return [f"{model.name} on {benchmark}: {finding}." for finding in findings if finding.status is Check.WARNING]
 
 
-def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> CheckResult:
+def _check_vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> CheckResult:
     last = max(max(ids, default=0) for ids in tokens)
     size = model.vocabulary
     if last >= size:
         message = f"a prompt holds the token {last}, and the model knows those from 0 to {size - 1}"
         return CheckResult("vocabulary", Check.FAILED, message, _OTHER)
+
     vocabulary = model.tokenizer.get_vocab()
     message = f"{len(vocabulary):,} tokens, {size:,} in the model"
     beyond = [token for token, token_id in vocabulary.items() if token_id >= size]
@@ -162,13 +159,14 @@ def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> CheckRes
     return CheckResult("vocabulary", Check.OK, message)
 
 
-def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> CheckResult:
+def _check_unknown_tokens(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> CheckResult:
     unknown = model.tokenizer.unk_token_id
-    total = sum(map(len, tokens))
     if unknown is None:
         return CheckResult("unknown tokens", Check.OK, "the tokenizer has no unknown token")
+
     # In some tokenizers the end of text is the unknown token, too, and templates write it.
     count = max(0, sum(ids.count(unknown) for ids in tokens) - sum(p.count(model.tokenizer.unk_token) for p in prompts))
+    total = sum(map(len, tokens))
     message = f"{count:,} of {total:,} prompt tokens are unknown ({count / max(1, total):.1%})"
     if count >= UNKNOWN * total > 0:
         claims = Claims.read(model.folder)
@@ -181,16 +179,18 @@ def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequen
     return CheckResult("unknown tokens", Check.OK, message)
 
 
-def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str]) -> CheckResult:
+def _check_round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str]) -> CheckResult:
     name = "round trip"
     differing = [(prompt, text) for prompt, text in zip(prompts, back, strict=True) if prompt != text]
     if not differing:
         return CheckResult(name, Check.OK, "prompts are the same after encoding and decoding")
+
     unknown = str(model.tokenizer.unk_token or "")
-    changes = [_changed(_plain(prompt, unknown), _plain(text, unknown)) for prompt, text in differing]
-    characters = max(1, sum(len(_plain(prompt, unknown)) for prompt in prompts))
+    changes = [_count_changes(_tolerant(prompt, unknown), _tolerant(text, unknown)) for prompt, text in differing]
+    characters = max(1, sum(len(_tolerant(prompt, unknown)) for prompt in prompts))
     letters = sum(change[0] for change in changes) / characters
     spaces = sum(change[1] for change in changes) / characters
+
     prompt, text = differing[0]
     first = first_difference(prompt, text) or 0
     around = slice(max(0, first - 8), first + 12)
@@ -203,14 +203,14 @@ def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str])
     return CheckResult(name, Check.WARNING, message, "the model reads or writes these characters otherwise")
 
 
-def _plain(text: str, unknown: str) -> str:
+def _tolerant(text: str, unknown: str) -> str:
     """Return a text without the differences that models tolerate: forms of characters, case, kinds of space."""
     if unknown:
         text = text.replace(unknown, "")
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _changed(before: str, after: str) -> tuple[int, int]:
+def _count_changes(before: str, after: str) -> tuple[int, int]:
     """Return the numbers of characters that were lost, added or moved, and of spaces that were lost or added."""
     old = Counter(before)
     new = Counter(after)
@@ -222,7 +222,7 @@ def _changed(before: str, after: str) -> tuple[int, int]:
     return letters, spaces
 
 
-def _markers(prompts: Sequence[str], back: Sequence[str]) -> CheckResult:
+def _check_marker_letters(prompts: Sequence[str], back: Sequence[str]) -> CheckResult:
     name = "marker letters"
     left = {}
     for mark in _MARKS:

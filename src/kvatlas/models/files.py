@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -109,6 +110,7 @@ class ModelFiles:
         config = self.config if complete else self.complete_config
         heads = self._size(config, "num_attention_heads")
         hidden = self._size(config, "hidden_size")
+
         if config.get(_LATENT):
             # Keys and values of all heads are made of the latent ones before they are cached.
             kv_heads = heads
@@ -117,7 +119,18 @@ class ModelFiles:
         else:
             kv_heads = self._size(config, "num_key_value_heads", heads)
             head_dim = value_dim = self._size(config, "head_dim", hidden // heads)
-        layers = tuple(CachedLayer(layer, head_dim, value_dim) for layer in self._cached_layers(config))
+
+        count = self._size(config, "num_hidden_layers")
+        if count > MAX_LAYERS:
+            raise KvatlasError(
+                f"The model {self.name!r} has num_hidden_layers {count}; expected at most {MAX_LAYERS:,}."
+            )
+        numbers: Sequence[int] = range(count)
+        kinds = config.get("layer_types")
+        if isinstance(kinds, list) and set(kinds) - set(CACHED_KINDS):
+            numbers = [layer for layer, kind in enumerate(kinds) if kind in CACHED_KINDS]
+        layers = tuple(CachedLayer(layer, head_dim, value_dim) for layer in numbers)
+
         biased = bool(config.get("attention_bias")) or config.get("model_type") in BIASED
         return Shape(len(layers), heads, kv_heads, head_dim, hidden, layers, key_biases=biased)
 
@@ -131,18 +144,6 @@ class ModelFiles:
         if type(value) is not int or value < 1:
             raise KvatlasError(f"The model {self.name!r} has {name} {value!r}; expected an integer >= 1.")
         return value
-
-    def _cached_layers(self, config: Mapping[str, Any]) -> Sequence[int]:
-        """Return the numbers of the layers with a KV cache."""
-        count = self._size(config, "num_hidden_layers")
-        if count > MAX_LAYERS:
-            raise KvatlasError(
-                f"The model {self.name!r} has num_hidden_layers {count}; expected at most {MAX_LAYERS:,}."
-            )
-        kinds = config.get("layer_types")
-        if isinstance(kinds, list) and set(kinds) - set(CACHED_KINDS):
-            return [layer for layer, kind in enumerate(kinds) if kind in CACHED_KINDS]
-        return range(count)
 
     @property
     def has_windows(self) -> bool:
@@ -260,7 +261,7 @@ class ModelFiles:
         return digest(contents)
 
     def hash_files(self) -> str:
-        """Return the SHA-256 over the files of config and weights: the key of a model in earlier versions."""
+        """Return the SHA-256 over the files of config and weights, as files of importance heads may name a model."""
         weight_digests = {path.name: weights.sha256(path) for path in self.weight_files()}
         if not weight_digests and self.repository is not None:
             # The hub gives the digests of its files without their contents.
@@ -268,6 +269,12 @@ class ModelFiles:
             weight_digests = {name: stored[name] for name in self._weight_names(stored) if name in stored}
             if not weight_digests:
                 raise self._no_weights()
+
+        # The config comes first, then the others by their names.
         config_digest = weights.sha256(self.folder / "config.json")
-        file_digests = {"config.json": config_digest, **weight_digests, **self.adapter.hash_files()}
-        return weights.combined_sha256(file_digests)
+        others = {**weight_digests, **self.adapter.hash_files()}
+        total = hashlib.sha256()
+        for name, file_digest in [("config.json", config_digest), *sorted(others.items())]:
+            total.update(name.encode() + b"\0")
+            total.update(bytes.fromhex(file_digest))
+        return total.hexdigest()

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.answers.reading import Tags, read_tokens
+from kvatlas.answers.reading import Tags
 from kvatlas.core import KvatlasError, Shape, Storage
 from kvatlas.cpu import native
 from kvatlas.hub import Repository, is_id
@@ -20,7 +20,6 @@ from kvatlas.models.load_options import Options
 from kvatlas.models.thinking import Thinking
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 #: The files to fetch for planning, and those for decoding.
@@ -34,7 +33,8 @@ _STREAMS = {
 }
 
 
-@dataclass(frozen=True)
+# Not frozen: the engine measures the shape of the loaded model. No field is ever set anew.
+@dataclass(unsafe_hash=True)
 class ModelHandle:
     """A causal language model: its `files`, its `chat`, and the form in which it runs.
 
@@ -72,7 +72,7 @@ class ModelHandle:
 
     def keep_shape(self, shape: Shape) -> None:
         """Keep the shape that was measured on the loaded model: config.json may differ."""
-        vars(self)["shape"] = shape
+        self.shape = shape
 
     @cached_property
     def device(self) -> str:
@@ -119,11 +119,6 @@ class ModelHandle:
         return self.files.hash_weights()
 
     @cached_property
-    def files_digest(self) -> str:
-        """SHA-256 over the files of config and weights: the key of a model in earlier versions."""
-        return self.files.hash_files()
-
-    @cached_property
     def tokenizer_digest(self) -> str:
         """SHA-256 over the loaded tokenizer, whatever its files, and its template: part of the run key."""
         return self.chat.hash_tokenizer()
@@ -167,16 +162,19 @@ class ModelHandle:
                 f"{without} of the {len(kinds)} layers of the model {self.name!r} have no KV cache: compressions act "
                 f"on the other {len(kinds) - without}."
             )
+
         if self.chat.asks_for_date:
             notes.append(
                 f"The chat template of the model {self.name!r} asks for the date: it is told {self.options.date} every "
                 "day, so that prompts stay the same (the option date sets another)."
             )
+
         if self.files.steady_positions is not None:
             notes.append(
                 f"Beyond {self.files.steady_positions} positions the model {self.name!r} rotates a whole text by other "
                 "factors: prompt and new tokens together are at most as many here."
             )
+
         if not self.thinking.close and self.options.think_close is None:
             notes.append(
                 f"The model {self.name!r} has no think tags: its whole output is its answer (if a text ends its "
@@ -190,13 +188,37 @@ class ModelHandle:
 
         Raises KvatlasError if they do not fit, are faulty, or cannot have the type of the option `weights` here.
         """
+        import torch
+
+        from kvatlas.cpu.packing import pack_model
+        from kvatlas.cpu.shared_weights import PackedTables, WeightsFile
+
         # Workers on other machines, and callers that check nothing, would take them in fp32.
         self._check_short_weights()
-        folder = self.folder
         weights.check_fits(self.name, self.weight_bytes, self.device)
+
+        folder = self.folder
         if self.repository is not None and not self.files.weight_files():
             folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
-        return self._load_shared(folder) if self.shares_weights else self._load_alone(folder)
+        adapter = self.files.adapter
+
+        def load_unpacked(read: bool) -> PreTrainedModel:
+            # Unless they are read, other weights will replace those of the model.
+            model = weights.load_weights(self.name, folder, self.dtype, self.device, check=read)
+            if read:
+                adapter.merge(self.name, model)
+            return model
+
+        packed_dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        if self.shares_weights:
+            files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+            if adapter.address:
+                files += [adapter.folder / name for name in weights.ADAPTER_FILES]
+            home = Path(self.options.cache).expanduser() if self.options.cache else cache_folder()
+            return WeightsFile(home, files, packed_dtype).load(load_unpacked, pack_model)
+        model = load_unpacked(read=True)
+        pack_model(model, PackedTables(packed_dtype))
+        return model
 
     @property
     def shares_weights(self) -> bool:
@@ -204,41 +226,6 @@ class ModelHandle:
         if self.device != "cpu" or self.dtype != "float32" or self.config.get("quantization_config"):
             return False
         return (self.weight_bytes or 0) >= SHARED_FROM and native.load() is not None
-
-    def _load_alone(self, folder: Path) -> PreTrainedModel:
-        from kvatlas.cpu.packing import pack_model
-        from kvatlas.cpu.shared_weights import PackedTables
-
-        model = self._load_unpacked(folder, read=True)
-        pack_model(model, PackedTables(self._table_dtype))
-        return model
-
-    def _load_shared(self, folder: Path) -> PreTrainedModel:
-        from kvatlas.cpu.packing import pack_model
-        from kvatlas.cpu.shared_weights import WeightsFile
-
-        adapter = self.files.adapter
-        files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
-        if adapter.address:
-            files += [adapter.folder / name for name in weights.ADAPTER_FILES]
-        home = Path(self.options.cache).expanduser() if self.options.cache else cache_folder()
-        return WeightsFile(home, files, self._table_dtype).load(
-            lambda read: self._load_unpacked(folder, read), pack_model
-        )
-
-    @property
-    def _table_dtype(self) -> torch.dtype:
-        """The type of packed weights of linear layers."""
-        import torch
-
-        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
-
-    def _load_unpacked(self, folder: Path, read: bool) -> PreTrainedModel:
-        """Load the model as it is in its files; unless it is to be `read`, other weights will replace those of it."""
-        model = weights.load_weights(self.name, folder, self.dtype, self.device, check=read)
-        if read:
-            self.files.adapter.merge(self.name, model)
-        return model
 
     # What other rooms read of the files.
 
@@ -251,11 +238,6 @@ class ModelHandle:
     def positions(self) -> int | None:
         """The number of positions that the model supports with one rotation for all lengths; None if unknown."""
         return self.files.positions
-
-    @property
-    def has_windows(self) -> bool:
-        """True if layers attend to a sliding window of tokens."""
-        return self.files.has_windows
 
     @property
     def vocabulary(self) -> int:
@@ -311,13 +293,6 @@ class ModelHandle:
         """Return True if a text is the same after encoding and decoding, apart from case and spaces."""
         return self.chat.reads(text)
 
-    def answer(self, tokens: Sequence[int]) -> str | None:
-        """Return the text after the end of thinking; None if thinking does not end.
-
-        If neither the prompt nor the model opened thinking, the whole trace is an answer.
-        """
-        return read_tokens(self, tokens).answer
-
     def split(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return the end of thinking and the start of the answer in `tokens`; None if thinking does not end."""
         if self.think_close is None:
@@ -349,7 +324,7 @@ def handle_for(
     a repository in the cache (a policy has to know how thinking ends), and for weights on several devices.
     """
     name = str(model.config.name_or_path)
-    weights.check_whole(name, model)
+    weights.check_one_device(name, model)
     folder = Path(name)
     if not (folder / "config.json").is_file() and is_id(name):
         folder = Repository(name).cached() or folder
@@ -359,6 +334,7 @@ def handle_for(
         stops=stops,
         dtype=str(model.dtype).removeprefix("torch."),
     )
+
     chosen = Options.from_values({**options, "device": str(model.device)})
     handle = ModelHandle(name, folder, chosen, overrides=loaded)
     if tokenizer is None and not (folder / "tokenizer_config.json").is_file():

@@ -53,13 +53,14 @@ class Options:
     template_values: tuple[tuple[str, Value], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "template_values", _template_values(self.template_values))
+        object.__setattr__(self, "template_values", _ordered_template_values(self.template_values))
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "template_values":
                 continue
             if not isinstance(value, str) and not (value is None and field.name == "think_close"):
                 raise KvatlasError(f"The model option {field.name} is {value!r}; expected a text.")
+
         if self.dtype not in DTYPES:
             raise KvatlasError(f"The model option dtype is {self.dtype!r}; expected {', '.join(DTYPES)}.")
         if self.weights not in WEIGHTS:
@@ -99,7 +100,7 @@ class Options:
         return self.device
 
 
-def _template_values(given: Any) -> tuple[tuple[str, Value], ...]:
+def _ordered_template_values(given: Any) -> tuple[tuple[str, Value], ...]:
     """Return the values for a chat template in the order of their names. Raises KvatlasError for other data."""
     expected = "expected a mapping of names to texts, numbers, true, false and null, as {enable_thinking: true}"
     if isinstance(given, tuple):

@@ -7,7 +7,7 @@ merge with their neighbours (`</`, `think`, `>` and then a line break): there th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,7 @@ class Thinking:
             self._completes[newest_token] = last in text or may_end_character
         if not self._completes[newest_token]:
             return None
+
         # One token more than can be needed: some decoders drop the space before the first.
         newest = list(tokens[max(0, count - len(self.close.encode()) - 1) : count])
         if self.close not in self._text(newest) or self.close in self._text(newest[:-1]):
@@ -70,22 +71,16 @@ class Thinking:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 
-def thinking(tokenizer: PreTrainedTokenizerBase, close: str | None) -> Thinking:
-    """Return the tags of a model: `close` if given, else those of tokenizer or template, else none."""
+def find_tags(tokenizer: PreTrainedTokenizerBase, close: str | None) -> Thinking:
+    """Return the tags of a model: with `close` if given, else the first published ones whose end is an added token,
+    else the first in the template, else none."""
     added = tokenizer.added_tokens_encoder
     if close is not None:
         opening = next((tag for tag, closing in PUBLISHED if closing == close.strip()), "")
-    else:
-        opening, close = _published_tags(str(tokenizer.chat_template or ""), added)
-    return Thinking(tokenizer, opening, close, added.get(close) if close else None)
+        return Thinking(tokenizer, opening, close, added.get(close) if close else None)
 
-
-def _published_tags(template: str, added: Mapping[str, int]) -> tuple[str, str]:
-    """Return the first published tags that end in an added token, else the first in the template, else empty ones."""
-    for opening, closing in PUBLISHED:
-        if closing in added:
-            return opening, closing
-    for opening, closing in PUBLISHED:
-        if opening in template or closing in template:
-            return opening, closing
-    return "", ""
+    template = str(tokenizer.chat_template or "")
+    in_tokens = [tags for tags in PUBLISHED if tags[1] in added]
+    in_template = [tags for tags in PUBLISHED if tags[0] in template or tags[1] in template]
+    opening, closing = [*in_tokens, *in_template, ("", "")][0]
+    return Thinking(tokenizer, opening, closing, added.get(closing) if closing else None)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -69,12 +69,15 @@ def load_weights(name: str, folder: Path, dtype: str, device: str, check: bool =
     # Its type does not cover the second result, the report.
     load: Any = AutoModelForCausalLM.from_pretrained
     model: PreTrainedModel
+
     with refusal(f"The weights of the model {name!r} cannot be loaded"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         # A config.json may name repositories of kernels in these fields, which would be fetched and run.
         config._attn_implementation = config._experts_implementation = None
         # Another file of weights than the one in the run key.
         config.transformers_weights = None
+        if not getattr(config, "quantization_config", None):
+            _check_types(name, folder)
         model, report = load(
             folder,
             config=config,
@@ -84,6 +87,7 @@ def load_weights(name: str, folder: Path, dtype: str, device: str, check: bool =
             trust_remote_code=False,
             output_loading_info=True,
         )
+
     missing = report["missing_keys"]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -96,6 +100,21 @@ def load_weights(name: str, folder: Path, dtype: str, device: str, check: bool =
     if check:
         check_finite(name, model)
     return model
+
+
+def _check_types(name: str, folder: Path) -> None:
+    """Raise KvatlasError for weights in integers, which would be read as numbers of the model's type."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for tensor in file.keys():  # noqa: SIM118
+                dtype = file.get_slice(tensor).get_dtype()
+                if tensor.endswith(".weight") and dtype.startswith(("I", "U", "BOOL")):
+                    raise KvatlasError(
+                        f"The weights of the model {name!r} have the tensor {tensor!r} of integers ({dtype}), and its "
+                        "config.json names no quantization."
+                    )
 
 
 def check_fits(name: str, size: int | None, device: str) -> None:
@@ -113,7 +132,7 @@ def check_fits(name: str, size: int | None, device: str) -> None:
         )
 
 
-def check_whole(name: str, model: PreTrainedModel) -> None:
+def check_one_device(name: str, model: PreTrainedModel) -> None:
     """Raise KvatlasError if a model's weights lie on several devices, as with `device_map`."""
     places: dict[str, int] = {}
     for tensor in model.parameters():
@@ -180,15 +199,6 @@ def _hash_bytes(file: BinaryIO, count: int) -> str:
     return total.hexdigest()
 
 
-def combined_sha256(file_digests: Mapping[str, str]) -> str:
-    """Return one SHA-256 from those of several files by their names, the config first."""
-    total = hashlib.sha256()
-    for name in sorted(file_digests, key=lambda file_name: (file_name != "config.json", file_name)):
-        total.update(name.encode() + b"\0")
-        total.update(bytes.fromhex(file_digests[name]))
-    return total.hexdigest()
-
-
 @dataclass(frozen=True)
 class Adapter:
     """The LoRA adapter in a folder as peft writes it, to be added to the weights of a model; "" for no adapter.
@@ -228,20 +238,17 @@ class Adapter:
             alpha = float(config["lora_alpha"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[0]} ({error}).") from error
-        self._check_formula(config)
-        if rank < 1:
-            raise KvatlasError(f"The adapter {self.address!r} has r {rank}; expected an integer >= 1.")
-        return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
-    def _check_formula(self, config: Mapping[str, Any]) -> None:
-        """Raise KvatlasError for an entry that changes the formula."""
+        # Entries that change the formula, by name, and further ones of later versions of peft unless they are empty.
         for name, values in _PLAIN_ADAPTER.items():
             if config.get(name, values[0]) not in values:
                 raise KvatlasError(f"The adapter {self.address!r} has {name} {config[name]!r}; expected {values[0]!r}.")
-        # Later versions of peft have further entries, which change the formula unless they are empty.
         for name, value in config.items():
             if value and name not in _PLAIN_ADAPTER and name not in _FREE_ADAPTER:
                 raise KvatlasError(f"The adapter {self.address!r} has {name} {value!r}; expected none.")
+        if rank < 1:
+            raise KvatlasError(f"The adapter {self.address!r} has r {rank}; expected an integer >= 1.")
+        return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
     def check(self) -> None:
         """Raise KvatlasError for every fault that can be found before the weights are read."""
@@ -271,6 +278,7 @@ class Adapter:
             tensors = load_file(self.folder / ADAPTER_FILES[1])
         except (OSError, SafetensorError) as error:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[1]} ({error}).") from error
+
         pairs: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             match = _KEY.fullmatch(key)

@@ -48,7 +48,7 @@ class FilePolicy(CompressingPolicy):
 
             with safe_open(file, framework="pt") as content:
                 weights = (content.metadata() or {}).get("model_weights")
-            if weights not in (None, model.weights_digest) and weights != model.files_digest:
+            if weights not in (None, model.weights_digest) and weights != model.files.hash_files():
                 raise KvatlasError(
                     f"The file {str(file)!r} was made with other weights than those of the model {model.name!r}; make "
                     f"it anew, or name it with the parameter {self.file_parameter} to use it all the same."

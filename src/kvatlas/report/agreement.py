@@ -56,7 +56,7 @@ def compare_maps(given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None
     (first, first_maps), (second, second_maps) = given.items()
     common: list[_CommonCell] = []
     for map_, other in product(first_maps, second_maps):
-        if _measured(map_) == _measured(other) and _same_policy(map_, other):
+        if _subject_of(map_) == _subject_of(other) and _same_policy(map_, other):
             for coord, cell in map_.cells.items():
                 if coord in other.cells:
                     values = (cell.estimate.value, other.cells[coord].estimate.value)
@@ -82,7 +82,7 @@ def compare_maps(given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None
     }
 
 
-def _measured(map_: Map) -> tuple[str, ...]:
+def _subject_of(map_: Map) -> tuple[str, ...]:
     return map_.model, map_.benchmark, map_.metric, map_.axes[0][0], map_.axes[1][0]
 
 

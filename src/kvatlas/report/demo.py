@@ -48,13 +48,13 @@ def _draw_maps(result: Result, folder: Path, suffixes: Sequence[str]) -> list[Pa
     """Draw the means side by side, then a figure for each model and policy; as files of each kind."""
     maps = [one.map for one in result.maps]
     means = [one.map for one in result.means]
-    written = _draw(metric_figure(result, means, MapOptions(mean=True)), "means", means, folder, suffixes)
+    written = _save_figure(metric_figure(result, means, MapOptions(mean=True)), "means", means, folder, suffixes)
     for (model, policy), series in grouped(maps, lambda map_: (map_.model, map_.policy)).items():
-        written += _draw(map_figure(series), f"{model.rpartition(':')[2]}-{policy}", series, folder, suffixes)
+        written += _save_figure(map_figure(series), f"{model.rpartition(':')[2]}-{policy}", series, folder, suffixes)
     return written
 
 
-def _draw(figure: Figure, name: str, maps: Sequence[Map], folder: Path, suffixes: Sequence[str]) -> list[Path]:
+def _save_figure(figure: Figure, name: str, maps: Sequence[Map], folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Write a figure and the numbers of its maps; return the pictures."""
     return [save(figure, folder / f"{name}.{suffix}", maps)[0] for suffix in suffixes]
 

@@ -316,7 +316,7 @@ def _panels_against(result: Result, against: str, mean: bool) -> list[Panel]:
     """Return the maps of a result minus a baseline, a policy, a model, or the maps of another source."""
     is_source = Path(against).exists() or against.startswith(PUBLISHED)
     other = result.options.open_source(against) if is_source else None
-    compared = compare(result.every_map, result.opened_runs, against, other)
+    compared = maps_against(result.every_map, result.opened_runs, against, other)
     compared = replace(compared, maps=of_policy(compared.maps, result.options.policy))
 
     if mean:
@@ -329,7 +329,7 @@ def _panels_against(result: Result, against: str, mean: bool) -> list[Panel]:
     return difference_panels(compared)
 
 
-def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: Source | None) -> ComparedMaps:
+def maps_against(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: Source | None) -> ComparedMaps:
     """Return maps against a baseline, a policy, a model, or the maps of the `other` source.
 
     Raises KvatlasError where nothing has that name, and where no map can be compared with it.

@@ -209,6 +209,16 @@ class Result:
         """The runs among the sources, each with all its policies."""
         return [source for source in self.sources if isinstance(source, RunData)]
 
+    @property
+    def only_run(self) -> RunData:
+        """The one source, a run; KvatlasError for a CSV map, which has no traces, and for several sources."""
+        if len(self.opened_runs) != 1 or len(self.sources) != 1:
+            given = "several sources were given" if len(self.sources) > 1 else "the file is a map without traces"
+            raise KvatlasError(
+                f"A report needs the folder of one run, and {given}: `kvatlas map` and `kvatlas describe` read maps."
+            )
+        return self.opened_runs[0]
+
     @cached_property
     def _maps_of_sources(self) -> list[list[Map]]:
         """The maps of each source, of all policies; none of a run without maps."""

@@ -42,8 +42,10 @@ _PUBLISHED_RULE: Mapping[str, Any] = {"ratio_over": "older"}
 _PUBLISHED_PROMPT = 150
 #: The columns that hold the values of a metric, in percent.
 _VALUES = re.compile(r"progress|pass_at_[1-9]\d*")
-#: A limit of counts, and of means of counts.
+#: A limit of counts.
 _BELOW = 10**9
+#: The largest mean of counts, bytes or seconds.
+_MOST = 10**15
 #: The most characters of a field: figures and tables have room for a name.
 _MAX_FIELD = 500
 _MEAN = re.compile(r"mean of (\d+)")
@@ -310,9 +312,9 @@ def _column_value(where: str, column: Column, fields: Mapping[str, str]) -> Any:
         value = _number_or_text(where, column.name, text)
     else:
         value = _field_number(where, column.name, text, column.least)
-        least, most = (-_ROUNDING, 100 + _ROUNDING) if column.is_share else (0, _BELOW)
+        least, most = (-_ROUNDING, 100 + _ROUNDING) if column.is_share else (0, _MOST)
         if not least <= value <= most:
-            expected = "a percentage from 0 to 100" if column.is_share else f"a number from 0 to {_BELOW:,}"
+            expected = "a percentage from 0 to 100" if column.is_share else f"a number from 0 to {_MOST:,}"
             raise KvatlasError(f"{where}: {column.name} is {text}; expected {expected}.")
     return value / 100 if column.is_share and not isinstance(value, str) else value
 

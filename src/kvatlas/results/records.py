@@ -145,7 +145,7 @@ def setting_faults(setting: Setting) -> Iterator[str]:
         yield _clause("the order of its parameters", ", ".join(map(str, names)), "each once, by name")
 
 
-def is_cost(name: str, value: object) -> bool:
+def is_cost(name: str, value: Any) -> bool:
     """Return whether a value can be the cost `name` of a trace: None, a count, or a finite number from 0."""
     if value is None:
         return True
