@@ -51,7 +51,7 @@ _NAMED = 6
 
 @dataclass(frozen=True)
 class SettingFacts:
-    """What is known of a setting from its policy, so that a reader of its traces needs no policy.
+    """Facts of a setting that come from its policy, so that a reader of its traces needs no policy.
 
     values: all parameters, those included that the setting does not name.
     shared: the names that the setting gives to parameters of every policy that compresses.

@@ -30,7 +30,7 @@ def join_runs(runs: Sequence[RunData]) -> list[RunData]:
 
 
 class Evidence(NamedTuple):
-    """What a run knows of its settings beside the full cache: losses, of an adaptive sweep the last decisions.
+    """The losses of a run's settings against the full cache; of an adaptive sweep its last decisions.
 
     Maps, frames, tables and recommendations look up theirs.
     """

@@ -289,7 +289,7 @@ class CellTraces:
 
     @cached_property
     def facts(self) -> SettingFacts:
-        """What the run knows of its setting, for the problems that have traces."""
+        """The facts of its setting, for the problems that have traces."""
         return self.expected.facts_with(self.prompts.values())
 
     @cached_property

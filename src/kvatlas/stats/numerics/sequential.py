@@ -80,7 +80,7 @@ def begin(settings: int) -> Decision:
     return Decision(unknown, -ones, ones, ones, none.astype(int), every.astype(int), none, none, none, every, None)
 
 
-def look(before: Decision, traces: TracesSoFar, margin: float) -> Decision:
+def take_look(before: Decision, traces: TracesSoFar, margin: float) -> Decision:
     """Return the decision from the blocks up to the `goal` of each setting."""
     blocks = before.goal
     value = before.value.copy()
@@ -128,7 +128,7 @@ def decisions(traces: TracesSoFar, margin: float) -> Iterator[Decision]:
     state = begin(len(traces.differences))
     yield state
     while state.next.any() and is_complete(state, traces):
-        state = look(state, traces, margin)
+        state = take_look(state, traces, margin)
         yield state
 
 
