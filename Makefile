@@ -108,7 +108,7 @@ deep: $(VENV)/dev.stamp
 		--no-loadscope-reorder -m 'not conformance' --hypothesis-profile new
 	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
 	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
-	$(MAKE) mutants
+	@test -z "$(MUTATED)" || $(MAKE) mutants
 
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code
 # that no test notices. Minutes for each file, so no part of the tests; `mutmut show NAME` prints one that lived.

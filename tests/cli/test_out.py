@@ -125,3 +125,22 @@ def test_an_option_that_is_given_twice_is_refused(name: str, finished: Path, kva
     code, out, said = kvatlas(*name.split(), *given, *outs)
     assert (code, out) == (2, "")
     assert "--out is given 2 times" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sweep", "demo", "--out", ""),
+        ("map", "published:dynts_r1_qwen", "--out", ""),
+        ("describe", ""),
+        ("compare", "published:dynts_r1_qwen", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    words: tuple[str, ...], kvatlas: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = kvatlas(*words)
+    assert code == 2
+    assert "is empty; expected a name or a path" in err
+    assert not list(tmp_path.iterdir())

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from kvatlas.core import Costs, Grade, Setting, Status, Trace
+from kvatlas.deploy.endpoint import _retry_after, _text_of_content
 from kvatlas.deploy.verify import _equal_texts
 from kvatlas.models import find
 from kvatlas.results import Store
@@ -171,13 +172,15 @@ def test_greedy_texts_tell_the_cell_from_another_one(long_run: Path, server: str
 def test_a_faulty_endpoint_is_told_by_what_it_answers(run: Path, long_run: Path, stand: Stand, verify: Call) -> None:
     def wrong(path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
         text = body.get("messages", [{}])[-1].get("content", "") * 20
-        return (200, {}, MODELS if path.endswith("models") else completion(text, "length", 999, 7))
+        answer = completion(text, "length", 999, 7).replace(b"{", b'{"model": "giant", ', 1)
+        return (200, {}, MODELS if path.endswith("models") else answer)
 
     url, _ = stand(wrong)
     code, out, _ = verify(url, run)
     assert code == 1
     assert "worse by more than 3 points" in out
     assert "prompts are not as long as in the run" in out
+    assert "Of 16 answers 16 are of another model than was asked, by name: 16 'giant'." in out
     assert "were cut (finish reason length) before 300 tokens" in out
     # Its texts are those of another model.
     code, out, _ = verify(url, long_run, "--problems", 2, "--texts", 2)
@@ -250,6 +253,8 @@ def test_a_broken_connection_and_a_date_to_wait_for_are_asked_again(
         (302, {"Location": "http://127.0.0.1:1/"}, b"", "redirects to another address"),
         (200, {}, b"data: {\n\ndata: nonsense\n\n", "does not answer as an OpenAI-compatible API"),
         (200, {}, b'{"data": [{"id": "a"}, {"id": "b"}]}', "several models; name one with --served"),
+        (200, {}, b'{"data": []}', "lists no model that has a name of printable characters"),
+        (204, {}, b"", "/v1/models (HTTP 204) answers without a text"),
         # To questions:
         (200, {}, b'{"choices": [{"delta": {}}]}', "does not answer as an OpenAI-compatible API"),
         (200, {}, b'{"choices": [{"message": {"content": 3}}]}', "does not answer as an OpenAI-compatible API"),
@@ -323,9 +328,17 @@ def test_the_interval_decides(reference: float, served: float, problems: int, st
         assert result.needed > problems
 
 
-@pytest.mark.parametrize("fault", ["refused", "endless wait", "half a character", "no text", "other body"])
+@pytest.mark.parametrize("year", ["99999999999", "9999", "0001", "2015"])
+def test_dates_of_any_year_are_times_to_wait_or_none(year: str) -> None:
+    wait = _retry_after(f"Wed, 21 Oct {year} 07:28:00 GMT")
+    assert wait is None or wait >= 0
+
+
+@pytest.mark.parametrize(
+    "fault", ["refused", "endless wait", "half a character", "no text", "other body", "no words", "unforeseen"]
+)
 def test_answers_that_arrive_are_stored_whatever_becomes_of_the_others(
-    run: Path, stand: Stand, verify: Call, tmp_path: Path, fault: str
+    run: Path, stand: Stand, verify: Call, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault comes first, while the other questions are open."""
     faults: dict[str, tuple[int, Mapping[str, str], bytes]] = {
@@ -334,7 +347,16 @@ def test_answers_that_arrive_are_stored_whatever_becomes_of_the_others(
         "half a character": (200, {}, completion("\ud83d")),
         "no text": (200, {}, b'{"choices": [{"message": {"content": {}}, "finish_reason": "stop"}]}'),
         "other body": (200, {}, b"<html>"),
+        "no words": (422, {}, b""),
+        "unforeseen": (200, {}, completion("overflow")),
     }
+
+    def text_of(content: Any) -> str:
+        if content == "overflow":
+            raise OverflowError("beyond all that anybody thought of")
+        return _text_of_content(content)
+
+    monkeypatch.setattr("kvatlas.deploy.endpoint._text_of_content", text_of)
     lock = threading.Lock()
     answers = 0
 

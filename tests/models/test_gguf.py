@@ -139,6 +139,44 @@ def test_what_is_no_gguf_is_refused(content: bytes | None, file: Path, tmp_path:
         models.find(f"hf:{tmp_path}/missing.gguf")
 
 
+@pytest.mark.parametrize(
+    ("facts", "tensors", "sentence"),
+    [
+        ({}, [], "lacks 'llama.block_count' in its header, so that it is no model"),
+        ({"block_count": 2}, [], "lacks 'llama.embedding_length' in its header"),
+        ({"block_count": 2, "embedding_length": 8}, [], "lacks 'tokenizer.ggml.tokens' in its header"),
+        ({"block_count": 2, "embedding_length": 8, "token_list": ["a"]}, [], "lacks the tensor 'token_embd.weight'"),
+        (
+            {"block_count": 2**31, "embedding_length": 8, "token_list": ["a"]},
+            ["token_embd.weight", "blk.0.x"],
+            "lacks the tensors of 2,147,483,647 of its 2,147,483,648 blocks",
+        ),
+    ],
+)
+def test_a_header_of_no_model_is_refused_before_a_model_is_made(
+    facts: dict[str, Any], tensors: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = pytest.importorskip("gguf", reason="needs the package gguf").GGUFWriter(tmp_path / "a.gguf", "llama")
+    for name, fact in facts.items():
+        getattr(writer, f"add_{name}")(fact)
+    for name in tensors:
+        writer.add_tensor(name, torch.ones(4, 8).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    with pytest.raises(KvatlasError, match=r"The GGUF .*a\.gguf'") as caught:
+        models.find(f"hf:{tmp_path / 'a.gguf'}", cache=str(tmp_path / "cache"))
+    assert sentence in str(caught.value)
+
+
+def test_a_header_of_a_larger_model_is_refused_without_its_memory(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "large.gguf", dict.fromkeys(SPECIAL, 3), facts={"feed_forward_length": 2**31 - 1})
+    with pytest.raises(KvatlasError, match=r"holds [0-9,]+ numbers, and its header is that of a model of [0-9,]{12,}"):
+        models.find(f"hf:{tmp_path / 'large.gguf'}", cache=str(tmp_path / "cache"))
+
+
 def test_a_packaged_model_is_the_one_that_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = PackagedModel("a_package", "small.gguf", "0" * 64, "pip install a-package", 7, "MIT")
     monkeypatch.setitem(gguf.PACKAGED, "small", small)

@@ -16,7 +16,7 @@ import torch
 
 from kvatlas import models, policies
 from kvatlas.benchmarks import find
-from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.core import KvatlasError, Sampling, Setting, reason
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims
@@ -170,11 +170,52 @@ def test_a_link_is_digested_by_what_it_leads_to(model: ModelHandle) -> None:
     assert models.find(model.name).weights_digest != before
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"eos_token_id": [1, null]}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"eos_token_id": [1, null]}', '{"eos_token_id": -1}'])
 def test_a_generation_config_that_cannot_be_read_is_refused(model: ModelHandle, text: str) -> None:
     (model.folder / "generation_config.json").write_text(text)
     with pytest.raises(KvatlasError, match=r"generation_config\.json|expected token ids"):
         _ = model.stops
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_attention_heads": 7}, r"config\.json of the model .* cannot be read \(.*: .*"),
+        ({"rms_norm_eps": "small"}, r"config\.json of the model .* cannot be read \(.*'rms_norm_eps': .*"),
+    ],
+)
+def test_faults_of_a_config_are_not_those_of_the_tokenizer(
+    model: ModelHandle, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(KvatlasError, match=sentence) as caught:
+        _ = reconfigure(model, **changes).tokenizer
+    assert not str(caught.value).rstrip(").").endswith(":")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ValueError("Couldn't make one of:\n  (1) a file\n  (2) a class"), "Couldn't make one of: (1) a file"),
+        (ValueError("\nno JSON\nat all"), "no JSON"),
+        (ValueError("ends:\n\n"), "ends:"),
+        (KeyError("nope"), "there is no 'nope'"),
+        (KeyError("The model type is unknown."), "The model type is unknown."),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_the_reason_of_an_error_is_one_clause_that_says_something(error: Exception, sentence: str) -> None:
+    assert reason(error) == sentence
+
+
+def test_weights_in_integers_are_refused(model: ModelHandle) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = model.folder / "model.safetensors"
+    weights = load_file(file)
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].to(torch.int64)
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(KvatlasError, match=r"'model\.embed_tokens\.weight' of integers \(I64\)"):
+        models.find(model.name).load()
 
 
 @pytest.mark.parametrize("backend", ["reference", "flex"])

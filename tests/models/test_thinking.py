@@ -213,6 +213,7 @@ def test_layers_without_a_cache_are_said(random_models: dict[str, ModelHandle]) 
         (lambda f: edit(f, "tokenizer.json", normalizer=PANIC), "The tokenizer of the model"),
         (lambda f: (f / "chat_template.jinja").write_text("{% if false %}x{% endif %} "), "renders an empty prompt"),
         (lambda f: (f / "chat_template.jinja").write_text("{{ [1, 2]|random }}"), "renders another prompt each time"),
+        (lambda f: (f / "chat_template.jinja").write_text("localhost"), "leaves out the message of the user"),
         (
             lambda f: (
                 (f / "model.safetensors").unlink(),

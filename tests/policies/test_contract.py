@@ -258,6 +258,33 @@ def test_a_budget_in_bytes_is_the_tokens_that_they_hold(tiny_llama: ModelHandle,
 
 
 @pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"group": 2**31 - 16}, "group is 2147483632; expected at most 32, for the channels of a head"),
+        ({"group": 48}, "group is 48; expected at most 32"),
+        ({"residual": 2**31 - 1}, "residual is 2147483647; expected at most 1536, its positions"),
+        ({"group": 32, "residual": 1536}, ""),
+        ({"kv_bits": 16, "group": 2**31 - 16, "residual": 2**31 - 1}, ""),
+    ],
+)
+def test_groups_and_residuals_are_limited_by_the_model(
+    tiny_llama: ModelHandle, values: dict[str, int], sentence: str
+) -> None:
+    full = policies.from_setting(Setting.from_parameters("full", **{"kv_bits": 2, **values}))
+    if not sentence:
+        assert policies.fit(full, tiny_llama).storage == full.storage
+        return
+    with pytest.raises(KvatlasError, match="does not fit the model") as caught:
+        policies.fit(full, tiny_llama)
+    assert sentence in str(caught.value)
+
+
+def test_a_wrong_value_is_named_before_what_stands_beside_it() -> None:
+    with pytest.raises(KvatlasError, match="every is -1; expected an integer >= 0"):
+        policies.from_setting(Setting.from_parameters("window", **EXPLAIN, every=-1))
+
+
+@pytest.mark.parametrize(
     ("text", "canonical"),
     [
         ("1024KiB", "1MiB"),

@@ -125,6 +125,14 @@ def test_a_policy_that_cannot_be_made_is_refused(tmp_path: Path, kvatlas: Call) 
     assert f"The policy '{policy}' cannot be made (it called sys.exit(0))." in sentence
 
 
+def test_a_policy_whose_beginning_hides_that_of_its_base_is_refused(tmp_path: Path, kvatlas: Call) -> None:
+    policy = write_plugin(tmp_path, "score", "return cached.positions")
+    file = tmp_path / "faulty.py"
+    file.write_text(file.read_text() + "\n    def __post_init__(self):\n        pass\n")
+    sentence = kvatlas.refuse("run", "embedded:tiny-llama", "CHAIN8", "--policy", policy, *CELL)
+    assert f"The policy '{policy}' cannot be used (its __post_init__ has to call super().__post_init__())." in sentence
+
+
 @pytest.mark.parametrize("statement", ["sys.exit(0)", "raise ValueError('boom')"])
 def test_generate_raises_the_sentence(tmp_path: Path, tiny_llama: ModelHandle, statement: str) -> None:
     policy = write_plugin(tmp_path, "score", statement)

@@ -203,6 +203,14 @@ def test_every_outcome_has_a_letter_and_a_word_on_the_page() -> None:
     assert len(MARKS) == len(Outcome) + 1
 
 
+def test_a_csv_map_has_no_page(tmp_path: Path) -> None:
+    file = tmp_path / "map.csv"
+    file.write_text("model,benchmark,local_window,ratio,pass_at_1\nM,B,8,0.1,40\nM,B,8,0.2,41\n")
+    with pytest.raises(KvatlasError, match="A report needs the folder of one run, and the file is a map without"):
+        write_report(open_result([file]), tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
 def test_evictions_of_a_trace() -> None:
     eviction_trace = EvictionTrace(1, (0, 5, 3, 0, 5, 0, 0, 0), (1, 0, 0, 1, 0, 1, 1, 1))
     coded = {"steps": [3, 5], "left": [1, 0, 2, 0, 0, 0], "judged": 3, "prompt_left": [0, 1]}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,33 @@ def test_damage_is_named(tmp_path: Path) -> None:
     # Where the first page is gone nothing can be read.
     assert all(any(word in item for word in ("is damaged", "cannot be used", "has version 0")) for item in said)
     assert len(said) > 10
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda data: b"no database" * 500, "is damaged (file is not a database)"),
+        (lambda data: data[:5000], "is damaged (database disk image is malformed)"),
+        (lambda data: data.replace(b"CREATE TABLE traces", b"CREATE TABLE tr\xffces"), "is damaged ("),
+        (lambda data: data.replace(b"CREATE TABLE traces", b"CREATE TxBLE traces"), "is damaged (malformed database"),
+        (lambda data: b"", "it is empty, since no sweep was started in it"),
+    ],
+)
+def test_a_file_that_is_no_store_is_damage_for_readers_and_writers(
+    tmp_path: Path, change: Callable[[bytes], bytes], sentence: str
+) -> None:
+    with Store.create(tmp_path) as store:
+        store.put_manifest(manifest())
+    path = tmp_path / "run.sqlite"
+    path.write_bytes(change(path.read_bytes()))
+    for opened in (Store.open, Store.create):
+        if opened == Store.create and not path.stat().st_size:
+            # A killed process leaves an empty file, with which the next one goes on.
+            continue
+        with pytest.raises(KvatlasError) as caught, opened(tmp_path) as store:
+            store.keys()
+        assert sentence in str(caught.value)
+        assert "goes on from there" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

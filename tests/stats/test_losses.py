@@ -9,7 +9,7 @@ from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.stats.losses import kept_by_rule
 from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
-from kvatlas.stats.numerics.sequential import TracesSoFar, begin, last_quantile, look, replay
+from kvatlas.stats.numerics.sequential import TracesSoFar, begin, last_quantile, replay, take_look
 from kvatlas.stats.numerics.texts import Departures, departure_p
 from kvatlas.stats.paired import Equivalence, paired_difference, verified
 from kvatlas.stats.power import provable
@@ -241,7 +241,7 @@ def test_a_setting_that_waited_goes_on_where_cheaper_ones_fail():
     seen = TracesSoFar(late, np.zeros(400, int), np.arange(400) // 20, [400], 20, np.array([2.0, 1.0]))
     state, waited = begin(2), False
     while state.next.any():
-        state = look(state, seen, 0.05)
+        state = take_look(state, seen, 0.05)
         waited |= state.open[0] and not state.next[0]
     assert waited
     assert (state.recommended, state.broken[1] or state.hopeless[1]) == (0, True)

@@ -6,7 +6,7 @@ import pytest
 
 from kvatlas import benchmarks, models
 from kvatlas.core import KvatlasError, Sampling, Setting
-from kvatlas.policies import policies
+from kvatlas.policies import from_setting, policies
 from kvatlas.sweeps import parse_spec, read_spec
 from tests.sweeps.conftest import Build
 
@@ -42,6 +42,8 @@ def test_defaults_are_the_published_ones() -> None:
         ({"axes": {"ratio": []}}, "ratio has no values"),
         ({"settings": [], "baseline": []}, "neither settings nor baseline name a policy"),
         ({"settings": []}, "axes need settings to vary"),
+        ({"strict_budget": 1}, "strict_budget: input should be a valid boolean, given 1"),
+        ({"settings": [{"policy": "rkv", "querys": None}]}, "'querys' is no parameter of the policy 'rkv' and no axis"),
         ({"settings": [{"kv_budget": 3}]}, "The key 'settings.0.policy' is missing in spec"),
     ],
 )
@@ -50,6 +52,18 @@ def test_a_wrong_spec_is_told_in_one_sentence(spec_data: Build, changes: dict[st
         parse_spec(spec_data(**changes))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["policy", "self", "cls", "setting", "parameters", "axes", "preset"])
+@pytest.mark.parametrize("is_axis", [True, False])
+def test_names_of_python_arguments_are_unknown_parameters(spec_data: Build, name: str, is_axis: bool) -> None:
+    if is_axis:
+        setting = parse_spec(spec_data(settings=[{"policy": "rkv"}], axes={name: [1]})).cells()[0][0]
+    else:
+        setting = Setting.from_parameters("rkv", **{name: 1})
+    assert setting == Setting("rkv", ((name, 1),))
+    with pytest.raises(KvatlasError, match=f"has no parameter '{name}'; expected: kv_budget"):
+        from_setting(setting)
 
 
 def test_names_are_guessed_and_a_folder_hides_no_recipe(

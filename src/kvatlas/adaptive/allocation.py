@@ -12,7 +12,7 @@ from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.stats.numerics.sequential import Decision, begin, block_slice, is_complete, look
+from kvatlas.stats.numerics.sequential import Decision, begin, block_slice, is_complete, take_look
 from kvatlas.stats.run_data import margin_from_points
 from kvatlas.stats.table import TraceTable, select
 from kvatlas.sweeps.plan import Plan
@@ -88,7 +88,7 @@ class AdaptiveSweep:
             settings, seen = observed_differences(cells, self.orders, self.sizes, self.blocks)
             if not is_complete(state, seen):
                 raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")
-            state = look(state, seen, margin)
+            state = take_look(state, seen, margin)
 
             reason = self._reason(state)
             if reason is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from kvatlas.core import Claim, KvatlasError, Setting, policy_name
 from kvatlas.figures.style import FigureOptions
@@ -19,14 +19,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CommandOnce(TyperCommand):
-    """A command that refuses an option that is given twice, of which the last one would count in silence."""
+    """A command that refuses an option that is given twice, of which the last one would count in silence.
+
+    It refuses empty paths, too.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option, count in Counter(given).items():
             if count > 1 and isinstance(option, TyperOption) and not (option.multiple or option.is_flag):
                 ctx.fail(f"{option.opts[0]} is given {count} times; give it once.")
-        return super().parse_args(ctx, args)
+        # Python takes an empty path for the current folder, whose name is a dot.
+        has_empty = "" in args and "." not in args
+        left = super().parse_args(ctx, args)
+        for param in self.get_params(ctx):
+            value = ctx.params.get(param.name)
+            paths = value if isinstance(value, list | tuple) else [value]
+            is_empty_name = isinstance(param, TyperArgument) and "" in paths
+            if is_empty_name or (has_empty and Path() in paths):
+                ctx.fail(f"{param.opts[0]} is empty; expected a name or a path.")
+        return left
 
 
 class Commands(typer.Typer):
@@ -205,9 +217,9 @@ def cell(
     name, *words = policy.split() or [""]
     permit(name)
     # A name that stands for a file of a run permits no code.
-    shown = [one for one in known if policy_name(one) == name]
-    if len(shown) == 1:
-        (name,) = shown
+    matching = [known_name for known_name in known if policy_name(known_name) == name]
+    if len(matching) == 1:
+        (name,) = matching
     pairs = joined_values(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)
     budget = None if kv_budget is None else read_parameter(owner, "kv_budget", kv_budget)
@@ -215,7 +227,8 @@ def cell(
     options = {"kv_budget": budget, "local_window": window, "ratio": ratio}
     given = {key: value for key, value in options.items() if value is not None}
     values = {key: read_parameter(owner, key, value) for key, value in pairs.items()}
-    return Setting.from_parameters(**joined_values({"policy": name}, values, given))
+    named = joined_values({"policy": name}, values, given)
+    return Setting.from_parameters(named.pop("policy"), **named)
 
 
 def model_options(

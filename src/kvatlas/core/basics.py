@@ -19,7 +19,10 @@ class KvatlasError(Exception):
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of an error's message, cut to the length of a clause."""
+    """Return the first line of an error's message, cut to the length of a clause.
+
+    A line that ends with a colon has the next one beside it; a missing key is told as missing.
+    """
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, SystemExit):
@@ -32,14 +35,20 @@ def reason(error: BaseException) -> str:
         text = str(error)
     except Exception:  # an error of foreign code may have no text
         text = ""
-    line = (text.splitlines() or [""])[0].strip() or type(error).__name__
+    if isinstance(error, KeyError) and len(error.args) == 1:
+        # Python writes the key alone, and quotes around sentences.
+        key = error.args[0]
+        text = key if isinstance(key, str) and " " in key.strip() else f"there is no {text}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return line if len(line) <= 300 else f"{line[:300]} ..."
 
 
 def described(error: BaseException) -> str:
     """Return the type and the reason of an error of foreign code."""
     name = type(error).__name__
-    sentence = reason(error)
+    # `KeyError: 'nope'` says by its type that the key is missing.
+    sentence = reason(error).removeprefix("there is no ") if isinstance(error, KeyError) else reason(error)
     return name if sentence == name else f"{name}: {sentence}"
 
 

@@ -51,7 +51,7 @@ _NAMED = 6
 
 @dataclass(frozen=True)
 class SettingFacts:
-    """What is known of a setting from its policy, so that a reader of its traces needs no policy.
+    """Facts of a setting that come from its policy, so that a reader of its traces needs no policy.
 
     values: all parameters, those included that the setting does not name.
     shared: the names that the setting gives to parameters of every policy that compresses.
@@ -102,6 +102,7 @@ def mean_stays(compressions: Mapping[int, Compression] | None, prompts: Iterable
     lengths = Counter(prompts)
     if compressions is None or not lengths:
         return None
+
     tokens = 0.0
     share = 0.0
     for prompt, problems in lengths.items():
@@ -110,6 +111,7 @@ def mean_stays(compressions: Mapping[int, Compression] | None, prompts: Iterable
             return None
         tokens += problems * after
         share += problems * after / before
+
     return Stays(tokens / lengths.total(), share / lengths.total())
 
 
@@ -141,6 +143,7 @@ class BudgetAudit:
                 return None
             places.append(chosen)
             without_choice += not 0 < chosen < candidates
+
         if not places:
             return None
         count = len(places)

@@ -122,8 +122,8 @@ class Setting:
     parameters: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def from_parameters(cls, policy: str, **parameters: Any) -> Setting:
-        """Return the setting of a policy, with its parameters in the order of their names."""
+    def from_parameters(cls, policy: str, /, **parameters: Any) -> Setting:
+        """Return the setting of a policy, with its parameters, of any name, in the order of their names."""
         return cls(policy, tuple(sorted(parameters.items())))
 
     @property

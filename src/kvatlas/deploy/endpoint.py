@@ -27,7 +27,7 @@ from kvatlas import __version__, benchmarks
 from kvatlas.answers import reading
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.base import grade_reading
-from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, canonical, digest, reason
+from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, canonical, described, digest, reason
 from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Key, Manifest, Store
@@ -105,12 +105,14 @@ class Endpoint:
         if not self.model and len(names) == 1:
             self.model = names[0]
         if self.model not in names:
+            if not names:
+                raise KvatlasError(f"{self.url} lists no model that has a name of printable characters.")
             fault = f"no model {self.model!r}" if self.model else "several models"
-            listed = self._hidden(", ".join(names) or "none")
+            listed = self._hidden(", ".join(names))
             raise KvatlasError(f"{self.url} has {fault}; name one with --served: {listed}.")
 
-        said = by_name[self.model]
-        self.about = {name: value for name, value in said.items() if isinstance(value, int) or _is_name(value)}
+        description = by_name[self.model]
+        self.about = {name: value for name, value in description.items() if isinstance(value, int) or _is_name(value)}
 
     def ask(self, question: str, sampling: Mapping[str, Any], seed: int) -> EndpointAnswer:
         """Return the answer to one user message; `sampling` are fields of the request.
@@ -216,14 +218,9 @@ class Endpoint:
 
     def _wait(self, headers: httpx.Headers, attempt: int) -> None:
         """Wait as long as a busy endpoint asks for, else longer after each attempt."""
-        header = headers.get("Retry-After", "")
-        wait = _pause_seconds(attempt)
-        try:
-            wait = max(0.0, float(header))
-        except ValueError:
-            # Not seconds, but perhaps a date.
-            with contextlib.suppress(ValueError):
-                wait = max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+        wait = _retry_after(headers.get("Retry-After", ""))
+        if wait is None:
+            wait = _pause_seconds(attempt)
         if not wait <= LONGEST_WAIT:
             raise KvatlasError(f"{self.url} asks to wait for {wait:g} s; {_KEPT}.")
         self._pause(wait)
@@ -231,7 +228,8 @@ class Endpoint:
     def _refusal(self, path: str, code: int, body: object) -> str:
         # Of JSON without its escapes, which might hide a key.
         message = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
-        refusal = f"refuses the request: {reason(ValueError(self._hidden(message)))}"
+        said = self._hidden(message).strip()
+        refusal = f"refuses the request: {reason(ValueError(said))}" if said else "answers without a text"
         if code in (401, 403):
             refusal = "does not accept the key in KVATLAS_API_KEY" if self.key else "asks for a key in KVATLAS_API_KEY"
         elif 300 <= code < 400:
@@ -249,6 +247,19 @@ class Endpoint:
     def _hidden(self, text: str) -> str:
         """Return a message without the key, which a server might repeat."""
         return text.replace(self.key, "***") if self.key and len(self.key) > 3 else text
+
+
+def _retry_after(header: str) -> float | None:
+    """Return the seconds that a Retry-After asks for, as a number or as a date; None if it says neither."""
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, OverflowError, OSError):
+        # Dates of any year, which a clock may not have.
+        return None
 
 
 def _pause_seconds(attempt: int) -> float:
@@ -414,8 +425,11 @@ def _arriving(
         while open_questions:
             question, answer = arrived.get()
             open_questions -= 1
-            if not isinstance(answer, EndpointAnswer | KvatlasError):
+            if not isinstance(answer, EndpointAnswer | Exception):
                 raise answer
+            if not isinstance(answer, EndpointAnswer | KvatlasError):
+                # One answer of an unforeseen form is a failure of its own; the others go on.
+                answer = KvatlasError(f"{questions.endpoint.url} was not understood ({described(answer)}).")
             failures_in_row = 0 if isinstance(answer, EndpointAnswer) else failures_in_row + 1
             if failures_in_row >= max(concurrency, _FAILURES):
                 # The questions that wait are not asked; those under way are awaited.

@@ -5,6 +5,7 @@ Answers at temperature 0 are read here under the cell, token by token, to find t
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -56,7 +57,8 @@ def report(
     cell = reference.traces(reference.setting)
     full = {} if reference.setting.policy == "full" else reference.traces(Setting.from_parameters("full"))
     most = int(reference.sampling["max_new_tokens"])
-    checks = [_prompt_check(cell, served), _finish_check(served, most), *_length_check(cell, served, most)]
+    checks = [_prompt_check(cell, served), _finish_check(served, most)]
+    checks += [*_model_check(served), *_length_check(cell, served, most)]
     checks += [] if texts is None else text_checks(texts)
 
     against = _loss_against(cell, served, margin, claim, refused)
@@ -169,6 +171,24 @@ def _prompt_check(cell: Traces, served: Traces) -> dict[str, Any]:
     return _deploy_check(
         "prompts", False, f"{counts} {shift:+d} tokens: another chat template, system prompt or tokenizer."
     )
+
+
+def _model_check(served: Traces) -> list[dict[str, Any]]:
+    """Return a check for answers of another model than was asked: servers may hand requests on.
+
+    A name in the other one, as of a version with its date, is the same model.
+    """
+    others: Counter[str] = Counter()
+    for trace in served.values():
+        name = str(json.loads(trace.made_with or "{}").get("model", ""))
+        asked = str(trace.setting.values.get("model", ""))
+        if name.casefold() not in asked.casefold() and asked.casefold() not in name.casefold():
+            others[name] += 1
+    if not others:
+        return []
+    named = "; ".join(f"{count:,} {name!r}" for name, count in others.most_common(3))
+    sentence = f"Of {len(served):,} answers {others.total():,} are of another model than was asked, by name: {named}."
+    return [_deploy_check("model", False, sentence)]
 
 
 def _finish_check(served: Traces, most: int) -> dict[str, Any]:

@@ -112,8 +112,6 @@ class Engine:
     def evicted_tokens(self) -> int:
         return self.scheduler.evicted_tokens
 
-    # The loop.
-
     def run(self, requests: Iterable[Request[K] | None]) -> Iterator[Generation[K]]:
         """Decode all requests, taken as rows become free; yield generations as they finish, in no fixed order.
 
@@ -196,8 +194,6 @@ class Engine:
             elif prompt is None and (due := row.due()):
                 self.scheduler.fork(row, due)
 
-    # The parts of a step.
-
     def _pass(self, rows: Sequence[Row[Any]], batch: ForwardBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return logits and hidden states; from a captured step also the sampled tokens, if all rows sample alike."""
         step = None
@@ -233,7 +229,6 @@ class Engine:
                 use_cache=False,
                 logits_to_keep=0 if every else torch.tensor(needed, dtype=torch.long).to(batch.positions.device),
             )
-
         logits = output.logits[0]
         # Some models ignore `logits_to_keep`.
         if needed is not None and not every and len(logits) == batch.starts[-1]:

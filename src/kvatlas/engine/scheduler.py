@@ -206,23 +206,11 @@ class Scheduler:
 
     def next_step(self) -> tuple[list[Row[Any]], list[Sequence[int]]]:
         """Return the rows of the next pass, all rows in decoding and prompts while there is room, and their tokens."""
-        candidates = self.rows
-        prompts = [row for row in self.rows if row.prompt_left]
-        if not self.prompts_alone or not 0 < len(prompts) < len(self.rows):
-            self.prompt_passes = 0
-        elif self.prompt_passes < PROMPT_PASSES:
-            # New rows join the others soon, and no stream of new prompts stops the others.
-            self.prompt_passes += 1
-            candidates = prompts
-        else:
-            self.prompt_passes = 0
-            candidates = [row for row in self.rows if not row.prompt_left]
-
         ahead = self._ahead()
         prompt_tokens = 0
         rows = []
         tokens = []
-        for row in candidates:
+        for row in self._candidates():
             new = row.next_tokens(ahead)
             if row.prompt_left:
                 if prompt_tokens and prompt_tokens + len(new) > PROMPT_TOKENS:
@@ -231,6 +219,20 @@ class Scheduler:
             rows.append(row)
             tokens.append(new)
         return rows, tokens
+
+    def _candidates(self) -> list[Row[Any]]:
+        """Return the rows of which the next pass may consist: all, or prompts alone, or those in decoding."""
+        prompts = [row for row in self.rows if row.prompt_left]
+        if not self.prompts_alone or not 0 < len(prompts) < len(self.rows):
+            self.prompt_passes = 0
+            return self.rows
+
+        # New rows join the others soon, and no stream of new prompts stops the others.
+        if self.prompt_passes < PROMPT_PASSES:
+            self.prompt_passes += 1
+            return prompts
+        self.prompt_passes = 0
+        return [row for row in self.rows if not row.prompt_left]
 
     def _ahead(self) -> int:
         """Return the number of script tokens behind the newest one in the next pass: up to the next compression."""

@@ -34,7 +34,7 @@ from kvatlas.figures.heatmap_layout import (
 from kvatlas.figures.panels import NARROWEST, Panel, metric_panels, with_tokens
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
 from kvatlas.stats.pairs import Comparison
-from kvatlas.text import axis_label, grouped_digits, signed, visible
+from kvatlas.text import axis_label, grouped_digits, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -406,14 +406,14 @@ def _write_heatmap_axes(axes: Axes, panel: Panel, index: int, layout: HeatmapLay
     axes.set(xticks=[], yticks=[])
 
     if not layout.joined or index % layout.across == 0:
-        axes.set_yticks([y + 0.5 for y in range(len(rows))], [visible(str(value)) for value in rows])
+        axes.set_yticks([y + 0.5 for y in range(len(rows))], [style.tick_text(value) for value in rows])
         y_label = wrapped(options.named(axis_label(vertical)), label_room(layout.high), layout.label)
         axes.set_ylabel("\n".join(y_label), labelpad=3, fontsize=layout.label)
 
     if layout.joined_below and index + layout.across < len(layout.arrangement.panels):
         return
     column_width = layout.inner / len(columns)
-    texts = [visible(str(value)) for value in columns]
+    texts = [style.tick_text(value) for value in columns]
     size = max(style.LEAST_TYPE, font_size(column_width, texts, LABEL_TYPE))
     # Of columns that are narrower than their values only some are named.
     step = math.ceil(max(text_width(text, size) for text in texts) / column_width)

@@ -197,7 +197,7 @@ class _PanelSizes:
         # Left: the name of the row, the label of the axis, its values.
         label_lines = max(len(wrapped(text, label_room(self.high), self.label)) for text in labels)
         rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.arrangement.panels)
-        row_ticks = max(text_width(str(row), LABEL_TYPE) for row in rows)
+        row_ticks = max(text_width(style.tick_text(row), LABEL_TYPE) for row in rows)
         axis = label_lines * self.label * style.LINE + 0.04 + row_ticks + 0.06
         left = style.EDGE + axis
         name_lines = max((len(row_name_lines(name, self.high)) for name in self.arrangement.rows), default=0)

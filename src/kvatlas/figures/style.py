@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: The most characters of a value on an axis; of longer ones the beginning is written.
+_MOST_TICK = 24
+
+
+def tick_text(value: Any) -> str:
+    """Return a value as it stands on an axis: visible, in one line, and cut to a length that leaves room for panels."""
+    text = " ".join(str(visible(str(value))).split())
+    return text if len(text) <= _MOST_TICK else f"{text[: _MOST_TICK - 3]}..."
+
+
 #: The font that comes with matplotlib, and what stands in for it.
 FONTS = ["DejaVu Sans", "sans-serif"]
 #: Inches of one and of two columns of a paper.
@@ -290,6 +300,8 @@ def make_panels(
     _write_lines(figure, foot, EDGE + height_of(foot))
 
     inner = margins.inner(width, across)
+    if inner <= 0 or panel_height <= 0:
+        raise KvatlasError(f"The names on this figure leave no room for its panels in {width:g} inches; shorten them.")
     panels = []
     for index in range(count):
         row, column = divmod(index, across)

@@ -150,13 +150,13 @@ def _row_tokens(value: Any, where: str) -> float:
 
 
 def _file_texts(path: Path, options: SideOptions, names: Collection[AnswerName]) -> dict[AnswerName, AnswerTexts]:
-    wanted = set(names)
+    requested = set(names)
     texts: dict[AnswerName, AnswerTexts] = {}
     for row in read_rows(path, NOUN):
         task = _benchmark_of_row(row, path)
         if not row.get("text") or not options.has_task(task):
             continue
         name = (task, str(row["problem"]), _sample_number(row.get("sample"), ""))
-        if name in wanted:
+        if name in requested:
             texts[name] = (str(row.get("question") or ""), str(row["text"]))
     return texts

@@ -232,25 +232,28 @@ def _conditions_of_log(log: SampleLog, grading: SampleGrading) -> dict[str, str]
     values["seed"] = config.get("torch_seed")
     values["lm-eval"] = results.get("lm_eval_version")
     values["transformers"] = results.get("transformers_version")
-    values |= _generation_arguments(next(_log_rows(log))[1])
+
+    # The arguments of a generation; greedy ones have the temperature 0, and so have log-likelihoods.
+    _, row = next(_log_rows(log))
+    generation = _first_arguments(row).get("arg_1")
+    temperature: Any = 0
+    if isinstance(generation, dict):
+        named = {f"generation {name}": value for name, value in generation.items()}
+        temperature = named.pop("generation temperature", None)
+        do_sample = named.pop("generation do_sample", None)
+        values["most new tokens"] = named.pop("generation max_gen_toks", None)
+        values |= named
+        if do_sample is False or (not do_sample and not temperature):
+            temperature = 0
+    values["temperature"] = "the model's" if temperature is None else f"{temperature:g}"
     return {name: str(value)[:_LONGEST] for name, value in values.items() if value not in (None, "")}
 
 
-def _generation_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a generation; greedy ones have the temperature 0, and so have log-likelihoods."""
-    first = (row.get("arguments") or {}).get("gen_args_0") if isinstance(row.get("arguments"), dict) else None
-    arguments = first.get("arg_1") if isinstance(first, dict) else None
-    if not isinstance(arguments, dict):
-        return {"temperature": "0"}
-
-    values = {f"generation {name}": value for name, value in arguments.items()}
-    temperature = values.pop("generation temperature", None)
-    do_sample = values.pop("generation do_sample", None)
-    values["most new tokens"] = values.pop("generation max_gen_toks", None)
-    if do_sample is False or (not do_sample and not temperature):
-        temperature = 0
-    values["temperature"] = "the model's" if temperature is None else f"{temperature:g}"
-    return values
+def _first_arguments(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of the first request of a row: its prompt and how it was generated; {} without them."""
+    arguments = row.get("arguments")
+    first = arguments.get("gen_args_0") if isinstance(arguments, dict) else None
+    return first if isinstance(first, dict) else {}
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -325,20 +328,15 @@ def _response_text(row: Mapping[str, Any]) -> str:
 def _sample_texts(
     logs: Mapping[str, Sequence[SampleLog]], grading: Mapping[str, SampleGrading], names: Collection[AnswerName]
 ) -> dict[AnswerName, AnswerTexts]:
-    wanted = set(names)
+    requested = set(names)
     texts: dict[AnswerName, AnswerTexts] = {}
     for task, of_task in logs.items():
         for sample, log in enumerate(of_task):
             for _, row in _log_rows(log):
                 name = (task, str(row["doc_id"]), sample)
                 is_counted = str(row.get("filter", "none")) == grading[task].filter
-                if name in wanted and is_counted and _is_generation(row):
-                    texts[name] = (_prompt_text(row), _response_text(row))
+                if name not in requested or not is_counted or not _is_generation(row):
+                    continue
+                prompt = _first_arguments(row).get("arg_0")
+                texts[name] = (prompt if isinstance(prompt, str) else "", _response_text(row))
     return texts
-
-
-def _prompt_text(row: Mapping[str, Any]) -> str:
-    arguments = row.get("arguments")
-    first = arguments.get("gen_args_0") if isinstance(arguments, dict) else None
-    prompt = first.get("arg_0") if isinstance(first, dict) else None
-    return prompt if isinstance(prompt, str) else ""

@@ -163,12 +163,31 @@ def side_of_inspect_logs(logs: Sequence[Path], name: str, options: SideOptions) 
         models = ", ".join(system.model for system in systems)
         raise KvatlasError(f"{name!r} holds logs of several models ({models}); name those of one.")
     side = side_of_system(run, systems[0], name, replace(options, metric=""))
-    headers = [_inspect_header(log) for log in logs]
+
+    # The header of each log: its task, its conditions, and the time of its begin.
+    from inspect_ai.log import read_eval_log
+
+    headers = []
+    for log in logs:
+        header = read_eval_log(str(log), header_only=True)
+        about = header.eval
+        config = {**about.model_generate_config.model_dump(), **header.plan.config.model_dump(exclude_none=True)}
+        values: dict[str, Any] = {
+            "task version": about.task_version,
+            "task arguments": about.task_args or None,
+            "temperature": None if config.get("temperature") is None else f"{config['temperature']:g}",
+            "most new tokens": config.get("max_tokens"),
+            "system message": digest_of(config["system_message"])[:8] if config.get("system_message") else None,
+            **{f"version of {name}": version for name, version in (about.packages or {}).items()},
+        }
+        plain = {name: str(value) for name, value in values.items() if value not in (None, "")}
+        headers.append((about.task, plain, str(about.created)))
+
     conditions = {}
-    for task, values in side.conditions.items():
-        of_task = next((header for header in headers if header[0].endswith(task)), headers[0])
-        conditions[task] = {**values, **of_task[1]}
-    temperatures = [values.get("temperature") for values in conditions.values()]
+    for task, of_run in side.conditions.items():
+        _, of_log, _ = next((header for header in headers if header[0].endswith(task)), headers[0])
+        conditions[task] = {**of_run, **of_log}
+    temperatures = [of_task.get("temperature") for of_task in conditions.values()]
 
     def read() -> Iterator[GradedAnswer]:
         # The folder is deleted with this object, which the function keeps.
@@ -184,22 +203,3 @@ def side_of_inspect_logs(logs: Sequence[Path], name: str, options: SideOptions) 
         begun=min(header[2] for header in headers),
         identity=file_digest(logs),
     )
-
-
-def _inspect_header(log: Path) -> tuple[str, dict[str, str], str]:
-    """Return the task of a log, its conditions, and the time of its begin."""
-    from inspect_ai.log import read_eval_log
-
-    read = read_eval_log(str(log), header_only=True)
-    about = read.eval
-    config = {**about.model_generate_config.model_dump(), **read.plan.config.model_dump(exclude_none=True)}
-    values: dict[str, Any] = {
-        "task version": about.task_version,
-        "task arguments": about.task_args or None,
-        "temperature": None if config.get("temperature") is None else f"{config['temperature']:g}",
-        "most new tokens": config.get("max_tokens"),
-        "system message": digest_of(config["system_message"])[:8] if config.get("system_message") else None,
-        **{f"version of {name}": version for name, version in (about.packages or {}).items()},
-    }
-    plain = {name: str(value) for name, value in values.items() if value not in (None, "")}
-    return about.task, plain, str(about.created)

@@ -354,16 +354,12 @@ def _problems_of_log(samples: Sequence[EvalSample], benchmark: Benchmark, where:
 
     for sample in samples:
         problem = problems.get(str(sample.id))
-        if problem is None or _user_text(sample) != benchmark.prompt(problem):
+        question = sample.input
+        if not isinstance(question, str):
+            question = "\n".join(message.text for message in question if message.role == "user")
+        if problem is None or question != benchmark.prompt(problem):
             raise KvatlasError(f"{where} asks {sample.id!r} in another way than {benchmark.name} does.")
     return {id_: problems[id_] for id_ in ids}
-
-
-def _user_text(sample: EvalSample) -> str:
-    """Return the text of a sample's user messages."""
-    if isinstance(sample.input, str):
-        return sample.input
-    return "\n".join(message.text for message in sample.input if message.role == "user")
 
 
 def _score_share(value: Any, sample: EvalSample) -> float | None:
@@ -379,16 +375,6 @@ def _score_share(value: Any, sample: EvalSample) -> float | None:
         f"The sample {sample.id!r} of the log has the score {value!r}; expected numbers from 0 to 1 and the "
         "letters C, I, P and N."
     )
-
-
-def _score_names(samples: Sequence[EvalSample], scorer: str) -> list[str]:
-    """Return the names of the scores of a scorer that gives several."""
-    names: dict[str, None] = {}
-    for sample in samples:
-        score = (sample.scores or {}).get(scorer)
-        if score is not None and isinstance(score.value, dict):
-            names.update(dict.fromkeys(score.value))
-    return list(names)
 
 
 @dataclass(frozen=True)
@@ -415,7 +401,14 @@ class _Scores:
         # The order in the task, since a sample may have its scores in any order.
         ordered = [declared.name for declared in read.eval.scorers or () if declared.name in given]
         chosen = scorer or [*ordered, *given][0]
-        keys = _score_names(samples, chosen)
+
+        # The names of the scores of a scorer that gives several.
+        score_names: dict[str, None] = {}
+        for sample in samples:
+            score = (sample.scores or {}).get(chosen)
+            if score is not None and isinstance(score.value, dict):
+                score_names.update(dict.fromkeys(score.value))
+        keys = list(score_names)
         results = read.results.scores if read.results else []
         shown = [result.name for result in results if result.scorer == chosen and result.name in keys]
         scores = cls(chosen, [*shown, *keys, ""][0])
@@ -494,9 +487,8 @@ def _setting_note(sample: EvalSample) -> Mapping[str, Any] | None:
 
     usage = note.get("usage")
     names = {field.name for field in fields(Costs)}
-    is_usage = False
-    if isinstance(usage, dict) and usage.keys() == names:
-        is_usage = all(_is_cost(value, name) for name, value in usage.items())
+    costs = usage if isinstance(usage, dict) else {}
+    is_usage = costs.keys() == names and all(_is_cost(value, name) for name, value in costs.items())
     if usage is not None and not is_usage:
         raise KvatlasError(
             f"The usage of the sample {sample.id!r} is {usage!r:.200}; expected {', '.join(sorted(names))}."

@@ -39,11 +39,18 @@ class Chat:
         """The tokenizer, loaded from the folder alone, never from the network."""
         if self.files.overrides.tokenizer is not None:
             return self.files.overrides.tokenizer
-        from transformers import AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
 
         name = self.files.name
-        with refusal(f"The tokenizer of the model {name!r} cannot be loaded"):
-            tokenizer = AutoTokenizer.from_pretrained(self.files.folder, local_files_only=True, trust_remote_code=False)
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        try:
+            with refusal(f"The tokenizer of the model {name!r} cannot be loaded"):
+                tokenizer = AutoTokenizer.from_pretrained(self.files.folder, **options)
+        except KvatlasError:
+            # transformers reads the config of the model, too, whose faults are no faults of the tokenizer.
+            with refusal(f"The config.json of the model {name!r} cannot be read"):
+                AutoConfig.from_pretrained(self.files.folder, **options)
+            raise
 
         # The user's template goes before the adapter's, and that before the tokenizer's own.
         for path in self.files.adapter.templates.values():
@@ -87,7 +94,8 @@ class Chat:
         """Raise KvatlasError for faults of tokenizer, stop tokens and template."""
         _ = self.thinking
         self.read_stops()
-        message = [{"role": "user", "content": "x"}]
+        content = "kvatlas asks 7 questions"
+        message = [{"role": "user", "content": content}]
         text = self.render(message)
         again = self.render(message)
 
@@ -104,6 +112,11 @@ class Chat:
         if varies or not text.strip():
             fault = "another prompt each time" if varies else "an empty prompt"
             raise KvatlasError(f"The chat template of the model {self.files.name!r} renders {fault}.")
+        if "".join(content.casefold().split()) not in "".join(text.casefold().split()):
+            raise KvatlasError(
+                f"The chat template of the model {self.files.name!r} leaves out the message of the user; the beginning "
+                f"of its prompt is {text[:60]!r}."
+            )
 
     @cached_property
     def thinking(self) -> Thinking:
@@ -145,7 +158,7 @@ class Chat:
         if ends is None:
             raise KvatlasError(f"The model {self.files.name!r} names no end-of-text token (eos_token_id).")
         stops = ends if isinstance(ends, list) else [ends]
-        if not stops or any(type(token) is not int for token in stops):
+        if not stops or any(type(token) is not int or not 0 <= token < 2**31 for token in stops):
             raise KvatlasError(f"The model {self.files.name!r} has eos_token_id {ends!r}; expected token ids.")
         return frozenset(stops)
 

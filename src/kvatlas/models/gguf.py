@@ -152,17 +152,27 @@ def _write_model(file: Path, folder: Path, home: Path) -> None:
 
         reader = GGUFReader(file)
         size = bytes_text(4 * sum(int(tensor.n_elements) for tensor in reader.tensors))
+        _check_header(file, reader)
     sentence = f"{file.name} is converted once, to {size} in {home}; delete that folder to free them."
     print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
 
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     load: Any = AutoModelForCausalLM.from_pretrained
     with refusal(f"The GGUF {str(file)!r} cannot be read"):
+        # Without memory: transformers has default sizes for what the header lacks.
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent, gguf_file=file.name))
+        needed = sum(parameter.numel() for parameter in empty.parameters())
+        held = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        if needed > 2 * held:
+            raise KvatlasError(
+                f"The GGUF {str(file)!r} holds {held:,} numbers, and its header is that of a model of {needed:,}."
+            )
         model, report = load(file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     read_apart = [SCALED_ROTATION] if _keep_scaled_rotation(file, reader, model) else []
@@ -182,6 +192,24 @@ def _write_model(file: Path, folder: Path, home: Path) -> None:
         config.pop("transformers_version", None)
         (folder / name).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     (folder / MARK).write_text(json.dumps({"conversion": CONVERSION, "files": _file_sizes(folder)}), "utf-8")
+
+
+def _check_header(file: Path, reader: GGUFReader) -> None:
+    """Raise KvatlasError for a GGUF without the entries and the tensors that every model has."""
+    where = f"The GGUF {str(file)!r}"
+    if not isinstance(_metadata(reader, "general.architecture"), str):
+        raise KvatlasError(f"{where} lacks 'general.architecture', the name of its model's type.")
+    for key in ("{}.block_count", "{}.embedding_length", "tokenizer.ggml.tokens"):
+        if not _metadata(reader, key):
+            name = key.format(_metadata(reader, "general.architecture"))
+            raise KvatlasError(f"{where} lacks {name!r} in its header, so that it is no model.")
+    names = {tensor.name for tensor in reader.tensors}
+    blocks = {name.split(".")[1] for name in names if name.startswith("blk.")}
+    count = int(_metadata(reader, "{}.block_count"))
+    if "token_embd.weight" not in names:
+        raise KvatlasError(f"{where} lacks the tensor 'token_embd.weight' of its model.")
+    if len(blocks) < count:
+        raise KvatlasError(f"{where} lacks the tensors of {count - len(blocks):,} of its {count:,} blocks.")
 
 
 def _keep_scaled_rotation(file: Path, reader: GGUFReader, model: PreTrainedModel) -> bool:

@@ -76,6 +76,8 @@ def load_weights(name: str, folder: Path, dtype: str, device: str, check: bool =
         config._attn_implementation = config._experts_implementation = None
         # Another file of weights than the one in the run key.
         config.transformers_weights = None
+        if not getattr(config, "quantization_config", None):
+            _check_types(name, folder)
         model, report = load(
             folder,
             config=config,
@@ -98,6 +100,21 @@ def load_weights(name: str, folder: Path, dtype: str, device: str, check: bool =
     if check:
         check_finite(name, model)
     return model
+
+
+def _check_types(name: str, folder: Path) -> None:
+    """Raise KvatlasError for weights in integers, which would be read as numbers of the model's type."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for tensor in file.keys():  # noqa: SIM118
+                dtype = file.get_slice(tensor).get_dtype()
+                if tensor.endswith(".weight") and dtype.startswith(("I", "U", "BOOL")):
+                    raise KvatlasError(
+                        f"The weights of the model {name!r} have the tensor {tensor!r} of integers ({dtype}), and its "
+                        "config.json names no quantization."
+                    )
 
 
 def check_fits(name: str, size: int | None, device: str) -> None:

@@ -1,4 +1,8 @@
-"""Policies, which decide the tokens that stay: one file per method, found by name; presets are data."""
+"""Policies, which decide the tokens that stay: one file per method, found by name; presets are data.
+
+The author of a method reads `cache_view`, `contract` and `parameter_types`. Others read `budget_rule` and `precision`,
+the parts that any policy takes, `settings`, and `selection`, from scores to the slots that stay.
+"""
 
 import inspect
 import json
@@ -197,7 +201,12 @@ def from_setting(setting: Setting) -> Policy:
     preset = PRESETS.get(setting.policy)
     if preset is None:
         with refusal(f"The policy {setting.policy!r} cannot be made"):
-            return kind.from_setting(setting, setting.policy if policy_file(setting.policy) is not None else "")
+            policy = kind.from_setting(setting, setting.policy if policy_file(setting.policy) is not None else "")
+        if policy.name != setting.policy:
+            raise KvatlasError(
+                f"The policy {setting.policy!r} cannot be used (its __post_init__ has to call super().__post_init__())."
+            )
+        return policy
 
     for name, value in setting.values.items():
         if name in preset.values and value != preset.values[name]:
@@ -220,6 +229,7 @@ def fit_policy(policy: Policy, model: "ModelHandle", prompt: int | None = None, 
         if isinstance(policy, CompressingPolicy):
             # A policy of another author may replace its `check`.
             CompressingPolicy.check(policy, model)
+        policy.precision.check(model)
         policy.check(model)
         bound = policy.bind(model)
         if prompt is not None and isinstance(bound, CompressingPolicy):

@@ -24,11 +24,11 @@ def audit_policy(policy: Policy, prompts: Sequence[int]) -> BudgetAudit | None:
     rule = policy.budget
     if rule is None:
         return None
-    compressions = {prompt: Compression(None, None, *_choice(rule, prompt)) for prompt in set(prompts)}
+    compressions = {prompt: Compression(None, None, *_places_of(rule, prompt)) for prompt in set(prompts)}
     return BudgetAudit.over(compressions, prompts)
 
 
-def _choice(rule: BudgetRule, prompt: int) -> tuple[int, int]:
+def _places_of(rule: BudgetRule, prompt: int) -> tuple[int, int]:
     """Return how many older tokens compete at the first compression, during thinking, and how many of them stay.
 
     Later compressions have the same number of older tokens and the same prompt.
@@ -61,7 +61,7 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
     compressions = {}
     for prompt in lengths:
         after, before = kept_and_total(rule, prompt) if rule is not None else (None, None)
-        candidates, places = _choice(audited, prompt) if audited is not None else (None, None)
+        candidates, places = _places_of(audited, prompt) if audited is not None else (None, None)
         compressions[prompt] = Compression(before, after, candidates, places)
     return SettingFacts(all_values(setting), shared, compressions)
 

@@ -295,13 +295,15 @@ RULE_PARAMETERS = tuple(item.name for item in fields(BudgetRule) if item.name !=
 
 def implied_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a rule that follow from the others. Raises KvatlasError for a ratio beside `every`."""
-    if values.get("every"):
-        if "ratio" in values:
+    every = values.get("every")
+    if every:
+        # A wrong value of `every` is named by its own check.
+        if "ratio" in values and isinstance(every, int) and every > 0:
             raise KvatlasError(
-                f"ratio is {values['ratio']!r} beside every {values['every']!r}; leave ratio out: with every the "
+                f"ratio is {values['ratio']!r} beside every {every!r}; leave ratio out: with every the "
                 "kv_budget is what stays."
             )
-        return {"ratio": 1.0}
+        return {"ratio": values.get("ratio", 1.0)}
     if values.get("strict_budget") is True and "ratio_over" not in values:
         return {"ratio_over": "older"}
     return {}

@@ -6,9 +6,13 @@ The author of a policy need not read this file: policies see keys and values unp
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from kvatlas.core import CODES, KvatlasError, Storage
 from kvatlas.policies.parameter_types import check_parameters, choice_param, int_param
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
 
 #: Rises with every change of packed numbers: part of the run keys of such settings.
 STORAGE_VERSION = 2
@@ -34,6 +38,18 @@ class KvPrecision:
         check_parameters(self)
         if self.group % CODES:
             raise KvatlasError(f"group is {self.group}; expected a multiple of {CODES}.")
+
+    def check(self, model: ModelHandle) -> None:
+        """Raise KvatlasError for packed numbers with larger groups than a head, or a residual beyond the positions."""
+        if not self.storage.packed:
+            return
+        sizes = [max(layer.key, layer.value) for layer in model.shape.cached_layers]
+        # The default is a size of groups for every model: the last channel fills a group up.
+        most = max(KvPrecision().group, -(-max(sizes, default=0) // CODES) * CODES)
+        if self.group > most:
+            raise KvatlasError(f"group is {self.group}; expected at most {most}, for the channels of a head.")
+        if model.positions is not None and self.residual > model.positions:
+            raise KvatlasError(f"residual is {self.residual}; expected at most {model.positions}, its positions.")
 
     @property
     def storage(self) -> Storage:

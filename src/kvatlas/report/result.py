@@ -209,6 +209,16 @@ class Result:
         """The runs among the sources, each with all its policies."""
         return [source for source in self.sources if isinstance(source, RunData)]
 
+    @property
+    def only_run(self) -> RunData:
+        """The one source, a run; KvatlasError for a CSV map, which has no traces, and for several sources."""
+        if len(self.opened_runs) != 1 or len(self.sources) != 1:
+            given = "several sources were given" if len(self.sources) > 1 else "the file is a map without traces"
+            raise KvatlasError(
+                f"A report needs the folder of one run, and {given}: `kvatlas map` and `kvatlas describe` read maps."
+            )
+        return self.opened_runs[0]
+
     @cached_property
     def _maps_of_sources(self) -> list[list[Map]]:
         """The maps of each source, of all policies; none of a run without maps."""
@@ -473,6 +483,7 @@ class Result:
         """
         choices = [choice_document(choice) for choice in self.choices]
         first_choice = choices[0] if choices else NO_SETTING
+
         return {
             "headline": self.headline or None,
             "claim": self.claim.value,
@@ -520,6 +531,7 @@ def _check_options(opened: Sequence[Source], options: ReadOptions) -> None:
             f"problems is {options.problems}; expected a CSV map that lacks them, only runs were given, of which all "
             "problems count."
         )
+
     for source in opened:
         maps = [] if isinstance(source, RunData) else source
         for map_ in maps:

@@ -42,8 +42,10 @@ _PUBLISHED_RULE: Mapping[str, Any] = {"ratio_over": "older"}
 _PUBLISHED_PROMPT = 150
 #: The columns that hold the values of a metric, in percent.
 _VALUES = re.compile(r"progress|pass_at_[1-9]\d*")
-#: A limit of counts, and of means of counts.
+#: A limit of counts.
 _BELOW = 10**9
+#: The largest mean of counts, bytes or seconds.
+_MOST = 10**15
 #: The most characters of a field: figures and tables have room for a name.
 _MAX_FIELD = 500
 _MEAN = re.compile(r"mean of (\d+)")
@@ -128,6 +130,7 @@ def read_maps(
     name = str(source)
     defaults = dict(_PUBLISHED_AS) if name.startswith(PUBLISHED) else {}
     defaults |= {key: value for key, value in (("problems", problems), ("samples", samples)) if value is not None}
+
     reader = csv.DictReader(io.StringIO(_file_text(name), newline=""))
     try:
         table = _MapFile(*_axes_and_metric(name, list(reader.fieldnames or ())))
@@ -138,6 +141,7 @@ def read_maps(
             table.add(where, (fields["model"], fields["benchmark"], cell.setting.policy), coord, cell)
     except csv.Error as error:
         raise KvatlasError(f"{name} cannot be read as a CSV map ({error}).") from error
+
     if not table.groups:
         raise KvatlasError(f"{name} has no cells; expected rows with values of {table.axes[0]} and {table.axes[1]}.")
     in_shares = table.name_in_shares()
@@ -153,6 +157,7 @@ def _file_text(name: str) -> str:
             names = ", ".join(PUBLISHED + each for each in published_names())
             raise KvatlasError(f"There is no published map {name.removeprefix(PUBLISHED)!r}; expected: {names}.")
         return (_FOLDER / f"{name.removeprefix(PUBLISHED)}.csv").read_text("utf-8")
+
     try:
         with Path(name).open(encoding="utf-8-sig") as file:
             text = file.read(MAX_CHARACTERS + 1)
@@ -162,6 +167,7 @@ def _file_text(name: str) -> str:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise KvatlasError(f"{name!r} cannot be read as a CSV map ({error}); expected a text file in UTF-8.") from error
+
     if len(text) > MAX_CHARACTERS:
         raise KvatlasError(f"{name!r} is longer than {MAX_CHARACTERS:,} characters; expected a CSV map.")
     return text
@@ -211,11 +217,13 @@ def _cell_of_row(
     value = _field_number(where, table.column, fields[table.column])
     if not 0 <= value <= 100:
         raise KvatlasError(f"{where}: {table.column} is {fields[table.column]}; expected a percentage from 0 to 100.")
+
     cell = _cell_of_numbers(where, fields, value / 100, defaults)
     _check_limits(where, table.column, value, cell.estimate)
     traces = _traces_of(cell)
     if cell.truncated is not None and traces is not None and cell.truncated > traces:
         raise KvatlasError(f"{where}: truncated is {cell.truncated:,}; expected up to {traces:,}, problems x samples.")
+
     policy = fields.get("policy") or defaults.get("policy", "")
     coord = None
     parameters: dict[str, Any] = {}
@@ -225,6 +233,7 @@ def _cell_of_row(
             parameters["kv_budget"] = defaults["kv_budget"]
         parameters |= values
     cell = replace(cell, setting=Setting.from_parameters(policy, **parameters))
+
     if coord is not None and "kv_budget" in defaults:
         rule = Setting.from_parameters(policy, **{**parameters, **_PUBLISHED_RULE})
         kept = stays(rule, [_PUBLISHED_PROMPT])
@@ -247,6 +256,7 @@ def _axis_values(where: str, fields: Mapping[str, str], axes: tuple[str, str]) -
     given = [axis for axis in axes if fields[axis]]
     if len(given) == 1:
         raise KvatlasError(f"{where} has a value of {given[0]} alone; a cell needs both axes, a baseline neither.")
+
     values: dict[str, Any] = {}
     for axis in given:
         if axis == "local_window" and WINDOW_SHARE.fullmatch(fields[axis]):
@@ -302,9 +312,9 @@ def _column_value(where: str, column: Column, fields: Mapping[str, str]) -> Any:
         value = _number_or_text(where, column.name, text)
     else:
         value = _field_number(where, column.name, text, column.least)
-        least, most = (-_ROUNDING, 100 + _ROUNDING) if column.is_share else (0, _BELOW)
+        least, most = (-_ROUNDING, 100 + _ROUNDING) if column.is_share else (0, _MOST)
         if not least <= value <= most:
-            expected = "a percentage from 0 to 100" if column.is_share else f"a number from 0 to {_BELOW:,}"
+            expected = "a percentage from 0 to 100" if column.is_share else f"a number from 0 to {_MOST:,}"
             raise KvatlasError(f"{where}: {column.name} is {text}; expected {expected}.")
     return value / 100 if column.is_share and not isinstance(value, str) else value
 

@@ -38,6 +38,7 @@ def format_of(out: Path | None, given: str | None) -> str:
         raise KvatlasError(f"Unknown export format {given!r}; expected: {', '.join(FORMATS)}.")
     if out is None:
         return given or "csv"
+
     # A name without a suffix says nothing.
     if given is not None and (given == "run" or not out.suffix):
         return given
@@ -47,6 +48,7 @@ def format_of(out: Path | None, given: str | None) -> str:
             f"An export cannot be written as {out.name!r}; the name must end in .csv (maps, or with --format cells "
             "settings), .jsonl or .parquet (traces). --format run writes a folder."
         )
+
     if given is not None and given not in formats:
         suffix = next(suffix for suffix, names in _OF_SUFFIX.items() if given in names)
         raise KvatlasError(
@@ -107,6 +109,7 @@ def csv_text(maps: Sequence[Map]) -> str:
     for map_ in maps:
         if [name for name, _ in map_.axes] != axes or map_.metric != metric:
             raise KvatlasError("One CSV map holds one metric over the same two axes; the given maps differ in them.")
+
     columns = [VALUE, *csv_columns()]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -125,6 +128,7 @@ def marked_csv(maps: Sequence[Map]) -> str | None:
     """
     if len({(map_.metric, map_.axes[0][0], map_.axes[1][0]) for map_ in maps}) != 1:
         return None
+
     by_name = {map_.name: map_ for map_ in maps}
     rows = list(csv.reader(io.StringIO(csv_text(maps))))
     text = io.StringIO(newline="")
@@ -175,6 +179,7 @@ def trace_record(run_key: str, trace: Trace) -> dict[str, Any]:
         "sample": trace.sample,
         "policy": trace.setting.policy,
     }
+
     measured = _measured(run_key, trace)
     taken = identity.keys() | measured.keys()
     parameters = _prefixed("setting_", trace.setting.parameters, taken)

@@ -154,6 +154,7 @@ def _spec_of_settings(cells: Iterable[Expected], axes: Mapping[str, Sequence[Any
         else:
             # Null keeps a setting of the grid from being crossed with axes that it lacks.
             settings.append({"policy": setting.policy, **dict.fromkeys(axes), **setting.values})
+
     return {
         "settings": settings,
         "baseline": baseline,

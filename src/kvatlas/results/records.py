@@ -93,11 +93,13 @@ def _faults(trace: Trace) -> Iterator[str]:
         cost = getattr(trace.usage, name)
         if not is_cost(name, cost):
             yield _clause(name, cost, "an integer from 0" if name in _COUNTS else "a finite number from 0")
+
     for token in trace.tokens:
         if not _is_integer(token, _LARGEST_TOKEN):
             yield _clause("a token", token, "the number of a token")
     if trace.eviction_trace is not None and not _is_readable_again(trace.eviction_trace):
         yield "its eviction trace contradicts itself"
+
     try:
         finite_object(trace.made_with or "{}")
     except ValueError as error:
@@ -143,7 +145,7 @@ def setting_faults(setting: Setting) -> Iterator[str]:
         yield _clause("the order of its parameters", ", ".join(map(str, names)), "each once, by name")
 
 
-def is_cost(name: str, value: object) -> bool:
+def is_cost(name: str, value: Any) -> bool:
     """Return whether a value can be the cost `name` of a trace: None, a count, or a finite number from 0."""
     if value is None:
         return True
@@ -255,6 +257,7 @@ def trace_of(row: tuple[Any, ...], token_digest: str, made_with: str) -> Trace:
     _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, eviction_trace = row
     correct, progress, answer, status, metrics = grade
     check_row(sample, correct, progress, answer)
+
     ids = array("i")
     ids.frombytes(tokens)
     costs = finite_object(usage)
@@ -395,6 +398,7 @@ def record(
     names = (run_key, setting, model, benchmark, problem, made_with, json.dumps(is_text))
     values = [float(name_id(value) if is_text[name] else value) for name, value in present.items()]
     name_ids = [name_id(name) for name in names]
+
     costs = json.loads(usage)
     # A digest of the answer, 0 for none.
     answer_code = 0
@@ -410,6 +414,7 @@ def record(
         answer_code,
         token_digest or _UNKNOWN_DIGEST,
     )
+
     measured = np.array(values, "<f8").tobytes()
     return body + zlib.crc32(measured, zlib.crc32(body)).to_bytes(4, "little"), measured
 
@@ -455,10 +460,12 @@ class TraceColumns:
         names = self.records[["run_key", "setting", "benchmark"]]
         # One number for each cell, so that one sort brings the traces of a cell together.
         codes = (names["run_key"].astype(int) * count + names["setting"]) * count + names["benchmark"]
+
         order = np.argsort(codes, kind="stable")
         begins = np.flatnonzero(np.diff(codes[order], prepend=-1))
         firsts = names[order[begins]].tolist()
         groups = np.split(order, begins[1:]) if firsts else []
+
         texts = self.names
         return {
             (texts[run_key], texts[setting], texts[benchmark]): rows
@@ -470,9 +477,11 @@ class TraceColumns:
         # Traces may have different metrics: a kind of trace has the names of its metrics, and whether each is a text.
         codes, kind_of_trace = np.unique(self.records["metrics"], return_inverse=True)
         kinds: list[dict[str, bool]] = [json.loads(self.names[code]) for code in codes]
+
         # The values of all traces lie one behind the other, those of a trace in the order of its kind's names.
         counts = np.array([len(kind) for kind in kinds], int)[kind_of_trace]
         begins = np.cumsum(counts) - counts
+
         values_by_name: dict[str, Floats] = {}
         for kind_index, kind in enumerate(kinds):
             rows = np.flatnonzero(kind_of_trace == kind_index)
@@ -508,6 +517,7 @@ def join_records(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:
     joined = bytearray()
     measured = bytearray()
     rows = iter(rows)
+
     while chunk := list(islice(rows, _CHUNK)):
         bodies = b"".join([body for _, body, _ in chunk])
         # The last four bytes of a body are its checksum, over the others and the values.
@@ -518,6 +528,7 @@ def join_records(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:
         joined += bodies
         measured += b"".join([values for _, _, values in chunk])
         last = chunk[-1][0]
+
     records = np.frombuffer(joined, RECORD)
     is_known = np.isin(records["status"], [0, *STATUS.values()])
     # A later version may have other statuses; the checksums of their records hold.

@@ -74,6 +74,7 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
             problems.update(
                 {(benchmark.name, problem.id): problem for problem in _problems_of_run(manifest, benchmark)}
             )
+
         cells: dict[tuple[str, str, Setting], Regraded] = {}
         grades: dict[tuple[str, str, Reading], Grade] = {}
         metrics: dict[Key, dict[str, Any]] = {}
@@ -89,11 +90,13 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
                     f"A later kvatlas wrote sample {trace.sample} of {trace.problem} with a status that this version "
                     "does not know; grade the run with that version."
                 )
+
             read = _read_again(trace, tags.get(trace.model))
             # Many traces of a problem have the same answer, which is graded once.
             graded = (trace.benchmark, trace.problem, read)
             if graded not in grades:
                 grades[graded] = grade_reading(by_name[trace.benchmark], problem, read)
+
             after = _is_right(grades[graded])
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
             metrics[key] = {**trace.grade.metrics, f"graded:{grader}": float(after)}
@@ -101,6 +104,7 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
             cells.setdefault(name, Regraded(*name)).add(_is_right(trace.grade), after)
     if not metrics:
         raise KvatlasError(f"The run {str(folder)!r} has no traces to grade yet.")
+
     with Store.create(folder) as store:
         store.put_metrics(metrics)
     return list(cells.values())
@@ -131,6 +135,7 @@ def _problems_of_run(manifest: Manifest, benchmark: Benchmark) -> Sequence[Probl
     changed = manifest.changed_problems(benchmark.name, problems)
     recorded = {entry[0]: entry for entry in manifest.provenance.get("benchmarks", ())}
     whole = recorded.get(benchmark.name, [])[4:5]
+
     # Earlier versions stored one digest of all problems of a file.
     if isinstance(benchmark, Questions) and benchmark.name not in manifest.contents and whole:
         texts = [
@@ -139,6 +144,7 @@ def _problems_of_run(manifest: Manifest, benchmark: Benchmark) -> Sequence[Probl
         ]
         if whole != [digest(texts)]:
             changed = f"problems of {benchmark.name}"
+
     if changed:
         raise KvatlasError(f"The run has {changed} that its file lacks or changes; put back the file.")
     return problems

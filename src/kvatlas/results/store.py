@@ -72,7 +72,18 @@ _ORDER = "run_key, setting, benchmark, problem, sample"
 _ALL = ", ".join(COLUMNS)
 _KEY = "run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
 _DAMAGE = (ValueError, KeyError, TypeError, IndexError, zlib.error, OverflowError)
-_NO_DAMAGE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+#: Codes of SQLite for a file that is sound, and cannot be used now.
+_NO_DAMAGE = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+)
 
 #: The key of a problem in one cell: run key, setting id, benchmark, problem.
 ProblemKey = tuple[str, str, str, str]
@@ -101,11 +112,13 @@ class Store:
         """
         check_folder(folder)
         path = folder / FILE
+
         with _disk_sentences(path), contextlib.ExitStack() as failed:
             folder.mkdir(parents=True, exist_ok=True)
             held = lock(path.resolve().parent)
             if held is not None:
                 failed.callback(held.release)
+
             connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
             if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 # Tables and version in one transaction: a killed process leaves an empty file, never half a store.
@@ -113,6 +126,7 @@ class Store:
                 connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
             _check_version(connection, path)
             connection.execute("PRAGMA synchronous=NORMAL")
+
             store = cls(connection, path, held)
             store._made_with = canonical(dict(made_with)) if made_with else ""
             store._checkpoint()
@@ -126,6 +140,7 @@ class Store:
         path = folder / FILE
         if not path.is_file():
             raise KvatlasError(f"{str(folder)!r} is no run: there is no {FILE} in it.")
+
         with _disk_sentences(path):
             connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
             try:
@@ -201,6 +216,7 @@ class Store:
                     refused.append(error)
                     continue
                 self._put(row, trace.made_with or self._made_with)
+
         if time.monotonic() - self._checked > CHECKPOINT:
             with _disk_sentences(self.path):
                 self._checkpoint()
@@ -210,16 +226,19 @@ class Store:
     def _put(self, row: Sequence[Any], made_with: str) -> None:
         run_key, setting, _, benchmark, problem, sample, *_ = row
         execute = self._connection.execute
+
         environment = None
         key = run_key, setting, benchmark, problem, sample
         execute(f"DELETE FROM records WHERE trace = (SELECT rowid FROM traces WHERE {_KEY})", key)
         if made_with:
             execute("INSERT OR IGNORE INTO environments (made_with) VALUES (?)", (made_with,))
             (environment,) = execute("SELECT id FROM environments WHERE made_with = ?", (made_with,)).fetchone()
+
         values = (*row, checksum(*row), environment)
         marks = ",".join("?" * len(values))
         query = f"INSERT OR REPLACE INTO traces ({_ALL}, checksum, environment) VALUES ({marks})"
         trace_id = execute(query, values).lastrowid
+
         written = bytes.fromhex(digest_of_tokens(row[-3]))
         body, measured = record(row[:-3], written, made_with, self._cached_name_id)
         execute("INSERT INTO records VALUES (?, ?, ?)", (trace_id, body, measured))
@@ -421,13 +440,7 @@ class Store:
         try:
             yield
         except (sqlite3.DatabaseError, *_DAMAGE) as error:
-            # Errors for texts that are not UTF-8 have no code.
-            if getattr(error, "sqlite_errorcode", 0) & 255 in _NO_DAMAGE:
-                raise _unusable(self.path, error) from error
-            raise KvatlasError(
-                f"The store {str(self.path)!r} is damaged ({reason(error)}). Take a copy of it, or run the sweep "
-                "into a new folder."
-            ) from error
+            raise _store_error(self.path, error) from error
 
 
 def check_folder(folder: Path) -> None:
@@ -479,6 +492,10 @@ def check_new_folder(folder: Path) -> None:
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not version and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise KvatlasError(
+            f"The store {str(path)!r} cannot be used: it is empty, since no sweep was started in it or all was lost."
+        )
     if version != SCHEMA_VERSION:
         raise KvatlasError(
             f"The store {str(path)!r} has version {version}, this kvatlas reads version {SCHEMA_VERSION}; use another "
@@ -495,20 +512,27 @@ def _sum(name_id: int, text: str) -> int:
     return zlib.crc32(f"{name_id} {text}".encode())
 
 
-def _unusable(path: Path, error: BaseException) -> KvatlasError:
+def _store_error(path: Path, error: BaseException) -> KvatlasError:
+    """Return an error of the store as a sentence: damage, or a disk that cannot be used now."""
+    # Errors for texts that are not UTF-8 have no code.
+    code = getattr(error, "sqlite_errorcode", 0) & 255
+    if isinstance(error, OSError) or code in _NO_DAMAGE:
+        return KvatlasError(
+            f"The store {str(path)!r} cannot be used ({error}); what was finished before is kept, "
+            "and the same command goes on from there."
+        )
     return KvatlasError(
-        f"The store {str(path)!r} cannot be used ({error}); what was finished before is kept, "
-        "and the same command goes on from there."
+        f"The store {str(path)!r} is damaged ({reason(error)}). Take a copy of it, or run the sweep into a new folder."
     )
 
 
 @contextmanager
 def _disk_sentences(path: Path) -> Iterator[None]:
-    """Turn errors of the disk (full, read-only, not a database) into one sentence."""
+    """Turn errors of the disk (full, read-only) and of a file that is no store into one sentence."""
     try:
         yield
-    except (OSError, sqlite3.DatabaseError) as error:
-        raise _unusable(path, error) from error
+    except (OSError, sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        raise _store_error(path, error) from error
 
 
 def lock(folder: Path) -> BaseFileLock | None:

@@ -70,12 +70,12 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await handler.serve(body, request, handler.chat_asks)
+        return await handler.serve(body, request, handler.chat_requests)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts as they are, without a chat template."""
-        return await handler.serve(body, request, handler.completion_asks)
+        return await handler.serve(body, request, handler.completion_requests)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -192,7 +192,7 @@ class CompletionHandler:
                 f"most {positions * MOST_PER_TOKEN:,}."
             )
 
-    def chat_asks(self, body: ChatRequest) -> list[GenerationRequest]:
+    def chat_requests(self, body: ChatRequest) -> list[GenerationRequest]:
         """Return the requests of a conversation."""
         messages = [message.for_template() for message in body.messages]
         self._check_size([sum(len(message["content"]) for message in messages)], body.n)
@@ -215,9 +215,9 @@ class CompletionHandler:
         top = None
         if body.logprobs:
             top = body.top_logprobs or 0
-        return self._asks(body, model.tokens(text), most, top, split=True, opened=opened)
+        return self._generation_requests(body, model.tokens(text), most, top, split=True, opened=opened)
 
-    def completion_asks(self, body: CompletionRequest) -> list[GenerationRequest]:
+    def completion_requests(self, body: CompletionRequest) -> list[GenerationRequest]:
         """Return the requests of one or several prompts."""
         prompts: Sequence[Any] = body.prompt
         # One text, or the token ids of one prompt.
@@ -229,17 +229,17 @@ class CompletionHandler:
 
         model = self.service.model
         size = len(model.tokenizer)
-        asks = []
+        requests: list[GenerationRequest] = []
         for prompt in prompts:
             tokens = model.tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
             wrong = next((token for token in tokens if not 0 <= token < size), None)
             if wrong is not None:
                 raise KvatlasError(f"prompt has the token {wrong}; expected ids from 0 to {size - 1}.")
             # OpenAI's completions have 16 new tokens by default.
-            asks += self._asks(body, tokens, body.max_tokens or 16, body.logprobs, split=False)
-        return asks
+            requests += self._generation_requests(body, tokens, body.max_tokens or 16, body.logprobs, split=False)
+        return requests
 
-    def _asks(
+    def _generation_requests(
         self,
         body: Generating,
         prompt: tuple[int, ...],
@@ -266,9 +266,9 @@ class CompletionHandler:
             for stream in streams
         ]
 
-    async def serve(self, body: Body, request: Request, asks: Callable[[Body], list[GenerationRequest]]) -> Response:
+    async def serve(self, body: Body, request: Request, read: Callable[[Body], list[GenerationRequest]]) -> Response:
         """Answer a request, whole or as a stream; decoding ends if the client disconnects."""
-        requests = await asyncio.get_running_loop().run_in_executor(self._reader, asks, body)
+        requests = await asyncio.get_running_loop().run_in_executor(self._reader, read, body)
         handles = self.service.ask(requests)
         chat = isinstance(body, ChatRequest)
         endpoint = "chat" if chat else "completions"
@@ -295,7 +295,7 @@ class CompletionHandler:
             with self._counted(endpoint, began):
                 if answer_format.chat:
                     for index in range(len(handles)):
-                        yield answer_format.begin(index)
+                        yield answer_format.begin_event(index)
                 is_first = True
                 async for piece in _answer_events(answer_format, handles):
                     if is_first:
@@ -340,11 +340,11 @@ async def _answer_events(answer_format: AnswerFormat, handles: list[RequestHandl
             start, end = answer_span(handle, tokens, sent_characters[index]) if answer else (0, 0)
             start = max(start, sent_tokens[index])
             sent_tokens[index] = max(end, sent_tokens[index])
-            yield answer_format.news(index, handle, (thinking, answer), (start, end), offset)
+            yield answer_format.text_event(index, handle, (thinking, answer), (start, end), offset)
         else:
             yield b""
         if is_last:
-            yield answer_format.end(index, handle)
+            yield answer_format.end_event(index, handle)
 
 
 class _EventStream(StreamingResponse):

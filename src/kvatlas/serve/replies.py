@@ -46,12 +46,12 @@ class AnswerFormat:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return event_bytes({**self.head, "object": kind, "choices": choices, **more})
 
-    def begin(self, index: int) -> bytes:
+    def begin_event(self, index: int) -> bytes:
         """Return the first event of a choice of a chat."""
         delta = {"role": "assistant", "content": ""}
         return self.piece([{"index": index, "delta": delta, "finish_reason": None}])
 
-    def news(
+    def text_event(
         self, index: int, handle: RequestHandle, texts: tuple[str, str], span: tuple[int, int], offset: int
     ) -> bytes:
         """Return the event for new `texts` (thinking, answer) of a choice.
@@ -61,7 +61,7 @@ class AnswerFormat:
         logprobs = self._logprobs(handle, span, offset)
         return self._delta(index, *texts, finish_reason=None, logprobs=logprobs)
 
-    def end(self, index: int, handle: RequestHandle) -> bytes:
+    def end_event(self, index: int, handle: RequestHandle) -> bytes:
         """Return the last event of a choice."""
         return self._delta(index, "", "", finish_reason=handle.reason(), kvatlas=_cache_usage(handle))
 

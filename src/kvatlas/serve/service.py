@@ -207,13 +207,13 @@ async def follow_tokens(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple
     open_handles = dict(enumerate(handles))
     sent = [0 for _ in handles]
 
-    def end(_: object) -> None:
+    def wake(_: object) -> None:
         # A finished answer is sent at once, so that the client can send its next request. The loop may be closed.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(news.set)
 
     for handle in handles:
-        handle.generation.add_done_callback(end)
+        handle.generation.add_done_callback(wake)
     while open_handles:
         # All streams wake at the same moments, so that they rarely interrupt the thread that decodes.
         period = PIECE_SECONDS * max(1, handles[0].service.decoding)

@@ -278,6 +278,7 @@ def _saving_of_cells(cells: Sequence[CellTraces], baselines: Sequence[CellTraces
     kept, kept_by_full = kv_costs([chosen, full])
     if kept is None or not kept_by_full:
         return None
+
     memory = kept / kept_by_full
     work = None
     if chosen.output_tokens_mean is not None and full.output_tokens_mean:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvatlas.core import Claim
-from kvatlas.results import Manifest
+from kvatlas.results.manifest import Manifest
 from kvatlas.stats.metrics import rule
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 

@@ -55,6 +55,7 @@ def estimates(tables: Sequence[Floats], claim: Claim = Claim.LIKE) -> list[Estim
         means.append(np.nansum(grades, 1) / samples[has_samples])
         by_trace = claim is Claim.THESE and not bool(np.isnan(grades).any())
         units.append(grades.ravel() if by_trace else means[-1])
+
     found: list[Estimate | None] = [None for _ in tables]
     # Tables with equally many units at once.
     for size in {len(of_table) for of_table in units} - {0}:
@@ -94,6 +95,7 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     value = math.fsum(estimate.value for estimate in estimates) / len(estimates)
     below = _error_of_mean([None if one.low is None else abs(one.low - one.value) for one in estimates])
     above = _error_of_mean([None if one.high is None else abs(one.high - one.value) for one in estimates])
+
     problems = [estimate.problems for estimate in estimates]
     return Estimate(
         value,

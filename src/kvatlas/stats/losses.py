@@ -152,6 +152,7 @@ class LossFamily:
         chosen = self.has_compressed[row] & ~np.isnan(values)
         if not chosen.any() or chosen.sum() == np.count_nonzero(~np.isnan(values)):
             return None
+
         # Benchmarks without a compressed trace are left out, so the others are numbered anew.
         strata = np.unique(self.paired.strata[chosen], return_inverse=True)[1]
         of_problems = replace(
@@ -382,6 +383,7 @@ def kept_by_rule(setting: Setting, token_bytes: int = 0, tail_bytes: int = 0) ->
         budget = budget_in_tokens(budget, token_bytes, tail_bytes)
     if not isinstance(budget, int | float):
         return None
+
     if values.get("every") and values.get("budget_over") != "thinking":
         return float(budget)
     if window is None or ratio is None:

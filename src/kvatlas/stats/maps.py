@@ -65,6 +65,7 @@ def maps_of_run(run: RunData) -> list[Map]:
     shown = list(chain.from_iterable(groups.values()))
     check_complete(shown + baselines, run.partial)
     check_measured(shown, run.metric, run.partial)
+
     maps = []
     for name, group in groups.items():
         if any(cell.measured for cell in group):
@@ -103,6 +104,7 @@ def mixed_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
     names = [name for name in DECIDE if name in unlike]
     if not names:
         return ()
+
     # Versions that differ in other packages count as one.
     counts = Counter[str]()
     for text, count in traces_by.items():
@@ -272,6 +274,7 @@ def mean_cell(cells: Sequence[Cell]) -> Cell:
     more = {}
     for name in cells[0].more:
         more[name] = _merge(_plain_mean, [cell.more.get(name) for cell in cells])
+
     return Cell(
         cells[0].setting,
         mean_over_benchmarks([cell.estimate for cell in cells]),

@@ -81,6 +81,7 @@ def token_kinds(maps: Sequence[Map]) -> TokenKinds | None:
         slopes.append(np.linalg.lstsq(design, values, rcond=None)[0][1:])
     if not slopes:
         return None
+
     chosen, moved = np.array(slopes).T
     alike = [int((np.sign(slope) == np.sign(slope.mean())).sum()) for slope in (chosen, moved)]
     benchmarks = len({map_.benchmark for map_ in maps})
@@ -144,6 +145,7 @@ def _lowest_ratio_weights(ratios: Floats, tokens: Floats) -> Floats | None:
     ]
     if not pairs:
         return None
+
     cell_weights = np.zeros(len(tokens))
     for one, other in pairs:
         cell_weights[one] += 1 / len(pairs)

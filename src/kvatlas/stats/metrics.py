@@ -62,6 +62,7 @@ class Rule:
             )
         if self.kind == "maj":
             return np.array([majority(samples, k) for samples in votes])
+
         values = []
         for problem_grades in grades:
             samples = len(problem_grades)
@@ -94,6 +95,7 @@ def majority(votes: Sequence[Hashable], k: int) -> float:
     counts = Counter(vote for vote in votes if vote is not None)
     right = counts.pop(RIGHT, 0)
     silent = sum(vote is None for vote in votes)
+
     won = 0.0
     # The right answer has `right_votes` in a subset, so no other one may have more.
     for right_votes in range(1, min(right, k) + 1):

@@ -269,6 +269,7 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValu
         of_benchmark = _paired_on_problems(pairs, tuple(problems))
         traces.append(of_benchmark[0])
         promised.append(of_benchmark[1])
+
     samples = max(of_benchmark.shape[2] for of_benchmark in traces)
     return PairedValues(
         np.concatenate([_widened(of_benchmark, samples, math.nan) for of_benchmark in traces], axis=1),
@@ -293,9 +294,11 @@ def _paired_on_problems(pairs: Sequence[CellPair | None], problems: Sequence[str
             values = cell.values()
             promised = cell.in_order(np.ones(values.shape, bool), problems, False)
             in_order[id(cell)] = (cell.in_order(values, problems), promised)
+
     samples = max((values.shape[1] for values, _ in in_order.values()), default=1)
     traces = np.full((len(pairs), len(problems), samples), math.nan)
     is_promised = np.zeros(traces.shape, bool)
+
     for row, pair in enumerate(pairs):
         if pair is None:
             continue

@@ -30,7 +30,7 @@ def join_runs(runs: Sequence[RunData]) -> list[RunData]:
 
 
 class Evidence(NamedTuple):
-    """What a run knows of its settings beside the full cache: losses, of an adaptive sweep the last decisions.
+    """The losses of a run's settings against the full cache; of an adaptive sweep its last decisions.
 
     Maps, frames, tables and recommendations look up theirs.
     """
@@ -88,6 +88,7 @@ def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, MapTests], margin
         tests = by_map.get(map_.name)
         if tests is not None:
             map_ = replace(map_, plateau=frozenset(tests.plateau), keeps=None, breaks=None, margin=margin)
+
         if tests is not None and tests.losses is not None:
             losses = tests.losses.items()
             map_ = replace(

@@ -25,7 +25,9 @@ from kvatlas.core import (
     grouped,
     policy_name,
 )
-from kvatlas.results import Manifest, Store, TraceColumns
+from kvatlas.results.manifest import Manifest
+from kvatlas.results.records import TraceColumns
+from kvatlas.results.store import Store
 from kvatlas.stats.claims import look_of, stored_claim, why_not_these
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.numerics.arrays import LEVEL
@@ -196,9 +198,11 @@ class RunData:
         cells = self.cells
         axes = set(self.axes)
         on_grid = [cell for cell in cells if not cell.baseline and axes <= cell.all_values.keys()]
+
         by_rest = grouped(filter(self.fits, on_grid), self.without_axes)
         settings = grouped(by_rest, lambda key: key[0])
         names = {model: short_names(map(itemgetter(2), keys)) for model, keys in settings.items()}
+
         groups = {}
         for (model, benchmark, setting), group in by_rest.items():
             rows, columns = map(set, zip(*(cell.coord(self.axes) for cell in group), strict=True))
@@ -268,6 +272,7 @@ class RunData:
                 f"The run was extended {times} without declared looks, so its limits are those of "
                 f"{100 * LEVEL / 2**look.extensions:.2g} % and err in up to 10 % in all"
             )
+
         return [Note(NoteKind.INTERVAL, text) for text in texts]
 
     @cached_property

@@ -70,6 +70,7 @@ def _table_of_model(
 ) -> SettingTable:
     names = short_names(cell.setting for cell in cells)
     benchmarks = list(dict.fromkeys(cell.benchmark for cell in cells))
+
     rows = []
     left_out = []
     for setting, of_setting in grouped(cells, lambda cell: cell.setting.id).items():
@@ -80,6 +81,7 @@ def _table_of_model(
         by_benchmark = {cell.benchmark: cell.cell for cell in of_setting}
         mean = mean_cell(list(by_benchmark.values()))
         rows.append(SettingRow(names[setting], mean, by_benchmark, losses.get(setting)))
+
     rows.sort(key=_rank)
     table_notes = [*notes, *unmeasured_notes(cells, metric)]
     if left_out:

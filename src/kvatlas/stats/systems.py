@@ -142,6 +142,7 @@ def _names_to_choose(systems: Sequence[ModelSetting]) -> list[str]:
     values = differing(system.setting.values for system in systems)
     shown = shown_policies(system.setting.policy for system in systems)
     with_model = len({system.model for system in systems}) > 1
+
     names = []
     for system in systems:
         # The full cache has no parameters.
@@ -251,15 +252,18 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
             f"{first.model} under {first.setting} and {second.model} under {second.setting} have "
             f"{len(places)} problems in common; a comparison needs at least 2."
         )
+
     about = {**second.about, **first.about}
     depths = [about.get(key, {}).get("L") for key in places]
     x = np.array([first_means[place] for place in places])
     y = np.array([second_means[place] for place in places])
+
     claim, difference = compared_systems(first, second)
     ahead = y - x
     given_depth = None
     if None not in depths:
         given_depth = correlation(np.stack([x, y, np.array(depths, float)]), seed)
+
     return Pair(
         places,
         x,

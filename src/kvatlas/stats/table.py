@@ -68,9 +68,11 @@ class TraceTable:
         self.shapes = [(len(order), cell.samples) for order, cell in zip(self.orders, cells, strict=True)]
         ends = list(accumulate(map(math.prod, self.shapes), initial=0))
         self.spans = [slice(begin, end) for begin, end in pairwise(ends)]
+
         # Several promised cells may share a key; a trace fills all of them.
         keys = [(cell.run_key, cell.setting.id, cell.benchmark) for cell in cells]
         self._cells_of_key = grouped(range(len(keys)), keys.__getitem__)
+
         self.records: NDArray[np.void] = np.zeros(ends[-1], _PLACE)
         for name in ("progress", *TRACE_COSTS):
             self.records[name] = math.nan
@@ -86,11 +88,13 @@ class TraceTable:
         records = columns.records[rows]
         for name in _COPIED:
             self.records[name][places] = records[name]
+
         # The columns have codes of their own, so their texts get the codes of the table.
         for name, codes in (("made_with", self.versions), ("metrics", self.kinds)):
             texts, text_of_row = np.unique(records[name], return_inverse=True)
             table_codes = [codes.setdefault(columns.names[text], len(codes)) for text in texts]
             self.records[name][places] = np.array(table_codes, int)[text_of_row]
+
         # A trace that replaces an earlier one may lack some of its metrics.
         for values in self.measured.values():
             values[places] = math.nan
@@ -105,9 +109,11 @@ class TraceTable:
         places = [np.zeros(0, int)]
         problems = columns.records["problem"]
         samples = columns.records["sample"]
+
         # The number of each name of the columns in an order of problems, -1 for other names. Cells share orders, so
         # they are told apart by identity.
         number_of_name: dict[int, Ints] = {}
+
         for key, cell_rows in columns.by_cell().items():
             for index in self._cells_of_key.get(key, ()):
                 order = self.orders[index]
@@ -119,6 +125,7 @@ class TraceTable:
                 is_promised = (problem >= 0) & (sample >= 0) & (sample < width)
                 rows.append(cell_rows[is_promised])
                 places.append(self.spans[index].start + problem[is_promised] * width + sample[is_promised])
+
         return np.concatenate(rows), np.concatenate(places)
 
     def cells(self, metric: str = "pass@1", claim: Callable[[], Claim] = lambda: Claim.LIKE) -> list[CellTraces]:
@@ -173,6 +180,7 @@ class TraceTable:
             samples = min((cell.samples for cell in promised), default=1)
             of_benchmarks = set.intersection(*(table._benchmark_metrics() for table in tables))
             valid = [*METRICS, *([f"pass@K, maj@K (K up to {samples})"] if samples > 1 else []), *sorted(of_benchmarks)]
+
         costs = ", ".join(cost_names())
         raise KvatlasError(f"{unknown}; expected: {', '.join(valid)}, and for maps the costs {costs}.")
 
@@ -183,6 +191,7 @@ class TraceTable:
         status = self.records["status"]
         kind_of_trace = self.records["metrics"]
         is_answered = np.isin(status, [STATUS[status] for status in Status if status.answered])
+
         found = set(self.measured)
         for kind in np.unique(kind_of_trace[is_answered]):
             found.intersection_update(kinds[kind])
@@ -280,7 +289,7 @@ class CellTraces:
 
     @cached_property
     def facts(self) -> SettingFacts:
-        """What the run knows of its setting, for the problems that have traces."""
+        """The facts of its setting, for the problems that have traces."""
         return self.expected.facts_with(self.prompts.values())
 
     @cached_property
@@ -309,6 +318,7 @@ class CellTraces:
             estimate = self._all_estimates()[self._index] or pass_at_1({})
         else:
             estimate = self.rule.estimate(*self._samples())
+
         mean = self._mean("mean_kv_tokens")
         peak = max(self._costs("peak_kv_tokens"), default=None)
         mean_bytes = None
@@ -318,6 +328,7 @@ class CellTraces:
             mean_bytes = mean * token_bytes + tail_bytes
         if token_bytes and peak is not None:
             peak_bytes = int(peak) * token_bytes + tail_bytes
+
         return Cell(
             self.setting,
             estimate,

@@ -166,9 +166,11 @@ def memory_of(
         tokens = {cell.coord(axes): cell.stays.tokens for cell in group if cell.stays is not None}
         kept = [tokens.get(coord, math.nan) for coord in cells.columns]
         by_benchmark[group[0].benchmark] = np.array(kept)
+
     mean_tokens = np.mean(list(by_benchmark.values()), axis=0)
     if len(windows) < 2 or np.isnan(mean_tokens).any():
         return None
+
     grades, promised = cells.first(samples)
     if claim is Claim.THESE:
         values = grades.transpose(0, 2, 1)[promised]
@@ -179,6 +181,7 @@ def memory_of(
         promised_grades = np.where(promised[:, None], grades, 0.0)[has_samples]
         values = promised_grades.sum(2) / promised.sum(1)[has_samples, None]
         strata = cells.all_strata[has_samples]
+
     return EqualMemory(
         cells.columns,
         values,

@@ -185,7 +185,7 @@ class Plan:
 
     @cached_property
     def _facts(self) -> Mapping[tuple[str, str, Setting], SettingFacts]:
-        """What statistics need to know of each cell's policy, which they do not import."""
+        """The facts of each cell that statistics need, which import no policy."""
         facts = {}
         for model, benchmark, policy, _ in self.bind_cells():
             prompts = self.prompts[model.name, benchmark.name]

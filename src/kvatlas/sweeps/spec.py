@@ -40,6 +40,8 @@ def _numeral(value: Any, info: ValidationInfo) -> Any:
 
 Integer = Annotated[int, Field(strict=True), BeforeValidator(_numeral)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(_numeral)]
+#: True or false as settings have them: YAML's words, and no numbers.
+Flag = Annotated[bool, Field(strict=True), BeforeValidator(scalar)]
 
 
 def _typed_value(policy_names: Sequence[str], name: str, value: Any) -> Any:
@@ -89,7 +91,7 @@ class SettingSpec(BaseModel):
         """The fixed parameters, which axes do not change; None leaves a parameter to the policy."""
         return self.model_extra or {}
 
-    def setting(self, **axes: Value) -> Setting:
+    def setting(self, /, **axes: Value) -> Setting:
         """Return the setting at one point of the grid."""
         values = {**axes, **self.fixed_values}
         return Setting.from_parameters(
@@ -172,7 +174,7 @@ class Spec(BaseModel):
     axes: dict[str, list[Value]] = {}
     expected_output_tokens: Integer | None = Field(default=None, ge=1, lt=2**31)
     allocate: Allocation = Allocation()
-    strict_budget: bool = False
+    strict_budget: Flag = False
     lose_at_most: Number = Field(default=LOSE_AT_MOST, gt=0, lt=100)
     claim: Literal["auto", "these_problems", "problems_like_these"] = "auto"
     looks: list[Integer] = Field(default=[], max_length=MOST_LOOKS)
@@ -208,6 +210,24 @@ class Spec(BaseModel):
             if len({canonical(entry) for entry in plain}) < len(plain):
                 raise ValueError(f"{name} {plain} names a value twice".strip())
         return value
+
+    @model_validator(mode="after")
+    def _no_misspelt_nulls(self) -> Spec:
+        """Refuse null for a name that is neither an axis nor a parameter: it is left out before the policy checks."""
+        for entry in (*self.settings, *self.baseline):
+            nulls = [name for name, value in entry.fixed_values.items() if value is None and name not in self.axes]
+            if not nulls:
+                continue
+            try:
+                names = [item.name for item in parameters(policies.get(entry.policy))]
+            except KvatlasError:
+                # The policies of a run's spec may be unknown here, or files that may not be loaded.
+                continue
+            unknown = next((name for name in nulls if name not in names), None)
+            if unknown is not None:
+                guess = did_you_mean(unknown, [*names, *self.axes])
+                raise ValueError(f"{unknown!r} is no parameter of the policy {entry.policy!r} and no axis{guess}")
+        return self
 
     @model_validator(mode="after")
     def _sensible(self) -> Spec:

@@ -85,16 +85,7 @@ class CudaGraphRunner:
         """
         if not batch.decoding:
             return None
-
-        # Steps whose tensors have moved because the cache grew are forgotten.
-        if self._moves != self.cache.moves:
-            self._moves = self.cache.moves
-            self._captured.clear()
-            self._room = None
-            if self.cuda:
-                # A pool of old graphs must not be used for capturing while the workspaces of cuBLAS live in it.
-                torch._C._cuda_clearCublasWorkspaces()
-                self._pool = torch.cuda.graph_pool_handle()
+        self._drop_moved()
 
         # The inputs of the step, zeros for idle sequences.
         size = bucket(len(streams))
@@ -152,6 +143,18 @@ class CudaGraphRunner:
     def forget(self) -> None:
         """Capture all steps anew."""
         self._moves = -1
+
+    def _drop_moved(self) -> None:
+        """Forget the steps if their tensors have moved because the cache grew."""
+        if self._moves == self.cache.moves:
+            return
+        self._moves = self.cache.moves
+        self._captured.clear()
+        self._room = None
+        if self.cuda:
+            # A pool of old graphs must not be used for capturing while the workspaces of cuBLAS live in it.
+            torch._C._cuda_clearCublasWorkspaces()
+            self._pool = torch.cuda.graph_pool_handle()
 
     def _capture(self, step: CapturedStep, forward: Forward) -> bool:
         """Capture a step; return True unless capturing has failed."""

@@ -102,7 +102,7 @@ def maps_of(result: Result, tested: bool = True) -> list[Map]:
 
     Raises KvatlasError as `maps_of_run` does.
     """
-    (run,) = result.opened_runs
+    run = result.only_run
     if not run.has_maps:
         return curves_of_run(run)
     return _as_maps(result.maps) if tested else result.untested
@@ -114,7 +114,7 @@ def _as_maps(results: Sequence[MapResult]) -> list[Map]:
 
 def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run."""
-    (run,) = result.opened_runs
+    run = result.only_run
     cells = PageCells(run.manifest.expected)
     compared = tested and run.has_maps
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]

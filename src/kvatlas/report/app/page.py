@@ -128,7 +128,7 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
     check_page(out)
     if not maps_of(result):
         raise KvatlasError("The run has no settings that a report could show.")
-    (data,) = result.opened_runs
+    data = result.only_run
     run = AppRun(data, address_name(data.folder or Path("run")), result)
 
     traces = _traces_of_page(run, per_cell)

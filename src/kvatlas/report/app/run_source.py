@@ -151,6 +151,7 @@ class AppRun:
         # As they are now; None without the feature.
         autopsies = features.find("autopsy.page")
         self.autopsies = None if autopsies is None else autopsies(self.folder, self.manifest)
+
         result = self._given or Result((self.data,))
         warnings: list[str] = []
         maps: list[Map] = []

@@ -69,6 +69,7 @@ def losses_of_units(
     z = look.quantile(len(sequences))
     joint_z = look.quantile(len(lost.means))
     found: list[Loss | None] = [None for _ in lost.means]
+
     # The p-value of "it loses at most the margin"; 1 where nothing is known.
     p_broken = np.ones(len(found))
     contrasts = lost.contrasts(Z, look.widening)

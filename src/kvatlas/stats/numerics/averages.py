@@ -89,6 +89,7 @@ def permute_benchmarks(
     by_map = np.round((values - values.mean(2, keepdims=True)).mean(1) * levels / (levels - 1), 12)
     names = [str(name) for name in benchmarks or range(maps)]
     units = np.array([by_map[np.array(names) == name].mean(0) for name in dict.fromkeys(names)])
+
     generator = np.random.default_rng(seed)
     orders = generator.permuted(np.broadcast_to(units, (draws, *units.shape)), axis=2)
     largest = np.sort((np.abs(orders.mean(1)) / _errors(orders)).max(1))

@@ -59,7 +59,7 @@ def lower_limit(
     values: Floats, low: ArrayLike = 0.0, high: ArrayLike = 1.0, z: ArrayLike = Z, strata: Ints | None = None
 ) -> Floats:
     """Return the one-sided lower limits [...] at the normal quantile `z`; else as `interval`."""
-    side = _Side.from_values(values, low, high, strata)
+    side = _RangeSide.from_values(values, low, high, strata)
     limit = side.limit(_per_row(z, values)).reshape(values.shape[:-1])
     return np.maximum(low, limit)
 
@@ -68,7 +68,7 @@ def upper_limit(
     values: Floats, low: ArrayLike = 0.0, high: ArrayLike = 1.0, z: ArrayLike = Z, strata: Ints | None = None
 ) -> Floats:
     """Return the one-sided upper limits [...] at the normal quantile `z`; else as `interval`."""
-    side = _Side.from_values(values, high, low, strata)
+    side = _RangeSide.from_values(values, high, low, strata)
     limit = side.limit(_per_row(z, values)).reshape(values.shape[:-1])
     return np.minimum(high, limit)
 
@@ -87,8 +87,8 @@ def score(
     `values` has them at their lowest and `highest` at their highest.
     """
     target = _per_row(mean, values)
-    above = _Side.from_values(values, low, high, strata).distance(target)
-    below = _Side.from_values(values if highest is None else highest, high, low, strata).distance(target)
+    above = _RangeSide.from_values(values, low, high, strata).distance(target)
+    below = _RangeSide.from_values(values if highest is None else highest, high, low, strata).distance(target)
     return np.asarray((above - below).reshape(values.shape[:-1]), float)
 
 
@@ -131,7 +131,7 @@ def _per_row(numbers: ArrayLike, values: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class _Side:
+class _RangeSide:
     """One side of the interval: `rows` [k, values] of distances from the end of the range, in [0, 1].
 
     A row has each of its values so many times as `counts` [k, values] says. A problem's distance counts `shares`
@@ -147,7 +147,7 @@ class _Side:
     width: Floats
 
     @classmethod
-    def from_values(cls, values: Floats, end: ArrayLike, other_end: ArrayLike, strata: Ints | None) -> _Side:
+    def from_values(cls, values: Floats, end: ArrayLike, other_end: ArrayLike, strata: Ints | None) -> _RangeSide:
         """Measure the values [..., problems] from the `end` of their range."""
         origin = _per_row(end, values)
         width = _per_row(other_end, values) - origin
@@ -201,9 +201,9 @@ class _Side:
             distances[on_this_side] = np.exp(side.log_root(np.exp(log_tilt)))
         return np.minimum(distances, LARGEST_SCORE)
 
-    def _of(self, chosen: Flags) -> _Side:
+    def _of(self, chosen: Flags) -> _RangeSide:
         """Return the same of some rows."""
-        return _Side(self.rows[chosen], self.counts[chosen], self.shares, self.origin[chosen], self.width[chosen])
+        return _RangeSide(self.rows[chosen], self.counts[chosen], self.shares, self.origin[chosen], self.width[chosen])
 
     def _has_distance(self) -> Flags:
         """Return whether a row has any value away from the end."""
@@ -272,6 +272,7 @@ def _solve(function: Callable[[Floats], Floats], first: Floats) -> Floats:
     value = function(first)
     before = first + 0.1
     earlier = function(before)
+
     for _ in range(60):
         low = np.where(value < 0, now, low)
         high = np.where(value < 0, high, now)

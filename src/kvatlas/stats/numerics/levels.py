@@ -66,6 +66,7 @@ def permute_levels(values: Floats, strata: Ints, draws: int = DRAWS, seed: int =
     statistic = _Statistic(sizes, strata[varied])
     observed = statistic(deviations[varied][None])[0]
     largest = np.zeros(draws)
+
     generator = np.random.default_rng(seed)
     at_once = max(1, _CHUNK // max(1, int(varied.sum()) * levels))
     for start in range(0, draws, at_once):

@@ -80,13 +80,14 @@ def begin(settings: int) -> Decision:
     return Decision(unknown, -ones, ones, ones, none.astype(int), every.astype(int), none, none, none, every, None)
 
 
-def look(before: Decision, traces: TracesSoFar, margin: float) -> Decision:
+def take_look(before: Decision, traces: TracesSoFar, margin: float) -> Decision:
     """Return the decision from the blocks up to the `goal` of each setting."""
     blocks = before.goal
     value = before.value.copy()
     low = before.low.copy()
     high = before.high.copy()
     chance = before.chance.copy()
+
     final = last_quantile(len(blocks), traces.looks)
     for count in np.unique(blocks[before.next]):
         rows = before.next & (blocks == count)
@@ -97,6 +98,7 @@ def look(before: Decision, traces: TracesSoFar, margin: float) -> Decision:
         low[rows], high[rows] = interval(lost, -1.0, 1.0, final / math.sqrt(share), strata)
         value[rows] = lost @ weights(strata)
         chance[rows] = _chance(lost, strata, traces.sizes, final, share, margin)
+
     kept = before.kept | (high <= margin)
     broken = before.broken | (low > margin)
     hopeless = before.hopeless | (~kept & ~broken & (chance < HOPELESS))
@@ -105,6 +107,7 @@ def look(before: Decision, traces: TracesSoFar, margin: float) -> Decision:
     if kept.any():
         recommended = int(np.where(kept, traces.costs, np.inf).argmin())
         open_ &= traces.costs < traces.costs[recommended]
+
     goal = _next_goal(blocks, open_, chance, traces.costs)
     return Decision(value, low, high, chance, blocks, goal, kept, broken, hopeless, open_, recommended)
 
@@ -125,7 +128,7 @@ def decisions(traces: TracesSoFar, margin: float) -> Iterator[Decision]:
     state = begin(len(traces.differences))
     yield state
     while state.next.any() and is_complete(state, traces):
-        state = look(state, traces, margin)
+        state = take_look(state, traces, margin)
         yield state
 
 
@@ -143,6 +146,7 @@ def _chance(lost: Floats, strata: Ints, sizes: Sequence[int], final: float, shar
     for problems, size in zip(problems_by_benchmark(strata), sizes, strict=True):
         repeated.append(problems[np.arange(size) * len(problems) // size])
     expected_losses = lost[:, np.concatenate(repeated)]
+
     all_strata = strata_of_sizes(sizes)
     limit = upper_limit(expected_losses, -1.0, 1.0, final, all_strata)
     error = (limit - expected_losses @ weights(all_strata)) / final
@@ -196,6 +200,7 @@ def in_order(differences: Floats, orders: Sequence[Ints], costs: Floats, looks: 
             problems.append(in_block)
             strata.append(np.full(len(in_block), stratum))
             blocks.append(np.full(len(in_block), block))
+
     sizes = [len(order) for order in orders]
     order_of_all = np.concatenate(problems)
     traces = TracesSoFar(

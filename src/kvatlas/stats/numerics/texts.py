@@ -45,6 +45,7 @@ def departure_p(answers: Sequence[Departures]) -> float:
         share = (answer.near[1] + pooled) / (sum(answer.near) + 1)
         chances = np.convolve(chances, [1 - share, share])
         behind += answer.gap[1] > answer.gap[0]
+
     return min(1.0, float(chances[behind:].sum()))
 
 

@@ -92,7 +92,7 @@ class Units:
 
 def units_of_problems(values: Floats, strata: Ints) -> Units:
     """Return the units of values [rows, problems]; NaN where a row was not promised a problem."""
-    return Units(_mean_over_benchmarks(values, strata), values, values, strata)
+    return Units(_mean_of_strata(values, strata), values, values, strata)
 
 
 def units_of_traces(values: Floats, promised: Flags, strata: Ints, *, by_trace: bool) -> Units:
@@ -112,7 +112,7 @@ def units_between(values: Floats, lowest: Floats, highest: Floats, strata: Ints,
 
     The ends are NaN where nothing was promised, the values where nothing is known.
     """
-    means = _mean_over_benchmarks(mean_of_known(values), strata)
+    means = _mean_of_strata(mean_of_known(values), strata)
     if not by_trace:
         return Units(means, mean_of_known(lowest), mean_of_known(highest), strata)
     flat = (len(values), -1)
@@ -133,7 +133,7 @@ def mean_of_known(values: Floats) -> Floats:
     return np.asarray(np.where(count > 0, np.nansum(values, axis=-1) / np.maximum(count, 1), math.nan), float)
 
 
-def _mean_over_benchmarks(values: Floats, strata: Ints) -> Floats:
+def _mean_of_strata(values: Floats, strata: Ints) -> Floats:
     """Return the mean over benchmarks of the means over their problems that are known; NaN where one has none."""
     if not len(strata):
         return np.full(len(values), math.nan)
