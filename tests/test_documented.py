@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -118,6 +119,17 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
 
 
+def test_the_reference_names_objects_that_are_there() -> None:
+    """The directives of the API's page, which a site is built from in `make deep`."""
+    directives = re.findall(r"^::: (\S+)\n((?: +\S.*\n)*)", (ROOT / "docs" / "api.md").read_text(), flags=re.M)
+    assert len(directives) > 10
+    for name, options in directives:
+        target = pkgutil.resolve_name(name)
+        members = (yaml.safe_load(options) or {}).get("options", {}).get("members") or []
+        assert [member for member in members if not hasattr(target, member)] == [], name
+
+
+@pytest.mark.deep
 def test_the_site_builds_in_strict_mode(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)

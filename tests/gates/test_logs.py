@@ -20,7 +20,7 @@ from tests.gates.harness import PROBLEMS, changed_copy, changed_results, run_har
 from tests.serve.running import served
 from tests.stored import decode_run
 
-pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
+pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 pytestmark = pytest.mark.newest
 

@@ -16,7 +16,7 @@ import torch
 
 from kvatlas import models, policies
 from kvatlas.benchmarks import find
-from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.core import KvatlasError, Sampling, Setting, reason
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims
@@ -190,6 +190,21 @@ def test_faults_of_a_config_are_not_those_of_the_tokenizer(
     with pytest.raises(KvatlasError, match=sentence) as caught:
         _ = reconfigure(model, **changes).tokenizer
     assert not str(caught.value).rstrip(").").endswith(":")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ValueError("Couldn't make one of:\n  (1) a file\n  (2) a class"), "Couldn't make one of: (1) a file"),
+        (ValueError("\nno JSON\nat all"), "no JSON"),
+        (ValueError("ends:\n\n"), "ends:"),
+        (KeyError("nope"), "there is no 'nope'"),
+        (KeyError("The model type is unknown."), "The model type is unknown."),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_the_reason_of_an_error_is_one_clause_that_says_something(error: Exception, sentence: str) -> None:
+    assert reason(error) == sentence
 
 
 def test_weights_in_integers_are_refused(model: ModelHandle) -> None:

@@ -3,6 +3,8 @@
 import pytest
 
 from kvatlas.core import KvatlasError
+from kvatlas.figures.heatmap import map_figure
+from kvatlas.figures.style import rendered
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import write_maps
 from kvatlas.stats.estimates import with_binomial_bounds
@@ -79,6 +81,16 @@ def test_percentages_below_one_need_a_limit_above_one(read):
     (item,) = read(HEAD.replace("\n", ",high\n") + "M,B,500,0.1,0.5,3\nM,B,500,0.2,0.25,3\n")
     values = {coord: round(100 * cell.estimate.value, 6) for coord, cell in item.cells.items()}
     assert values == {(500, 0.1): 0.5, (500, 0.2): 0.25}
+
+
+@pytest.mark.parametrize("axis", ["every", "kv_budget"])
+def test_names_of_any_accepted_length_can_be_drawn(read, axis):
+    other = "kv_budget" if axis == "every" else "every"
+    long = "x" * 499
+    rows = [f"M,B,{value},{number},40\n" for value in (f"{long}1", f"{long}2") for number in (1, 2)]
+    text = f"model,benchmark,{axis},{other},pass_at_1\n" + "".join(rows)
+    figure = map_figure(read(text.replace("M,B", f"{'m' * 500},{'b' * 500}")))
+    assert rendered(figure, ".png", 40)
 
 
 def test_small_percentages_of_whole_counts_are_percentages(read):

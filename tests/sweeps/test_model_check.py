@@ -96,13 +96,13 @@ def test_tags_are_looked_for_in_a_generation(r1_model: Callable[..., ModelHandle
 
 @pytest.mark.parametrize("tags", PUBLISHED)
 def test_the_tags_of_published_models_are_found(r1_model: Callable[..., ModelHandle], tags: tuple[str, str]) -> None:
-    line = doctor._think_tags(r1_model(template=FIRST_TEMPLATE, tags=tags))
+    line = doctor._tags_check(r1_model(template=FIRST_TEMPLATE, tags=tags))
     assert line.message == f"{tags[0]!r} to {tags[1]!r} (one token), to be opened by the model"
 
 
 @pytest.mark.parametrize("token", ["<|begin_reasoning|>", "[THOUGHTS]", "<rethink>"])
 def test_a_token_that_may_be_an_unknown_tag_is_told(r1_model: Callable[..., ModelHandle], token: str) -> None:
-    line = doctor._think_tags(r1_model(template=FIRST_TEMPLATE, tags=(token,)))
+    line = doctor._tags_check(r1_model(template=FIRST_TEMPLATE, tags=(token,)))
     assert line.status is Check.WARNING
     assert line.message == f"none: the whole output is the answer, although {token!r} is a token of its own"
     assert line.advice == "name the text that ends thinking with think_close"

@@ -132,7 +132,7 @@ class Replayer:
             policy = from_setting(setting).bind(self.model)
             if not isinstance(policy, CompressingPolicy) or _why_not_replayable(policy):
                 continue
-            if policy.storage == self.policy.storage and policy.budget == self.policy.budget:
+            if policy.storage == self.policy.storage and _firing(policy) == _firing(self.policy):
                 self.rivals[str(setting)] = policy
 
     def case(self, trace: Trace) -> Case:
@@ -259,6 +259,12 @@ def _setting_named(settings: Sequence[Setting], setting: Setting) -> Setting:
             f"The cell {setting} names {len(matching)} settings of the run; expected one. There are: {listed}."
         )
     return matching[0]
+
+
+def _firing(policy: CompressingPolicy) -> tuple[int, str, int, str]:
+    """Return what decides when the compressions of a policy fire."""
+    budget = policy.budget
+    return budget.tokens, budget.budget_over, budget.every, budget.every_from
 
 
 def _replayable(setting: Setting) -> CompressingPolicy:

@@ -335,28 +335,21 @@ class AutopsySearch:
         if all(len(tokens) == len(cause) for tokens in sets):
             self.autopsy.random_positions = tuple(sorted({*chain.from_iterable(sets)}))
             if not self.is_greedy:
-                self.autopsy.held_out = yield from self._held_out(cause, sets, eviction)
+                # A random set for each stream.
+                streams = range(HELD_OUT_STREAMS)
+                self.autopsy.held_out = yield from _arms(
+                    self.case,
+                    eviction.length,
+                    streams,
+                    nothing=[PutBack() for _ in streams],
+                    cause=[PutBack(cause) for _ in streams],
+                    random=[PutBack(tokens) for tokens in sets],
+                    no_compression=[PutBack(until=self._death() + 1) for _ in streams],
+                )
             yield from self._rank(cause, sets, eviction)
 
         if self.control is not None:
             yield from self._try_right_answer(self.control, cause, eviction, rng)
-
-    def _held_out(
-        self, cause: Tokens, sets: Sequence[Tokens], eviction: Eviction
-    ) -> Generator[ReplayTasks, list[bool], dict[str, tuple[bool, ...]]]:
-        """Return the outcomes of each arm under the held-out random numbers, a random set for each stream."""
-        streams = range(HELD_OUT_STREAMS)
-        return (
-            yield from _arms(
-                self.case,
-                eviction.length,
-                streams,
-                nothing=[PutBack() for _ in streams],
-                cause=[PutBack(cause) for _ in streams],
-                random=[PutBack(tokens) for tokens in sets],
-                no_compression=[PutBack(until=self._death() + 1) for _ in streams],
-            )
-        )
 
     def _random_set(self, cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
         return similar_tokens(cause, eviction.length, eviction, rng, lambda _, token: token not in cause)

@@ -47,7 +47,8 @@ def reason(error: BaseException) -> str:
 def described(error: BaseException) -> str:
     """Return the type and the reason of an error of foreign code."""
     name = type(error).__name__
-    sentence = reason(error)
+    # `KeyError: 'nope'` says by its type that the key is missing.
+    sentence = reason(error).removeprefix("there is no ") if isinstance(error, KeyError) else reason(error)
     return name if sentence == name else f"{name}: {sentence}"
 
 

@@ -138,6 +138,6 @@ class PartTables:
         is_used = torch.arange(self.table.shape[3]) < self.counts[sequence.row, layer][:, None]
         parts = self.table[sequence.row, layer].cpu()[is_used]
         masks = {}
-        for pool_layer in {part // self.kv_heads % self.layers for part in parts.tolist()}:
+        for pool_layer in {place // self.kv_heads % self.layers for place in parts.tolist()}:
             masks[pool_layer] = is_present & (pool_layers == pool_layer)
         return slots, masks

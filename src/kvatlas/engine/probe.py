@@ -73,7 +73,7 @@ def measure_shape(handle: ModelHandle, model: PreTrainedModel) -> tuple[Shape, K
     # Rows of keys are as long as they were planned.
     biases = find_key_biases(model, sorted(found)) if planned.key_biases else None
     ((query_heads, kv_heads),) = heads
-    layers = tuple(CachedLayer(number, *sizes) for number, (_, _, *sizes) in sorted(found.items()))
+    layers = tuple(CachedLayer(layer_number, *sizes) for layer_number, (_, _, *sizes) in sorted(found.items()))
     shape = replace(
         planned,
         layers=len(layers),

@@ -247,7 +247,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     if texts:
         findings.append(CheckResult("template values", Check.OK, "; ".join(texts)))
 
-    findings += [_think_tags(handle), _stop_tokens(handle)]
+    findings += [_tags_check(handle), _stop_tokens(handle)]
     yield from findings
     if any(finding.status is Check.FAILED for finding in findings):
         return
@@ -265,7 +265,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     yield _end_of_generation(handle, generation, new_tokens)
 
 
-def _think_tags(model: ModelHandle) -> CheckResult:
+def _tags_check(model: ModelHandle) -> CheckResult:
     name = "think tags"
     tags = model.thinking
     if not tags.close:
