@@ -115,7 +115,7 @@ class Run:
         """Return a map for each model, benchmark and policy with its plateau, or with `mean` the benchmarks' means."""
         results = self._result.means if mean else self._result.maps
         maps = of_policy([one.map for one in results], policy)
-        return [Heatmap(**{field.name: getattr(map_, field.name) for field in fields(map_)}) for map_ in maps]
+        return [Heatmap(**vars(map_)) for map_ in maps]
 
     def cells(self) -> pd.DataFrame:
         """Return a row for each setting of each model and benchmark, baselines included.

@@ -102,7 +102,7 @@ class Expected:
         """Return the cell that `to_json` gave; `problems` are the ids of all problems by benchmark."""
         model, benchmark, policy, values, run_key, samples, baseline, *later_fields = entry
         # Manifests of earlier versions lack the number of problems (all of them), the bytes, or the facts.
-        count, kv_bytes, facts, *_ = (*later_fields, None, None, None)
+        count, kv_bytes, facts = [*later_fields, None, None, None][:3]
         return cls(
             model=model,
             benchmark=benchmark,

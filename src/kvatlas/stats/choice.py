@@ -223,7 +223,7 @@ def choice_of(
         reason = floor_reason(family)
     kept = [id_ for id_, loss in losses.items() if loss.is_kept and reason is None]
 
-    means = {id_: mean_cell([cell.cell for cell in stored[id_]]) for id_ in kept}
+    means = {id_: _mean_of_traces(stored[id_]) for id_ in kept}
     by_cost = [cell for id_, cell in means.items() if among is None or id_ in among]
     by_memory = cheapest(by_cost, kv_costs(by_cost), limits)
     by_time = list(means.values())
@@ -268,13 +268,18 @@ def floor_reason(family: LossFamily) -> str:
     )
 
 
+def _mean_of_traces(cells: Sequence[CellTraces]) -> Cell:
+    """Return the mean over benchmarks of the cells of one setting."""
+    return mean_cell([cell.cell for cell in cells])
+
+
 def _saving_of_cells(cells: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Saving | None:
     """Return what the cells of a setting cost beside the full cache; None where the memory of either is unknown."""
     full_cells = [cell for cell in baselines if cell.setting == FULL and cell.stored]
     if not full_cells:
         return None
-    chosen = mean_cell([cell.cell for cell in cells])
-    full = mean_cell([cell.cell for cell in full_cells])
+    chosen = _mean_of_traces(cells)
+    full = _mean_of_traces(full_cells)
     kept, kept_by_full = kv_costs([chosen, full])
     if kept is None or not kept_by_full:
         return None
