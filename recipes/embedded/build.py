@@ -42,12 +42,18 @@ FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
     "dynts.safetensors",
+    "kv_heads.safetensors",
     "triattention.safetensors",
 )
 #: What the means of queries are taken over, for `triattention`.
 QUERIES = (
     *("CHAIN8", "CHAIN11", "SEQBENCH-4x4", "SEQBENCH-5x5", "LEDGER12", "LEDGER24"),
     *("--problems", "8", "--max-new-tokens", "600"),
+)
+#: The problems on which the heads of `learned` are trained.
+HEADS = (
+    *("CHAIN7-14", "SEQBENCH-5x5", "LEDGER12-28"),
+    *("--target", "kv_head", "--skip", "1000", "--problems", "60", "--held-out", "10"),
 )
 
 
@@ -103,6 +109,12 @@ def main() -> None:
     together(
         [
             ["-m", "kvatlas", "predictor", "calibrate", str(folder / "triattention.safetensors"), str(folder), *QUERIES]
+            for folder in folders.values()
+        ]
+    )
+    together(
+        [
+            ["-m", "kvatlas", "predictor", "train", str(folder / "kv_heads.safetensors"), str(folder), *HEADS]
             for folder in folders.values()
         ]
     )
