@@ -126,7 +126,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(tmp_path: Path) ->
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.sqlite").write_text("no database " * 100)
     for attempt in (Store.create, Store.open):
-        with pytest.raises(KvatlasError, match="cannot be used"):
+        with pytest.raises(KvatlasError, match="is damaged"):
             attempt(tmp_path)
 
 
