@@ -52,6 +52,8 @@ _IDENTITIES = {
     "snapkv": (2, 0),
     "rkv": (3, 5),
     "keydiff": (4, 0),
+    "knorm": (4, 5),
+    "lagkv": (5, 3),
     "tova": (1, 3),
     "sepllm": (5, 2),
     "lazyeviction": (2, 4),

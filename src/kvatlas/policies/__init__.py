@@ -183,6 +183,8 @@ _OURS = {
     "rkv": "kvatlas.policies.rkv:RKV",
     "tova": "kvatlas.policies.tova:TOVA",
     "keydiff": "kvatlas.policies.keydiff:KeyDiff",
+    "knorm": "kvatlas.policies.knorm:KNorm",
+    "lagkv": "kvatlas.policies.lagkv:LagKV",
     "lazyeviction": "kvatlas.policies.lazyeviction:LazyEviction",
     "vase": "kvatlas.policies.vase:VaSE",
     "triattention": "kvatlas.policies.triattention:TriAttention",
