@@ -62,6 +62,7 @@ _IDENTITIES = {
     "expected_attention": (5, 0),
     "caote": (2, 2),
     "dropkv": (3, 1),
+    "entropy": (0, 3),
     "learned": (0, 4),
     "oracle": (2, 6),
 }

@@ -191,6 +191,7 @@ _OURS = {
     "expected_attention": "kvatlas.policies.expected_attention:ExpectedAttention",
     "caote": "kvatlas.policies.caote:CAOTE",
     "dropkv": "kvatlas.policies.dropkv:DropKV",
+    "entropy": "kvatlas.policies.entropy:Entropy",
     "learned": "kvatlas.policies.learned:Learned",
     "oracle": "kvatlas.policies.oracle:Oracle",
 }
