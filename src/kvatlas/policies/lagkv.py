@@ -58,7 +58,7 @@ class LagKV(CompressingPolicy):
         def information(states: Tensor, is_scored: Tensor) -> Tensor:
             """Return the share of each token [KV heads, partitions - 1, lag] in the information of its partition."""
             padded = F.pad(states.float(), (0, 0, padding, 0))
-            parts = padded.view(len(padded), partitions, lag, -1)
+            parts = padded.reshape(len(padded), partitions, lag, -1)
             older = parts[:, :-1]
             reference = parts[:, 1:]
             low = reference.amin(2, keepdim=True)
@@ -70,7 +70,7 @@ class LagKV(CompressingPolicy):
         def rank(layer: int) -> Tensor:
             positions = cached.positions[min(layer, len(cached.positions) - 1)]
             # Neither sinks nor slots without a token (position -1) are in a partition.
-            is_scored = F.pad(positions >= self.sinks, (padding, 0)).view(-1, partitions, lag)[:, :-1]
+            is_scored = F.pad(positions >= self.sinks, (padding, 0)).reshape(-1, partitions, lag)[:, :-1]
             total = information(cached.key(layer), is_scored) + information(cached.value(layer), is_scored)
 
             # Of equal tokens the older one has the better place.
