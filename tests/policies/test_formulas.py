@@ -119,6 +119,17 @@ def test_redundancy_is_that_of_the_matrix(
     assert result.sum(-1).allclose(torch.ones(2))
 
 
+def test_keydiff_in_float16_leaves_out_slots_without_a_token() -> None:
+    policy = make("keydiff")
+    cached = scene(policy, 3)
+    positions = cached.positions.clone()
+    positions[:, 0, :5] = -1
+    keys = [cached.key(layer).half() * (positions[layer] >= 0)[..., None] for layer in range(SHAPE.layers)]
+    short = policy.score(replace(cached, positions=positions, key=keys.__getitem__))
+    alone = policy.score(replace(cached, positions=positions[..., 5:], key=lambda layer: keys[layer][:, 5:].float()))
+    torch.testing.assert_close(short[:, 0, 5:].float(), alone[:, 0], atol=2e-3, rtol=2e-3)
+
+
 def test_lagkv_in_partitions_without_tokens_and_without_a_range() -> None:
     """A head with fewer tokens scores them as a cache of their own; a channel that is constant divides by no 0."""
     policy = make("lagkv", sinks=2, keep_prompt=False)
