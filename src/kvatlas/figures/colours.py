@@ -52,6 +52,8 @@ _IDENTITIES = {
     "snapkv": (2, 0),
     "rkv": (3, 5),
     "keydiff": (4, 0),
+    "knorm": (4, 5),
+    "lagkv": (5, 3),
     "tova": (1, 3),
     "sepllm": (5, 2),
     "lazyeviction": (2, 4),
@@ -60,6 +62,7 @@ _IDENTITIES = {
     "expected_attention": (5, 0),
     "caote": (2, 2),
     "dropkv": (3, 1),
+    "entropy": (0, 3),
     "learned": (0, 4),
     "oracle": (2, 6),
 }
