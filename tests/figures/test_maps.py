@@ -307,17 +307,12 @@ def test_the_margin_is_framed_before_the_plateau(llama):
     (panel,) = metric_panels([map_])
     assert panel.outlined == {(2000, 0.3)}
     assert "framed: proven to stay within 3 points of the full cache on these problems" in panel.about
-    assert (
-        panels_title([panel])
-        == "1 of 20 settings is proven to stay within 3 points of the full cache on these problems"
-    )
+    assert panels_title([panel]) == "1 of 20 settings is proven within 3 points on these problems"
     (like,) = metric_panels([replace(map_, keeps_like=map_.keeps)])
     assert "framed: proven to stay within 3 points of the full cache" in like.about
-    assert panels_title([like]) == "1 of 20 settings is proven to stay within 3 points of the full cache"
+    assert panels_title([like]) == "1 of 20 settings is proven within 3 points of full"
     (empty,) = metric_panels([replace(map_, keeps=frozenset())])
-    assert (
-        panels_title([empty]) == "no setting is proven to stay within 3 points of the full cache, and none to lose more"
-    )
+    assert panels_title([empty]) == "no setting is proven within 3 points of full, and none beyond"
     assert panels_title(metric_panels([replace(map_, keeps=frozenset(map_.cells))])).startswith(
         "all 20 settings are proven"
     )
