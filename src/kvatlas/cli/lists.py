@@ -121,8 +121,10 @@ def _model_rows() -> list[dict[str, Any]]:
 
 def _print_problem(name: str, problem: str, model: str | None, column: list[str] | None) -> None:
     from kvatlas.benchmarks import find, for_model, problem_of
+    from kvatlas.class_files import permit
     from kvatlas.models import find as find_model
 
+    permit(name)
     benchmark = find(name, **options.file_columns(column))
     chosen = problem_of(benchmark, problem)
     text = benchmark.prompt(chosen)
@@ -156,6 +158,7 @@ def check_command(
 
     from kvatlas.benchmarks import find
     from kvatlas.benchmarks.file_checks import check_benchmark
+    from kvatlas.class_files import permit
     from kvatlas.models import find as find_model
     from kvatlas.models.gguf import PACKAGED
     from kvatlas.sweeps.doctor import check_machine, check_model, messages_for
@@ -169,6 +172,7 @@ def check_command(
         finally:
             typer.echo(fence, nl=False)
         return
+    permit(target, *(benchmarks or ()))
     try:
         benchmark = find(target, **options.file_columns(column))
     except KvatlasError as error:

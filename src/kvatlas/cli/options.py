@@ -79,7 +79,8 @@ TemplateValues = Annotated[
 Template = Annotated[str, typer.Option(metavar="FILE", help="Jinja chat template, for a base model.")]
 System = Annotated[str, typer.Option(metavar="TEXT", help="System message of every prompt.")]
 Benchmarks = Annotated[
-    list[str], typer.Argument(metavar="BENCHMARK|FILE...", help="Names, or files: JSON lines, JSON, CSV, Parquet.")
+    list[str],
+    typer.Argument(metavar="BENCHMARK|FILE...", help="Names, FILE.py:CLASS, or files: JSON lines, JSON, CSV, Parquet."),
 ]
 Column = Annotated[
     list[str] | None, typer.Option(metavar="question|answer=NAME", help="Column of a problem file with other names.")
@@ -100,7 +101,7 @@ Prompt = Annotated[
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Default: what fits the model, at most 16384.")]
 
 # A cell: one setting of a policy.
-Policy = Annotated[str, typer.Option(help="A policy, FILE.py:CLASS, or a cell as 'dynts ratio=0.3'.")]
+Policy = Annotated[str, typer.Option(help="A policy, FILE.py or FILE.py:CLASS, or a cell as 'dynts ratio=0.3'.")]
 KvBudget = Annotated[
     str | None, typer.Option(metavar="N", help="Cache length at which a compression fires: tokens, or bytes as 12MiB.")
 ]
@@ -116,7 +117,7 @@ Cell = Annotated[str, typer.Option("--policy", help="The cell, as 'dynts ratio=0
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; default: what pays, one for each GPU.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences in a batch; default: what fits, 64 on CPUs.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Show only this in the run; other traces stay stored.")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run files of policies that only the run names.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run code of files that only the run names.")]
 
 # Runs and maps.
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
@@ -212,7 +213,7 @@ def cell(
 
     One of the `known` policies may be named as readers see it, `Sinks` for `mine.py:Sinks`.
     """
-    from kvatlas.policies import permit, policies, read_parameter
+    from kvatlas.policies import permit, policies, read_parameter, with_class
 
     name, *words = policy.split() or [""]
     permit(name)
@@ -220,6 +221,7 @@ def cell(
     matching = [known_name for known_name in known if policy_name(known_name) == name]
     if len(matching) == 1:
         (name,) = matching
+    name = with_class(name)
     pairs = joined_values(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)
     budget = None if kv_budget is None else read_parameter(owner, "kv_budget", kv_budget)

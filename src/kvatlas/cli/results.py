@@ -178,6 +178,7 @@ def _values_as_csv(kind: str, run: Path, read_options: ReadOptions) -> str:
 def grade_command(
     run: options.Run,
     grader: Annotated[str, typer.Option(help="kvatlas, dynts or math-verify.")] = "kvatlas",
+    allow_code: options.AllowCode = False,
     as_json: options.Json = False,
 ) -> None:
     """Grade stored traces again, by another grader or by this version: the metric graded:NAME.
@@ -186,7 +187,7 @@ def grade_command(
     """
     from kvatlas.results.regrade import regrade
 
-    cells = regrade(run, grader)
+    cells = regrade(run, grader, allow_code)
     print_rows([cell.to_json(grader) for cell in cells], as_json)
     if as_json:
         return

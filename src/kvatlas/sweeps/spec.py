@@ -17,7 +17,7 @@ from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import LOSE_AT_MOST, MOST_LOOKS, KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
-from kvatlas.policies import parameters, permit, policies, read_parameter
+from kvatlas.policies import parameters, permit, policies, read_parameter, with_class
 from kvatlas.results.records import MAX_SAMPLES
 from kvatlas.text import did_you_mean, number, scalar
 
@@ -78,6 +78,11 @@ class SettingSpec(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     policy: str
+
+    @field_validator("policy")
+    @classmethod
+    def _with_class(cls, value: str) -> str:
+        return with_class(value)
 
     @model_validator(mode="before")
     @classmethod
@@ -320,18 +325,18 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
 
     for key, text in (changes or {}).items():
         _set_key(data, key, text)
-    # Who names a spec names the files of its policies.
-    permit(*named_policies(data))
+    # Who names a spec names the files of its policies and benchmarks.
+    permit(*named_classes(data))
     return parse_spec(data, str(path), _FILE)
 
 
-def named_policies(data: Mapping[str, Any]) -> list[str]:
-    """Return the policies that a spec names, as data that is not yet checked."""
+def named_classes(data: Mapping[str, Any]) -> list[str]:
+    """Return the policies and benchmarks that a spec names, as data that is not yet checked."""
     names: list[Any] = []
-    for key in ("settings", "baseline"):
-        entries = data.get(key) or []
-        mappings = entries if isinstance(entries, list | tuple) else [entries]
-        names += [entry.get("policy") for entry in mappings if isinstance(entry, Mapping)]
+    for key, name_key in (("settings", "policy"), ("baseline", "policy"), ("benchmarks", "name")):
+        value = data.get(key) or []
+        entries = value if isinstance(value, list | tuple) else [value]
+        names += [entry.get(name_key) if isinstance(entry, Mapping) else entry for entry in entries]
     return [name for name in names if isinstance(name, str)]
 
 
@@ -353,7 +358,7 @@ def _set_key(data: dict[str, Any], key: str, text: str) -> None:
 def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None = None) -> Spec:
     """Return the spec in plain data; `source` names it in error sentences, `context` is that of the validators.
 
-    The data may be that of a run, so files of its policies are not permitted by this.
+    The data may be that of a run, so files of its policies and benchmarks are not permitted by this.
     """
     try:
         return Spec.model_validate(data, context=context)
@@ -372,15 +377,18 @@ def setting_spec(
 ) -> dict[str, Any]:
     """Return the spec, as data, of a sweep with one setting; `others` are further keys of a spec.
 
-    Values of `sampling` that are None are the defaults.
+    Values of `sampling` that are None are the defaults. The user named the policy and the benchmarks, so their files
+    are permitted.
     """
-    return {
+    data = {
         "models": [{"model": model, **model_options}],
         "benchmarks": list(benchmarks),
         "sampling": {name: value for name, value in sampling.items() if value is not None},
         "baseline": [{"policy": setting.policy, **setting.values}],
         **others,
     }
+    permit(*named_classes(data))
+    return data
 
 
 class _Loader(yaml.SafeLoader):
