@@ -7,7 +7,7 @@ from typing import Any
 
 from kvatlas import class_files
 from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_answer, identity, problem_of
-from kvatlas.benchmarks.problem_files import SUFFIXES
+from kvatlas.benchmarks.problem_files import SUFFIXES, has_problem_suffix
 from kvatlas.benchmarks.public import SOURCES, questions
 from kvatlas.class_files import class_file, load_class
 from kvatlas.core import KvatlasError, refusal
@@ -50,7 +50,7 @@ def find(name: str, **options: Any) -> Benchmark:
     options = {option: value for option, value in options.items() if value}
     if class_file(name) is not None and not name.startswith("file:"):
         return _benchmark_in_file(name, options)
-    if "@" not in name and ":" not in name and name.lower().removesuffix(".gz").endswith(SUFFIXES):
+    if "@" not in name and ":" not in name and has_problem_suffix(name):
         name = f"file:{name}"
     name, _, file = name.partition("@")
     kind, _, path = name.partition(":")
@@ -64,6 +64,11 @@ def find(name: str, **options: Any) -> Benchmark:
     if family is None:
         if options.get("file"):
             return questions(name, **options)
+        if Path(name).is_file():
+            raise KvatlasError(
+                f"The file {name!r} has an unknown suffix; expected a problem file in {', '.join(SUFFIXES)} (also with "
+                ".gz)."
+            )
         raise KvatlasError(
             f"Unknown benchmark {name!r}; expected {families.listed()} (CHAIN with a size, as in CHAIN12)"
             f", file:FILE and FILE.py:CLASS.{did_you_mean(name, families.names())}"

@@ -51,7 +51,7 @@ def list_command(
 
 
 def _print_policies(name: str | None, as_json: bool) -> None:
-    from kvatlas.policies import PRESETS, CompressingPolicy, describe_policy, permit
+    from kvatlas.policies import OTHER_NAMES, PRESETS, CompressingPolicy, describe_policy, permit
     from kvatlas.policies import policies as registry
 
     permit(name or "")
@@ -63,6 +63,8 @@ def _print_policies(name: str | None, as_json: bool) -> None:
         methods = [row for row in rows if row["name"] not in PRESETS]
         print_rows([{"name": row["name"], "keeps": row["summary"].removeprefix("keeps ")} for row in methods])
         print_text(f"\nPresets, methods as others ran them: {', '.join(PRESETS)}.")
+        other_names = ", ".join(f"{method} ({cell})" for method, cell in OTHER_NAMES.values())
+        print_text(f"Papers' other names: {other_names}.")
         print_text("In full: kvatlas list policies NAME")
     else:
         row = rows[0]

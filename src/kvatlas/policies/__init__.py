@@ -63,6 +63,16 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
+#: Methods of papers that are settings of a policy here, by their names in small letters without marks.
+OTHER_NAMES: Mapping[str, tuple[str, str]] = {
+    "pyramidkv": ("PyramidKV", "snapkv budgets=pyramid"),
+    "adakv": ("AdaKV", "snapkv budgets=ada"),
+    "adasnapkv": ("Ada-SnapKV", "snapkv budgets=ada"),
+    "streamingllm": ("StreamingLLM", "streaming"),
+    "heavyhitter": ("Heavy Hitter Oracle", "h2o"),
+}
+
+
 def _is_length(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
@@ -132,7 +142,18 @@ class Policies(Registry[type[Policy]]):
             return _class_in_file(absolute_name(name))
         if "@" in name and name not in PRESETS:
             raise KvatlasError(f"Unknown preset {name!r}; expected: {', '.join(PRESETS)}.{did_you_mean(name, PRESETS)}")
-        return super().get(PRESETS[name].policy if name in PRESETS else name)
+        if name in PRESETS or name in self.names():
+            return super().get(PRESETS[name].policy if name in PRESETS else name)
+
+        # Papers write R-KV and Ada-KV.
+        plain = name.lower().replace("-", "").replace("_", "")
+        if plain in OTHER_NAMES:
+            method, cell = OTHER_NAMES[plain]
+            raise KvatlasError(f"Unknown policy {name!r}; {method} is here --policy '{cell}'.")
+        same = [known for known in self.names() if known.replace("-", "").replace("_", "") == plain]
+        if same:
+            raise KvatlasError(f"Unknown policy {name!r}; it is here --policy {same[0]}.")
+        return super().get(name)
 
 
 @cache
@@ -294,6 +315,7 @@ def describe_policy(name: str) -> dict[str, Any]:
 
 
 __all__ = [
+    "OTHER_NAMES",
     "PRESETS",
     "BudgetRule",
     "CacheView",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,9 +16,11 @@ from pydantic.functional_validators import BeforeValidator, field_validator, mod
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks.problem_files import refuse_problem_file
 from kvatlas.core import LOSE_AT_MOST, MOST_LOOKS, KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
 from kvatlas.policies import parameters, permit, policies, read_parameter, with_class
+from kvatlas.policies.budget_rule import RULE_PARAMETERS
 from kvatlas.results.records import MAX_SAMPLES
 from kvatlas.text import did_you_mean, number, scalar
 
@@ -309,9 +312,11 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
             with path.open(encoding="utf-8") as file:
                 data = _load_yaml(file.read(MAX_CHARACTERS + 1))
     except yaml.YAMLError as error:
+        _refuse_problem_file(path)
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
-        raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where}.") from error
+        why = getattr(error, "problem", None) or reason(error)
+        raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where} ({why}).") from error
     except FileNotFoundError as error:
         guess = did_you_mean(str(path).removesuffix(".yaml"), recipes())
         raise KvatlasError(
@@ -319,7 +324,11 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
         ) from error
     except (KvatlasError, OSError, ValueError, RecursionError) as error:
         # Bytes that are not UTF-8 raise ValueError.
+        _refuse_problem_file(path)
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
+    if not isinstance(data, dict) or not data.keys() & Spec.model_fields.keys():
+        # A problem of JSON lines is a mapping, too.
+        _refuse_problem_file(path)
     if not isinstance(data, dict):
         raise KvatlasError(f"The spec {str(path)!r}: expected a mapping with the keys {', '.join(Spec.model_fields)}.")
 
@@ -328,6 +337,11 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
     # Who names a spec names the files of its policies and benchmarks.
     permit(*named_classes(data))
     return parse_spec(data, str(path), _FILE)
+
+
+def _refuse_problem_file(path: Path) -> None:
+    way_out = f"`kvatlas run MODEL {path}` runs it, `kvatlas plan --suggest MODEL {path}` proposes a spec for it."
+    refuse_problem_file(path, "a spec", way_out)
 
 
 def named_classes(data: Mapping[str, Any]) -> list[str]:
@@ -452,9 +466,14 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec
         names = list(model.model_fields)
         guess = did_you_mean(where.rpartition(".")[2], names)
+        if where in RULE_PARAMETERS:
+            guess = f" It is a parameter of policies: axes.{where} in --set, a key of settings or of axes in a spec."
         return f"Unknown key {where!r} in {source}; expected {', '.join(names)}.{guess}"
     if first["type"] == "missing":
-        return f"The key {where!r} is missing in {source}."
+        unknown = [str(other["loc"][-1]) for other in error.errors() if other["type"] == "extra_forbidden"]
+        near = get_close_matches(where, unknown, n=1)
+        instead = f"; there is {near[0]!r}, which is no key" if near else ""
+        return f"The key {where!r} is missing in {source}{instead}."
 
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "list_type":
