@@ -121,7 +121,7 @@ def export_command(
     partial: options.Partial = False,
     fix: options.Fix = None,
 ) -> None:
-    """Export a run: its maps as CSV or LaTeX, its settings as CSV, its traces as JSON lines or Parquet, or all of it."""
+    """Export a run: its maps as CSV or LaTeX, its settings as CSV, its traces as JSON lines or Parquet, or all."""
     from kvatlas.report.view_options import ReadOptions
     from kvatlas.results import Store
     from kvatlas.results.export import VALUE_FORMATS, check_target, format_of, json_lines, write_text, write_traces
