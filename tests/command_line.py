@@ -37,7 +37,8 @@ class Call:
     def refuse(self, *words: object) -> str:
         """Run a command with wrong input and return its one sentence, typer's for an option."""
         code, out, err = self(*words)
-        assert (code, out, err.count("kvatlas: ") or err.count("Invalid value")) == (2, "", 1), f"{out}\n{err}"
+        sentences = err.count("kvatlas: ") or err.count("Invalid value") + err.count("Missing ")
+        assert (code, out, sentences) == (2, "", 1), f"{out}\n{err}"
         return err
 
 

@@ -1,6 +1,7 @@
 """One's own parts: policies of a file and of Python, chat templates, system messages, folders, recipes, GPUs."""
 
 import inspect
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,16 @@ from typing import Any
 import pytest
 
 import kvatlas
-from kvatlas import models, policies
+from kvatlas import benchmarks, class_files, models, policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.models import EMBEDDED
-from kvatlas.policies import CompressingPolicy, from_file
+from kvatlas.policies import CompressingPolicy
+from kvatlas.results.regrade import regrade
 from kvatlas.sweeps import make_plan, parse_spec, read_spec
 from kvatlas.sweeps.executors import devices, shares, usual_workers
 from kvatlas.sweeps.worker import Job
+
+ROOT = Path(__file__).parents[1]
 
 
 class Newest(CompressingPolicy):
@@ -27,6 +31,10 @@ class Newest(CompressingPolicy):
 
 #: The same in a file.
 CODE = f"from kvatlas.policies import CompressingPolicy\n\n\n{inspect.getsource(Newest)}"
+
+
+#: A family of benchmarks in a file, as the guide has it.
+SUMS = (ROOT / "docs" / "adding-a-benchmark.md").read_text("utf-8").split("```python\n")[1].split("```")[0]
 
 
 def texts(policy: str, **options: Any) -> list[str]:
@@ -53,7 +61,7 @@ def test_a_policy_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: 
         kvatlas.register(type("Other", (Newest,), {"name": "window"}))
     with pytest.raises(KvatlasError, match="cannot be registered"):
         kvatlas.register(int)  # type: ignore[arg-type]
-    with pytest.raises(KvatlasError, match="has no attribute 'Other'"):
+    with pytest.raises(KvatlasError, match="has no class 'Other'"):
         policies.from_setting(Setting.from_parameters(f"{file}:Other"))
     policies.permit(f"{tmp_path}/none.py:Other")
     with pytest.raises(KvatlasError, match="cannot be loaded"):
@@ -70,7 +78,7 @@ def test_the_key_of_a_file_follows_its_content(tmp_path: Path) -> None:
     # The code that runs is that of the file as it was.
     with pytest.raises(KvatlasError, match="was changed after it was loaded; start again"):
         policy.identity(model)
-    from_file.run_policy_file.cache_clear()
+    class_files.run_file.cache_clear()
     assert policy.identity(model) != before
 
 
@@ -91,7 +99,7 @@ def test_the_key_of_a_file_follows_the_modules_of_its_folder(tmp_path: Path, mon
     policies.permit(f"{tmp_path / 'mine.py'}:Newest")
 
     def key() -> dict[str, Any]:
-        from_file.run_policy_file.cache_clear()
+        class_files.run_file.cache_clear()
         setting = Setting.from_parameters(f"{tmp_path / 'mine.py'}:Newest", kv_budget=150, local_window=8, ratio=0.3)
         return policies.from_setting(setting).identity(model)
 
@@ -175,3 +183,107 @@ def test_code_that_nobody_permitted_is_not_loaded(tmp_path: Path) -> None:
         with pytest.raises(KvatlasError, match=r"code of the file .*; if you trust that file add --allow-code"):
             load()
     assert not Path(f"{file}.ran").exists()
+
+
+def test_the_class_of_a_policy_may_be_left_out_where_a_file_has_one(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(CODE)
+    values = {"kv_budget": 150, "local_window": 8, "ratio": 0.3}
+    data = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN6"], "baseline": {"policy": str(file), **values}}
+    policies.permit(str(file))
+    (setting, _), *_ = parse_spec(data).cells()
+    assert setting == Setting.from_parameters(f"{file}:Newest", **values)
+    assert policies.from_setting(Setting.from_parameters(str(file), **values)).name == f"{file}:Newest"
+
+    two = tmp_path / "two.py"
+    two.write_text(f"{CODE}\n\nclass Other(Newest):\n    pass\n")
+    policies.permit(str(two))
+    with pytest.raises(KvatlasError, match=r"the classes Newest, Other; name one, as .*two.py:Newest"):
+        policies.policies.get(str(two))
+
+
+def test_a_benchmark_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "sums.py"
+    file.write_text(SUMS)
+    options: dict[str, Any] = {"problems": 2, "max_new_tokens": 20}
+    run = kvatlas.run("embedded:tiny-llama", f"{file}:Sum3", workers=2, out=tmp_path / "run", **options)
+    assert {trace.benchmark for trace in run.traces()} == {"SUM3"}
+    with pytest.raises(KvatlasError, match=r"behind the class, as in .*sums.py:Sum12"):
+        benchmarks.find(str(file))
+    with pytest.raises(KvatlasError, match="has no class 'Total'; it has Sum"):
+        benchmarks.find(f"{file}:Total")
+
+    monkeypatch.setattr(benchmarks.families, "added", {})
+    module = class_files.load_file(str(file))[0]
+    with pytest.raises(KvatlasError, match="needs a name"):
+        kvatlas.register(module.Sum)
+    kvatlas.register(module.Sum, "SUM")
+    again = kvatlas.run("embedded:tiny-llama", "SUM3", workers=1, **options)
+    assert [trace.text for trace in again.traces()] == [trace.text for trace in run.traces()]
+
+
+def test_a_class_without_a_family_is_a_benchmark(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    body = SUMS.replace("    @classmethod\n    def named", "    @classmethod\n    def of").replace(
+        "size: int", "size: int = 4"
+    )
+    file.write_text(body.partition("assert Sum")[0])
+    policies.permit(str(file))
+    assert benchmarks.find(str(file)).name == "SUM4"
+    with pytest.raises(KvatlasError, match="'9' behind its class"):
+        benchmarks.find(f"{file}:Sum9")
+
+    file = tmp_path / "half.py"
+    file.write_text(
+        "class Half:\n    name = 'HALF'\n    def problems(self, limit=None): ...\n    def grade(self): ...\n"
+    )
+    policies.permit(str(file))
+    with pytest.raises(KvatlasError, match="its class lacks version, typical_output_tokens, prompt"):
+        benchmarks.find(str(file))
+
+
+def test_the_key_of_a_benchmark_follows_the_code_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "sums.py"
+    file.write_text(SUMS)
+    policies.permit(f"{file}:Sum3")
+    before = benchmarks.identity(benchmarks.find(f"{file}:Sum3"))
+    file.write_text(f"{SUMS}\n# changed\n")
+    with pytest.raises(KvatlasError, match="was changed after it was loaded; start again"):
+        benchmarks.identity(benchmarks.find(f"{file}:Sum3"))
+    class_files.run_file.cache_clear()
+    assert benchmarks.identity(benchmarks.find(f"{file}:Sum3")) != before
+
+
+def test_a_worker_refuses_a_benchmark_whose_file_was_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "sums.py"
+    file.write_text(SUMS)
+    policies.permit(f"{file}:Sum3")
+    model = models.find("embedded:tiny-llama")
+    job = Job(model, "", (benchmarks.find(f"{file}:Sum3"),), (), Sampling(), 0)
+    pickled = pickle.dumps(job)
+    assert pickle.loads(pickled).benchmarks == job.benchmarks
+    file.write_text(f"{SUMS}\n# changed\n")
+    class_files.run_file.cache_clear()
+    with pytest.raises(KvatlasError, match="was replaced after the sweep began"):
+        pickle.loads(pickled)
+
+
+def test_the_file_of_a_benchmark_runs_only_where_it_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is read without the code of its benchmark; grading it again needs a permission."""
+    file = tmp_path / "sums.py"
+    file.write_text(SUMS)
+    folder = tmp_path / "run"
+    kvatlas.run("embedded:tiny-llama", f"{file}:Sum3", out=folder, problems=2, max_new_tokens=20, workers=1)
+
+    monkeypatch.setattr(class_files, "_permitted", set())
+    file.write_text(f"{SUMS}\nopen(__file__ + '.ran', 'w')\n")
+    class_files.run_file.cache_clear()
+    run = kvatlas.open_run(folder)
+    run.report(tmp_path / "report.html")
+    spec = {"models": ["embedded:tiny-llama"], "benchmarks": [f"{file}:Sum3"]}
+    for refused in (lambda: regrade(folder), lambda: make_plan(parse_spec(spec))):
+        with pytest.raises(KvatlasError, match="if you trust that file add --allow-code"):
+            refused()
+    assert not Path(f"{file}.ran").exists()
+    assert regrade(folder, allow_code=True)
+    assert Path(f"{file}.ran").exists()

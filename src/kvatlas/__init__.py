@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.core import KvatlasError
 
 if TYPE_CHECKING:
-    from kvatlas.api import Description, Heatmap, Run, add_column, open_run, run, sweep
+    from kvatlas.api import Description, Heatmap, Run, add_column, open_run, register, run, sweep
     from kvatlas.gates.gate import gate
     from kvatlas.integrations.transformers import generate
-    from kvatlas.policies import register
 
 __version__ = "0.2.0.dev0"
 __all__ = [
@@ -41,9 +40,9 @@ __all__ = [
 ]
 
 #: Statistics and transformers take seconds to import, so both are imported at first use.
-_HOMES = dict.fromkeys(("Description", "Heatmap", "Run", "add_column", "open_run", "run", "sweep"), "kvatlas.api")
+_OF_API = ("Description", "Heatmap", "Run", "add_column", "open_run", "register", "run", "sweep")
+_HOMES = dict.fromkeys(_OF_API, "kvatlas.api")
 _HOMES |= {"gate": "kvatlas.gates.gate", "generate": "kvatlas.integrations.transformers"}
-_HOMES["register"] = "kvatlas.policies"
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvatlas import core
 from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, TRACES, Column, frame_row
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from kvatlas.sweeps import Progress
+
+
+T = TypeVar("T")
 
 
 class Heatmap(core.Map):
@@ -213,17 +216,17 @@ def sweep(
 
     `spec` is a spec as data, or the path of a YAML file. Each of the `workers` processes decodes `batch_size` sequences
     at a time; by default as many as pay and fit. `on_trace` is called after each stored trace. With `replace` the run
-    contains this spec alone; its other traces stay in the store. With `allow_code` the code of policies FILE.py:CLASS
-    that only the run names may be run. Raises KvatlasError before decoding for a wrong spec, and for a run of other
-    models, benchmarks, problems or sampling.
+    contains this spec alone; its other traces stay in the store. With `allow_code` the code of files
+    that only the run names, policies and benchmarks FILE.py:CLASS, may be run. Raises KvatlasError before decoding for
+    a wrong spec, and for a run of other models, benchmarks, problems or sampling.
     """
     from kvatlas.policies import permit
     from kvatlas.sweeps import make_plan, parse_spec, read_spec
     from kvatlas.sweeps import sweep as decode
-    from kvatlas.sweeps.spec import named_policies
+    from kvatlas.sweeps.spec import named_classes
 
     if isinstance(spec, Mapping):
-        permit(*named_policies(spec))
+        permit(*named_classes(spec))
         parsed = parse_spec(dict(spec))
     else:
         parsed = read_spec(Path(spec))
@@ -298,6 +301,26 @@ def _check_arguments(policy: str, parameters: Mapping[str, Any]) -> None:
         close = get_close_matches(name, signature(run).parameters, n=1)
         if name not in parameter_names and close:
             raise KvatlasError(f"run has no argument {name!r}, nor the policy {policy!r}. Did you mean {close[0]!r}?")
+
+
+def register(item: T, name: str = "") -> T:
+    """Make a policy, or a family of benchmarks, known in this process and its workers; also a decorator of policies.
+
+    A policy has its name in its class; `name` is that of a family: `register(Sum, "SUM")` makes SUM3 a benchmark.
+    Workers import the class by its module, so a class of a notebook needs `workers=1`. Raises KvatlasError for an
+    object that is neither, and for a name that is taken.
+    """
+    from kvatlas.benchmarks import families
+    from kvatlas.policies import register as register_policy
+
+    family: Any = item
+    if not hasattr(item, "named"):
+        register_policy(family)
+    elif name:
+        families.add(name, family)
+    else:
+        raise KvatlasError(f"The benchmark family {item!r} needs a name: register(Sum, 'SUM') makes SUM3 known.")
+    return item
 
 
 def add_column(

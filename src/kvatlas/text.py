@@ -6,6 +6,7 @@ and unpaired characters are written as `⟨U+001B⟩`, so that no text controls 
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -80,6 +81,15 @@ def bytes_text(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} GiB"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in the unit that suits it: 40 is `40 seconds`, 754 is `13 minutes`, 19000 is `5.3 hours`."""
+    if seconds < 60:
+        return counted(max(1, math.ceil(seconds)), "second")
+    if seconds < 2 * 3600:
+        return counted(math.ceil(seconds / 60), "minute")
+    return f"{grouped_digits(seconds / 3600, 1)} hours"
 
 
 def margin_text(margin: float) -> str:

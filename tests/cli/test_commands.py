@@ -74,7 +74,8 @@ def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
     assert 0 < estimate["seconds"] < 3600
     out = kvatlas.succeed("plan", write_spec(), "--tokens-per-second", 100, "--memory", 2)
     assert "108" in out
-    assert re.search(r"hours +[\d.]+  \(at 100 tokens/s\)", out)
+    assert re.search(r"memory of a worker +[\d.]+ [KMG]iB  ", out)
+    assert re.search(r"time +[\d.]+ (seconds|minutes|hours)  \(at 100 tokens/s\)", out)
 
 
 def test_plan_prints_its_budget_audit_and_warns(kvatlas: Call, write_spec: Callable[..., Path]) -> None:

@@ -126,6 +126,74 @@ def cases() -> Iterator[Any]:
         yield pytest.param(words, files, id=name.encode("ascii", "replace").decode())
 
 
+#: Mistakes of newcomers: the command line, the words that name the field and the value, and those of the way out.
+MISTAKES: list[tuple[str, tuple[str, ...], str]] = [
+    (f"{RUN} --kv-budget 272", ("kv_budget", "272"), "--policy rkv"),
+    (f"{RUN} --ratio 0.3", ("ratio", "0.3"), "--policy rkv"),
+    (f"{RUN} --policy snapkv", ("kv_budget", "snapkv"), "kv_budget=512"),
+    (f"{RUN} --policy 'snapkv kv_budget=90 local_window=4 compression_ratio=0.7'", ("compression_ratio",), "ratio=0.3"),
+    (f"{RUN} --policy pyramidkv", ("pyramidkv",), "snapkv budgets=pyramid"),
+    (f"{RUN} --policy Ada-KV", ("Ada-KV",), "snapkv budgets=ada"),
+    (f"{RUN} --policy R-KV", ("R-KV",), "--policy rkv"),
+    (f"{RUN} --policy window --ratio 30%", ("--ratio", "30%"), "0.3"),
+    (f"run {MODEL} CHAIN3 --problems ten", ("--problems", "ten"), "integer"),
+    ("plan good.yaml --memory 8GB", ("--memory", "8GB"), "GiB"),
+    ("plan good.yaml --set ratio=0.3", ("ratio", "good.yaml"), "axes.ratio"),
+    ("plan model.yaml", ("'models'", "model.yaml"), "'model'"),
+    ("plan indented.yaml", ("indented.yaml", "line 3"), "expected <block end>"),
+    ("sweep mine.jsonl --out new", ("mine.jsonl", "a spec"), "plan --suggest MODEL mine.jsonl"),
+    ("describe mine.jsonl", ("mine.jsonl", "a run or a CSV map"), "kvatlas run MODEL mine.jsonl"),
+    ("export mine.jsonl", ("mine.jsonl", "a run"), "kvatlas run MODEL mine.jsonl"),
+    ("run mine.jsonl CHAIN3", ("mine.jsonl", "a model"), f"kvatlas run {MODEL} mine.jsonl"),
+    ("run ./nowhere CHAIN3", ("./nowhere",), "config.json"),
+    ("check notes.txt", ("notes.txt",), ".jsonl"),
+    ("check mine.json", ("mine.json",), "'mine.jsonl'"),
+    (f"{RUN} --policy two.py", ("two.py",), "two.py:One"),
+    (f"{RUN} --policy two.py:Onne", ("two.py", "'Onne'"), "'One'"),
+    ("deploy export folder --to vllm", ("'vllm'",), "kvpress"),
+    ("deploy export folder --to kvpress", ("--out",), "--out engine"),
+    ("sweep good.yaml", ("--out",), "--out runs/mine"),
+    (f"run {MODEL}", ("BENCHMARK",), "CHAIN9"),
+]
+#: Files beside a newcomer's commands.
+FILES = {
+    "good.yaml": SPEC,
+    "model.yaml": SPEC.replace("models", "model"),
+    "indented.yaml": SPEC.replace("problems", "  problems"),
+    "mine.jsonl": '{"question": "1 + 1", "answer": "2"}\n',
+    "notes.txt": "notes",
+    "two.py": "from kvatlas.policies import CompressingPolicy as P\n\nclass One(P): pass\n\nclass Two(P): pass\n",
+}
+
+
+@pytest.mark.parametrize(("words", "field", "way_out"), [pytest.param(*case, id=case[0]) for case in MISTAKES])
+def test_a_mistake_gets_its_field_its_value_and_a_way_out(
+    kvatlas: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    words: str,
+    field: tuple[str, ...],
+    way_out: str,
+) -> None:
+    (tmp_path / "folder").mkdir()
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    err = kvatlas.refuse(*shlex.split(words))
+    parser = re.search("(Invalid value for|Missing) .*?(?= *│)", err)
+    sentence = parser[0] if parser else err.removeprefix("kvatlas: ").removesuffix("\n")
+    for part in (*field, way_out):
+        assert part in sentence
+    check_sentence(f"mistake: {request.node.callspec.id}", sentence.replace(str(tmp_path), "FOLDER"))
+
+
+def test_a_margin_that_looks_like_a_share_is_asked_about(kvatlas: Call) -> None:
+    assert "was 5 meant" in kvatlas("describe", QWEN, "--lose-at-most", "0.05")[2]
+    assert "meant" not in kvatlas("describe", QWEN, "--lose-at-most", "5")[2]
+
+
 @pytest.mark.parametrize(("words", "files"), list(cases()))
 def test_wrong_input_ends_in_one_sentence(
     kvatlas: Call,

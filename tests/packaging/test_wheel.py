@@ -109,6 +109,7 @@ def test_wheel_and_sdist_hold_what_they_should(packages: Packages) -> None:
     assert {f"kvatlas/cpu/native/lib/{name}" for name in hatch_build.TARGETS} <= wheel
     assert not [name for name in wheel if name.startswith(("tests", "docs", "recipes")) or "__pycache__" in name]
     assert {"pyproject.toml", "Makefile", "constraints.txt", "tests/conftest.py", "mkdocs.yml", "LICENSE"} <= sdist
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"} <= sdist
     assert {"examples/plugin/pyproject.toml", "hatch_build.py", "src/kvatlas/cpu/native/kernels.c"} <= sdist
     assert not [name for name in sdist if name.startswith("src/kvatlas/cpu/native/lib/")]
 

@@ -48,7 +48,7 @@ def autopsy_command(
     from kvatlas.results import Store
     from kvatlas.results.export import check_target
     from kvatlas.stats.run_data import short_names
-    from kvatlas.sweeps.spec import named_policies
+    from kvatlas.sweeps.spec import named_classes
     from kvatlas.text import model_name
 
     def tell(examined: Autopsy, done: int, total: int) -> None:
@@ -65,7 +65,7 @@ def autopsy_command(
         manifest = store.manifest()
     policies = list(dict.fromkeys(cell.setting.policy for cell in manifest.expected))
     if allow_code:
-        permit(*policies, *named_policies(manifest.spec))
+        permit(*policies, *named_classes(manifest.spec))
     cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies))
     autopsies = perform(cells, run, most, tell)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kvatlas import class_files
 from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_answer, identity, problem_of
-from kvatlas.benchmarks.problem_files import SUFFIXES
+from kvatlas.benchmarks.problem_files import SUFFIXES, has_problem_suffix
 from kvatlas.benchmarks.public import SOURCES, questions
-from kvatlas.core import KvatlasError
+from kvatlas.class_files import class_file, load_class
+from kvatlas.core import KvatlasError, refusal
 from kvatlas.registry import Registry
 from kvatlas.text import did_you_mean
 
@@ -22,6 +24,8 @@ def _family_fault(_: str, value: object) -> str:
     return ""
 
 
+#: The members of a benchmark.
+_MEMBERS = ("name", "version", "typical_output_tokens", "problems", "prompt", "grade")
 #: A name stands for one benchmark (AIME24) or begins the names of a family (CHAIN12).
 families: Registry[Family] = Registry(
     "benchmark family",
@@ -38,13 +42,15 @@ families: Registry[Family] = Registry(
 
 
 def find(name: str, **options: Any) -> Benchmark:
-    """Return the benchmark of a name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE.
+    """Return the benchmark of a name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE, FILE.py:NAME.
 
     A name that ends with the suffix of a problem file needs no `file:`. `options` are those of a spec's entry: file,
     prompt, columns, grader; empty ones are ignored. Raises KvatlasError for an unknown name.
     """
     options = {option: value for option, value in options.items() if value}
-    if "@" not in name and ":" not in name and name.lower().removesuffix(".gz").endswith(SUFFIXES):
+    if class_file(name) is not None and not name.startswith("file:"):
+        return _benchmark_in_file(name, options)
+    if "@" not in name and ":" not in name and has_problem_suffix(name):
         name = f"file:{name}"
     name, _, file = name.partition("@")
     kind, _, path = name.partition(":")
@@ -58,9 +64,14 @@ def find(name: str, **options: Any) -> Benchmark:
     if family is None:
         if options.get("file"):
             return questions(name, **options)
+        if Path(name).is_file():
+            raise KvatlasError(
+                f"The file {name!r} has an unknown suffix; expected a problem file in {', '.join(SUFFIXES)} (also with "
+                ".gz)."
+            )
         raise KvatlasError(
-            f"Unknown benchmark {name!r}; expected {families.listed()} (CHAIN with a size, as in CHAIN12) "
-            f"and file:FILE.{did_you_mean(name, families.names())}"
+            f"Unknown benchmark {name!r}; expected {families.listed()} (CHAIN with a size, as in CHAIN12)"
+            f", file:FILE and FILE.py:CLASS.{did_you_mean(name, families.names())}"
         )
     try:
         return families.get(family).named(name[len(family) :], **options)
@@ -68,6 +79,40 @@ def find(name: str, **options: Any) -> Benchmark:
         if not options:
             raise
         raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}.") from error
+
+
+def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
+    """Return the benchmark FILE.py:CLASS, or FILE.py:CLASS12 of a family; the file needs a permission."""
+    found_class, rest = load_class(name, "benchmark", _is_benchmark, takes_rest=True)
+    try:
+        with refusal(f"The benchmark {name!r} cannot be made"):
+            if hasattr(found_class, "named"):
+                benchmark = found_class.named(rest, **options)
+            elif rest:
+                raise KvatlasError(
+                    f"The benchmark {name!r} has {rest!r} behind its class, which takes it with `named`."
+                )
+            else:
+                benchmark = found_class(**options)
+    except KvatlasError as error:
+        if rest or not hasattr(found_class, "named"):
+            raise
+        example = name if name.endswith(f":{found_class.__name__}") else f"{name}:{found_class.__name__}"
+        raise KvatlasError(f"{error} The rest of the name stands behind the class, as in {example}12.") from error
+
+    missing = [member for member in _MEMBERS if not hasattr(benchmark, member)]
+    if missing:
+        raise KvatlasError(f"The benchmark {name!r} cannot be used (its class lacks {', '.join(missing)}).")
+    # The identity of our own classes says all; code of files is part of the run key.
+    if not type(benchmark).__module__.startswith("kvatlas."):
+        class_files.sources[type(benchmark)] = str(Path(str(class_file(name))).absolute())
+    made: Benchmark = benchmark
+    return made
+
+
+def _is_benchmark(value: type) -> bool:
+    """Return whether a class of a file is a benchmark or a family of them."""
+    return callable(getattr(value, "named", None)) or all(hasattr(value, member) for member in ("problems", "grade"))
 
 
 __all__ = ["Benchmark", "Family", "families", "find", "for_model", "grade_answer", "identity", "problem_of"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
+from kvatlas import class_files
 from kvatlas.answers.reading import Reading
 from kvatlas.core import Grade, KvatlasError, Problem, Status, is_storable_number, is_storable_text, refusal
 
@@ -119,7 +120,11 @@ def problem_of(benchmark: Benchmark, name: str = "") -> Problem:
 
 def for_model(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
     """Return the benchmark with the prompts for one model; `reads(text)` is true if the model has tokens for a text."""
-    chosen: Benchmark = benchmark.for_model(reads) if hasattr(benchmark, "for_model") else benchmark
+    if not hasattr(benchmark, "for_model"):
+        return benchmark
+    chosen: Benchmark = benchmark.for_model(reads)
+    if type(benchmark) in class_files.sources:
+        class_files.sources.setdefault(type(chosen), class_files.sources[type(benchmark)])
     return chosen
 
 
@@ -169,4 +174,6 @@ def grade_reading(benchmark: Benchmark, problem: Problem, reading: Reading, all_
 
 def identity(benchmark: Benchmark) -> list[Any]:
     """Return all that changes prompts and grades besides the problems, whose contents stand beside it in a run."""
-    return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ())]
+    file = class_files.sources.get(type(benchmark))
+    code = [] if file is None else [class_files.code_of(file)]
+    return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ()), *code]

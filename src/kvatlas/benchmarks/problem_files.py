@@ -22,6 +22,7 @@ from typing import Any
 
 from kvatlas.answers.grading import reference_letter
 from kvatlas.core import KvatlasError, Problem, digest, reason, refusal
+from kvatlas.text import did_you_mean
 
 Row = Mapping[str, Any]
 
@@ -56,6 +57,17 @@ class _RepeatedKey(dict[str, Any]):
     key = ""
 
 
+def has_problem_suffix(name: str) -> bool:
+    """Return whether a name ends as that of a problem file does."""
+    return name.lower().removesuffix(".gz").endswith(SUFFIXES)
+
+
+def refuse_problem_file(name: str | Path, expected: str, way_out: str) -> None:
+    """Raise KvatlasError if a file of problems is named in the place of something else."""
+    if Path(name).is_file() and has_problem_suffix(str(name)):
+        raise KvatlasError(f"{str(name)!r} is a file of problems; expected {expected}. {way_out}")
+
+
 def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
     """Yield the rows of a file, read as they are asked for. Raises KvatlasError for a missing or unreadable file.
 
@@ -66,7 +78,8 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
     if suffix not in SUFFIXES:
         raise KvatlasError(f"{where} has an unknown suffix; expected {', '.join(SUFFIXES)} (also with .gz).")
     if not path.is_file():
-        raise KvatlasError(f"{where} is not there.")
+        names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise KvatlasError(f"{where} is not there.{did_you_mean(path.name, names)}")
 
     with refusal(f"{where} cannot be read"), ExitStack() as stack:
         if suffix == ".parquet":

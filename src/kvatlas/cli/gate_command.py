@@ -29,7 +29,9 @@ def gate_command(
     benchmarks: Annotated[
         list[str] | None, typer.Argument(metavar="BENCHMARK...", help="What two endpoints are asked.")
     ] = None,
-    lose_at_most: Annotated[float, typer.Option(metavar="POINTS", help="Margin in points.")] = 3.0,
+    lose_at_most: Annotated[
+        float, typer.Option(callback=options.margin, metavar="POINTS", help="Margin in points.")
+    ] = 3.0,
     claim: Annotated[
         str, typer.Option(help="auto, these_problems (however often sampled) or problems_like_these.")
     ] = "auto",

@@ -51,7 +51,7 @@ def list_command(
 
 
 def _print_policies(name: str | None, as_json: bool) -> None:
-    from kvatlas.policies import PRESETS, BudgetRule, describe_policy, permit
+    from kvatlas.policies import OTHER_NAMES, PRESETS, BudgetRule, describe_policy, permit
     from kvatlas.policies import policies as registry
 
     permit(name or "")
@@ -63,6 +63,8 @@ def _print_policies(name: str | None, as_json: bool) -> None:
         methods = [row for row in rows if row["name"] not in PRESETS]
         print_rows([{"name": row["name"], "keeps": row["summary"].removeprefix("keeps ")} for row in methods])
         print_text(f"\nPresets, methods as others ran them: {', '.join(PRESETS)}.")
+        other_names = ", ".join(f"{method} ({cell})" for method, cell in OTHER_NAMES.values())
+        print_text(f"Papers' other names: {other_names}.")
         print_text("In full: kvatlas list policies NAME")
     else:
         row = rows[0]
@@ -121,8 +123,10 @@ def _model_rows() -> list[dict[str, Any]]:
 
 def _print_problem(name: str, problem: str, model: str | None, column: list[str] | None) -> None:
     from kvatlas.benchmarks import find, for_model, problem_of
+    from kvatlas.class_files import permit
     from kvatlas.models import find as find_model
 
+    permit(name)
     benchmark = find(name, **options.file_columns(column))
     chosen = problem_of(benchmark, problem)
     text = benchmark.prompt(chosen)
@@ -156,6 +160,7 @@ def check_command(
 
     from kvatlas.benchmarks import find
     from kvatlas.benchmarks.file_checks import check_benchmark
+    from kvatlas.class_files import permit
     from kvatlas.models import find as find_model
     from kvatlas.models.gguf import PACKAGED
     from kvatlas.sweeps.doctor import check_machine, check_model, messages_for
@@ -169,6 +174,7 @@ def check_command(
         finally:
             typer.echo(fence, nl=False)
         return
+    permit(target, *(benchmarks or ()))
     try:
         benchmark = find(target, **options.file_columns(column))
     except KvatlasError as error:

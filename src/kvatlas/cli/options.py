@@ -11,9 +11,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
+from kvatlas.cli.output import note
 from kvatlas.core import Claim, KvatlasError, Setting, policy_name
 from kvatlas.figures.style import FigureOptions
-from kvatlas.text import parse_yaml, scalar
+from kvatlas.text import number, parse_yaml, scalar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,13 +26,18 @@ class CommandOnce(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        parsed, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option, count in Counter(given).items():
             if count > 1 and isinstance(option, TyperOption) and not (option.multiple or option.is_flag):
                 ctx.fail(f"{option.opts[0]} is given {count} times; give it once.")
         # Python takes an empty path for the current folder, whose name is a dot.
         has_empty = "" in args and "." not in args
-        left = super().parse_args(ctx, args)
+        try:
+            left = super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if error.param is not None:
+                error.message = _with_way_out(error.message, error.param, parsed.get(error.param.name))
+            raise
         for param in self.get_params(ctx):
             value = ctx.params.get(param.name)
             paths = value if isinstance(value, list | tuple) else [value]
@@ -39,6 +45,52 @@ class CommandOnce(TyperCommand):
             if is_empty_name or (has_empty and Path() in paths):
                 ctx.fail(f"{param.opts[0]} is empty; expected a name or a path.")
         return left
+
+
+#: The most characters of a value that an error sentence repeats.
+LONGEST_VALUE = 60
+#: Units of options, by the names of their parameters.
+_UNITS = {
+    "ratio": "a share from 0 to 1, as 0.3",
+    "top_p": "a share from 0 to 1, as 0.95",
+    "temperature": "a number, as 0.6",
+    "memory": "a number of GiB, as 8",
+    "lose_at_most": "a number of points, as 3",
+    "detect": "a number of points, as 5",
+    "tokens_per_second": "a number of tokens a second, as 500",
+}
+#: Examples of what required options and arguments take, by the words that stand for it in the help.
+_EXAMPLES = {
+    "RUN": "runs/mine",
+    "FOLDER": "engine",
+    "FILE": "map.pdf",
+    "TARGET": "kvpress",
+    "CELL": "'dynts ratio=0.3'",
+    "BENCHMARK|FILE...": "CHAIN9",
+    "SPEC.yaml|RECIPE": "demo",
+}
+
+
+def _with_way_out(message: str, param: Any, value: Any) -> str:
+    """Return the message on an option or argument with its unit and value, or with an example where it is missing."""
+    if value is None:
+        example = _EXAMPLES.get(param.metavar)
+        option = f"{param.opts[0]} " if isinstance(param, TyperOption) else ""
+        return f"Give it, as {option}{example}." if example else message
+    text = str(value)
+    given = repr(text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} ...")
+    expected = _UNITS.get(param.name)
+    if expected and isinstance(number(text), str):
+        return f"expected {expected}, got {given}."
+    # Our own checks say whole sentences, with the value.
+    return message if message.endswith(".") else f"{message}, got {given}."
+
+
+def margin(points: float | None) -> float | None:
+    """Return a margin in points; a share, which somebody took for points, is asked about."""
+    if points is not None and 0 < points < 0.5:
+        note(f"--lose-at-most counts points; was {100 * points:g} meant, and not {points:g}?")
+    return points
 
 
 class Commands(typer.Typer):
@@ -79,7 +131,8 @@ TemplateValues = Annotated[
 Template = Annotated[str, typer.Option(metavar="FILE", help="Jinja chat template, for a base model.")]
 System = Annotated[str, typer.Option(metavar="TEXT", help="System message of every prompt.")]
 Benchmarks = Annotated[
-    list[str], typer.Argument(metavar="BENCHMARK|FILE...", help="Names, or files: JSON lines, JSON, CSV, Parquet.")
+    list[str],
+    typer.Argument(metavar="BENCHMARK|FILE...", help="Names, FILE.py:CLASS, or files: JSON lines, JSON, CSV, Parquet."),
 ]
 Column = Annotated[
     list[str] | None, typer.Option(metavar="question|answer=NAME", help="Column of a problem file with other names.")
@@ -100,7 +153,7 @@ Prompt = Annotated[
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Default: what fits the model, at most 16384.")]
 
 # A cell: one setting of a policy.
-Policy = Annotated[str, typer.Option(help="A policy, FILE.py:CLASS, or a cell as 'dynts ratio=0.3'.")]
+Policy = Annotated[str, typer.Option(help="A policy, FILE.py or FILE.py:CLASS, or a cell as 'dynts ratio=0.3'.")]
 KvBudget = Annotated[
     str | None, typer.Option(metavar="N", help="Cache length at which a compression fires: tokens, or bytes as 12MiB.")
 ]
@@ -116,7 +169,7 @@ Cell = Annotated[str, typer.Option("--policy", help="The cell, as 'dynts ratio=0
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; default: what pays, one for each GPU.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences in a batch; default: what fits, 64 on CPUs.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Show only this in the run; other traces stay stored.")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run files of policies that only the run names.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run code of files that only the run names.")]
 
 # Runs and maps.
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
@@ -130,7 +183,9 @@ Systems = Annotated[
     list[str] | None,
     typer.Option("--policy", metavar="CELL", help="A system, as 'R1-Qwen full' or 'dynts ratio=0.3'. Repeat it."),
 ]
-LoseAtMost = Annotated[float | None, typer.Option(metavar="POINTS", help="Margin; default: the sweep's own, 3.")]
+LoseAtMost = Annotated[
+    float | None, typer.Option(callback=margin, metavar="POINTS", help="Margin; default: the sweep's own, 3.")
+]
 ClaimOption = Annotated[
     Claim | None, typer.Option("--claim", help="What the numbers speak of; default: as the spec decided.")
 ]
@@ -212,7 +267,7 @@ def cell(
 
     One of the `known` policies may be named as readers see it, `Sinks` for `mine.py:Sinks`.
     """
-    from kvatlas.policies import permit, policies, read_parameter
+    from kvatlas.policies import permit, policies, read_parameter, with_class
 
     name, *words = policy.split() or [""]
     permit(name)
@@ -220,6 +275,7 @@ def cell(
     matching = [known_name for known_name in known if policy_name(known_name) == name]
     if len(matching) == 1:
         (name,) = matching
+    name = with_class(name)
     pairs = joined_values(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)
     budget = None if kv_budget is None else read_parameter(owner, "kv_budget", kv_budget)

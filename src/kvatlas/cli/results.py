@@ -113,26 +113,27 @@ def export_command(
         str | None,
         typer.Option(
             "--format",
-            help="csv (maps), cells (settings, as CSV), jsonl, parquet (traces), run (all); default: by the suffix.",
+            help="csv, latex (maps), cells (settings, as CSV), jsonl, parquet (traces), run (all); default: by the "
+            "suffix.",
         ),
     ] = None,
     metric: options.Metric = "pass@1",
     partial: options.Partial = False,
     fix: options.Fix = None,
 ) -> None:
-    """Export a run: its maps or its settings as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
+    """Export a run: its maps as CSV or LaTeX, its settings as CSV, its traces as JSON lines or Parquet, or all."""
     from kvatlas.report.view_options import ReadOptions
     from kvatlas.results import Store
-    from kvatlas.results.export import check_target, format_of, json_lines, write_text, write_traces
+    from kvatlas.results.export import VALUE_FORMATS, check_target, format_of, json_lines, write_text, write_traces
     from kvatlas.results.store import check_new_folder
 
     kind = format_of(out, format_)
     if out is None and kind in ("run", "parquet"):
         raise KvatlasError(f"--format {kind} cannot go to standard output; name it with --out.")
-    if kind not in ("csv", "cells"):
+    if kind not in VALUE_FORMATS:
         for option, is_given in (("--metric", metric != "pass@1"), ("--fix", bool(fix))):
             if is_given:
-                raise KvatlasError(f"{option} is for --format csv and cells; {kind} has all traces.")
+                raise KvatlasError(f"{option} is for --format csv, latex and cells; {kind} has all traces.")
     if kind == "run" and out is not None:
         check_new_folder(out)
         with Store.open(run) as source:
@@ -141,8 +142,8 @@ def export_command(
         return
     if out is not None:
         check_target(out)
-    if kind in ("csv", "cells"):
-        text = _values_as_csv(kind, run, ReadOptions(metric, partial, options.assignments("--fix", fix)))
+    if kind in VALUE_FORMATS:
+        text = _values_as_text(kind, run, ReadOptions(metric, partial, options.assignments("--fix", fix)))
         if out is None:
             typer.echo(text, nl=False, file=unfiltered(sys.stdout))
         else:
@@ -157,10 +158,10 @@ def export_command(
         typer.echo(out)
 
 
-def _values_as_csv(kind: str, run: Path, read_options: ReadOptions) -> str:
-    """Return the maps of a run, or its settings."""
+def _values_as_text(kind: str, run: Path, read_options: ReadOptions) -> str:
+    """Return the maps of a run as CSV or LaTeX, or its settings as CSV."""
     from kvatlas.api import Run
-    from kvatlas.results.export import csv_text, table_text
+    from kvatlas.results.export import csv_text, latex_text, table_text
     from kvatlas.stats.maps import check_complete, maps_of_run
 
     data = read_options.open_run(run)
@@ -171,13 +172,15 @@ def _values_as_csv(kind: str, run: Path, read_options: ReadOptions) -> str:
         return table_text(Run(data).cells())
     if not data.has_maps:
         raise KvatlasError("The run has no map of two axes; --format cells writes a row for each setting.")
-    return csv_text(maps_of_run(data))
+    maps = maps_of_run(data)
+    return latex_text(maps) if kind == "latex" else csv_text(maps)
 
 
 @app.command("grade")
 def grade_command(
     run: options.Run,
     grader: Annotated[str, typer.Option(help="kvatlas, dynts or math-verify.")] = "kvatlas",
+    allow_code: options.AllowCode = False,
     as_json: options.Json = False,
 ) -> None:
     """Grade stored traces again, by another grader or by this version: the metric graded:NAME.
@@ -186,7 +189,7 @@ def grade_command(
     """
     from kvatlas.results.regrade import regrade
 
-    cells = regrade(run, grader)
+    cells = regrade(run, grader, allow_code)
     print_rows([cell.to_json(grader) for cell in cells], as_json)
     if as_json:
         return

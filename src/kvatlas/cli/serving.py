@@ -75,12 +75,21 @@ def serve_command(
     serve_forever(application(service, name or model, key, hosts), service, host, port, grace)
 
 
+def _known_engine(name: str) -> str:
+    """Return a target, which is refused before options that are missing."""
+    from kvatlas.deploy.engine_config import check_engine
+
+    return check_engine(name)
+
+
 @deploy.command("export")
 def deploy_export_command(
     run: options.Run,
     to: Annotated[
         str,
-        typer.Option(metavar="TARGET", help="tensorrt-llm, triattention-vllm, r-kv-vllm, kvpress."),
+        typer.Option(
+            metavar="TARGET", callback=_known_engine, help="tensorrt-llm, triattention-vllm, r-kv-vllm, kvpress."
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the configuration.")],
     policy: options.Cell = "",

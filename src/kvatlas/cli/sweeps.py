@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +16,7 @@ from kvatlas.cli.output import note, print_audit, print_text, warn
 from kvatlas.cli.progress import logging_to, message_display, progress_display
 from kvatlas.cli.run_output import print_demo, print_run
 from kvatlas.core import KvatlasError
-from kvatlas.text import bytes_text
+from kvatlas.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
     from kvatlas.sweeps import Plan
@@ -175,7 +173,7 @@ def _print_suggestion(model: str, problems: str, model_options: Mapping[str, Any
     estimate = planned.estimate(decoding_rate(planned))
     cost = f"{estimate['traces']:,} traces, {estimate['decoded_tokens']['shared']:,} decoded tokens"
     if estimate["seconds"] is not None:
-        cost += f", about {timedelta(seconds=60 * math.ceil(estimate['seconds'] / 60))} on this machine"
+        cost += f", about {duration_text(estimate['seconds'])} on this machine"
     note(f"{cost}; {bytes_text(estimate['peak_bytes']['total'])} of memory for a worker.")
     for sentence in planned.warnings:
         note(f"Warning: {sentence}")
@@ -185,27 +183,24 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
     """Print the estimate of a plan; the decoding rate is given by the user, or measured on this machine."""
     tokens = estimate["decoded_tokens"]
     peak = estimate["peak_bytes"]
-    hours = None
-    if estimate["seconds"] is not None:
-        hours = round(estimate["seconds"] / 3600, 2)
-
     rate_source = "at" if is_given else "this machine decodes"
     lines = {
-        "settings": (estimate["settings"], ""),
-        "traces": (estimate["traces"], ""),
-        "decoded tokens": (tokens["shared"], f"({tokens['separate']:,} without shared trunks)"),
-        "KV bytes per sequence": (estimate["kv_bytes_per_sequence"], "(at the largest budget)"),
-        "peak bytes of a worker": (peak["total"], "(weights, cache and snapshots:)"),
-        "  weights": (peak["weights"], ""),
-        "  cache": (peak["slots"], ""),
-        "  snapshots": (peak["snapshots"], ""),
-        "batch size": (estimate["batch_size"], "(fits into the memory)"),
-        "hours": (hours, f"({rate_source} {rate or 0:,.0f} tokens/s)"),
+        "settings": (f"{estimate['settings']:,}", ""),
+        "traces": (f"{estimate['traces']:,}", ""),
+        "decoded tokens": (f"{tokens['shared']:,}", f"({tokens['separate']:,} without shared trunks)"),
+        "KV cache of a sequence": (bytes_text(estimate["kv_bytes_per_sequence"]), "(at the largest budget)"),
+        "memory of a worker": (bytes_text(peak["total"]), "(weights, cache and snapshots:)"),
+        "  weights": (bytes_text(peak["weights"]), ""),
+        "  cache": (bytes_text(peak["slots"]), ""),
+        "  snapshots": (bytes_text(peak["snapshots"]), ""),
     }
+    if estimate["batch_size"] is not None:
+        lines["batch size"] = (f"{estimate['batch_size']:,}", "(fits into the memory)")
+    if estimate["seconds"] is not None:
+        lines["time"] = (duration_text(estimate["seconds"]), f"({rate_source} {rate or 0:,.0f} tokens/s)")
 
     for name, (quantity, remark) in lines.items():
-        if quantity is not None:
-            print_text(f"{name:<23}{quantity:>14,}  {remark}".rstrip())
+        print_text(f"{name:<23}{quantity:>14}  {remark}".rstrip())
 
 
 def control_sentence(planned: Plan) -> str:

@@ -21,7 +21,7 @@ class KvatlasError(Exception):
 def reason(error: BaseException) -> str:
     """Return the first line of an error's message, cut to the length of a clause.
 
-    A line that ends with a colon has the next one beside it; a missing key is told as missing.
+    A line that ends with a colon has the next ones beside it; a missing key is told as missing.
     """
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
@@ -40,7 +40,7 @@ def reason(error: BaseException) -> str:
         key = error.args[0]
         text = key if isinstance(key, str) and " " in key.strip() else f"there is no {text}"
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
-    line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    line = " ".join(lines) if lines[0].endswith(":") else lines[0]
     return line if len(line) <= 300 else f"{line[:300]} ..."
 
 

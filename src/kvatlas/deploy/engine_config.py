@@ -133,12 +133,24 @@ TARGETS = {
 }
 
 
+#: Engines that are no target, because they keep all tokens.
+_STOCK = ("vllm", "sglang", "transformers", "llama.cpp")
+
+
 class Exported(NamedTuple):
     """The configuration, the exported setting, and its differences from the setting of the run."""
 
     text: str
     setting: Setting
     changed: tuple[str, ...]
+
+
+def check_engine(name: str) -> str:
+    """Return the name of a target; KvatlasError for an unknown one."""
+    if name not in TARGETS:
+        remark = " It evicts nothing by itself; a target is an engine or a plug-in that does." if name in _STOCK else ""
+        raise KvatlasError(f"Unknown target {name!r}; expected: {', '.join(TARGETS)}.{remark}")
+    return name
 
 
 def export_setting(
@@ -150,8 +162,7 @@ def export_setting(
     configuration names. Raises KvatlasError for an unknown target or policy and, unless `nearest`, for each parameter
     that the target cannot express.
     """
-    if name not in TARGETS:
-        raise KvatlasError(f"Unknown target {name!r}; expected: {', '.join(TARGETS)}.")
+    check_engine(name)
     target = TARGETS[name]
     policy = policies.of_engine(setting)
     if not isinstance(policy, CompressingPolicy):
@@ -267,6 +278,7 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
 
     The configuration begins with a comment: the cell with its values and intervals, and the changes.
     """
+    check_engine(target)
     check_new_folder(folder)
     reference = MeasuredCell.from_run(run, cell)
     prompts = [trace.usage.prompt_tokens for trace in reference.traces(reference.setting).values()]

@@ -15,6 +15,7 @@ from kvatlas import __version__, benchmarks
 from kvatlas.answers import reading
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.base import grade_reading
+from kvatlas.class_files import permit
 from kvatlas.core import KvatlasError, Problem, Setting, Trace, digest
 from kvatlas.deploy.endpoint import Endpoint, EndpointAnswer
 from kvatlas.gates.outcomes import Side, SideOptions
@@ -74,6 +75,7 @@ def endpoint_sides(
     if (endpoints[0].url, endpoints[0].model) == (endpoints[1].url, endpoints[1].model):
         raise KvatlasError(f"Both sides are the same model of the same endpoint ({endpoints[0].url}).")
 
+    permit(*asking.benchmarks)
     questions = _GateQuestions(asking, endpoints, tuple(benchmarks.find(name) for name in asking.benchmarks))
     spec = {"sampling": asking.sampling(), "seed": asking.seed}
     contents = {each.name: contents_of(each.problems(asking.problems)) for each in questions.benchmarks}

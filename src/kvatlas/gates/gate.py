@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas.benchmarks.problem_files import SUFFIXES
+from kvatlas.benchmarks.problem_files import has_problem_suffix
 from kvatlas.core import Claim, KvatlasError
 from kvatlas.gates import lm_eval_logs
 from kvatlas.gates.answer_files import side_of_answer_file
@@ -144,7 +144,7 @@ def _side_of_file(path: Path, name: str, options: SideOptions) -> Side:
         return side_of_inspect_logs([path], name, options)
     if path.name == FILE:
         return side_of_run(path.parent, "", name, options)
-    if not path.name.lower().removesuffix(".gz").endswith(SUFFIXES):
+    if not has_problem_suffix(path.name):
         raise KvatlasError(f"{name!r} has a suffix that no log and no file of answers has; {_EXPECTED}.")
 
     with path.open("rb") as file:

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from kvatlas.benchmarks.problem_files import refuse_problem_file
 from kvatlas.core import KvatlasError
 from kvatlas.hub import Repository, is_id
 from kvatlas.models import gguf
@@ -62,6 +63,9 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
         folder = EMBEDDED / address
     else:
         names = (*embedded(), *gguf.PACKAGED)
+        refuse_problem_file(model, "a model", f"The model comes first, as in `kvatlas run {names[0]} {model}`.")
+        if model.startswith((".", "/", "~")):
+            raise KvatlasError(f"There is no folder {model!r}; expected a folder with a config.json, as models have.")
         guess = f" Did you mean 'hf:{model}'?" if is_id(model) else did_you_mean(model, names)
         raise KvatlasError(
             f"Unknown model {model!r}; expected {', '.join(names)}, a folder, FILE.gguf or hf:OWNER/NAME.{guess}"

@@ -28,6 +28,10 @@ Values = Mapping[str, Any]
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\b")
 
 
+#: Files with a vocabulary, of which a model has one.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
 @dataclass(frozen=True)
 class Chat:
     """The tokenizer, chat template and think tags in the files of a model."""
@@ -46,7 +50,13 @@ class Chat:
         try:
             with refusal(f"The tokenizer of the model {name!r} cannot be loaded"):
                 tokenizer = AutoTokenizer.from_pretrained(self.files.folder, **options)
-        except KvatlasError:
+        except KvatlasError as error:
+            # Without these files transformers lists the ways to make a tokenizer.
+            if not any((self.files.folder / file).is_file() for file in TOKENIZER_FILES):
+                raise KvatlasError(
+                    f"The folder of the model {name!r} has no tokenizer; copy tokenizer.json and tokenizer_config.json "
+                    f"of that model to {str(self.files.folder)!r}."
+                ) from error
             # transformers reads the config of the model, too, whose faults are no faults of the tokenizer.
             with refusal(f"The config.json of the model {name!r} cannot be read"):
                 AutoConfig.from_pretrained(self.files.folder, **options)

@@ -193,6 +193,11 @@ def _write_model(file: Path, folder: Path, home: Path) -> None:
         (folder / name).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     (folder / MARK).write_text(json.dumps({"conversion": CONVERSION, "files": _file_sizes(folder)}), "utf-8")
 
+    # transformers writes weights for their owner alone; others who share the cache may read what they may read of ours.
+    usual_mode = (folder / MARK).stat().st_mode
+    for path in folder.iterdir():
+        path.chmod(usual_mode)
+
 
 def _check_header(file: Path, reader: GGUFReader) -> None:
     """Raise KvatlasError for a GGUF without the entries and the tensors that every model has."""

@@ -8,14 +8,14 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from kvatlas.class_files import absolute_name, class_file, load_class, permit
 from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
 from kvatlas.core.settings import UNNAMED
-from kvatlas.policies import from_file
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
 from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy
@@ -60,6 +60,16 @@ class Preset:
 PRESETS: Mapping[str, Preset] = {
     name: Preset(**entry)
     for name, entry in json.loads(Path(__file__).with_name("presets.json").read_text(encoding="utf-8")).items()
+}
+
+
+#: Methods of papers that are settings of a policy here, by their names in small letters without marks.
+OTHER_NAMES: Mapping[str, tuple[str, str]] = {
+    "pyramidkv": ("PyramidKV", "snapkv budgets=pyramid"),
+    "adakv": ("AdaKV", "snapkv budgets=ada"),
+    "adasnapkv": ("Ada-SnapKV", "snapkv budgets=ada"),
+    "streamingllm": ("StreamingLLM", "streaming"),
+    "heavyhitter": ("Heavy Hitter Oracle", "h2o"),
 }
 
 
@@ -119,42 +129,46 @@ def _attribute_fault(policy: type[Policy]) -> str:
     return ""
 
 
-def policy_file(name: str) -> Path | None:
-    """Return the file of a policy FILE.py:CLASS, whose code runs when the policy is found; None for other names."""
-    return Path(name.rsplit(":", 1)[0]) if ".py:" in name else None
-
-
-def permit(*names: str) -> None:
-    """Allow the code of the files among these policies to run: the user named them, or allowed the code of a run."""
-    for name in names:
-        file = policy_file(name)
-        if file is not None:
-            from_file.permit_file(file)
+def _is_policy(value: type) -> bool:
+    return issubclass(value, Policy)
 
 
 class Policies(Registry[type[Policy]]):
     """Policies by name; METHOD@PAPER is a preset of a policy, FILE.py:CLASS a class in a file."""
 
     def get(self, name: str) -> type[Policy]:
-        if policy_file(name) is not None:
-            file, kind = name.rsplit(":", 1)
+        if class_file(name) is not None:
             # The folder of the process may have changed since another file of this name was loaded.
-            return _class_in_file(str(Path(file).absolute()), kind)
+            return _class_in_file(absolute_name(name))
         if "@" in name and name not in PRESETS:
             raise KvatlasError(f"Unknown preset {name!r}; expected: {', '.join(PRESETS)}.{did_you_mean(name, PRESETS)}")
-        return super().get(PRESETS[name].policy if name in PRESETS else name)
+        if name in PRESETS or name in self.names():
+            return super().get(PRESETS[name].policy if name in PRESETS else name)
+
+        # Papers write R-KV and Ada-KV.
+        plain = name.lower().replace("-", "").replace("_", "")
+        if plain in OTHER_NAMES:
+            method, cell = OTHER_NAMES[plain]
+            raise KvatlasError(f"Unknown policy {name!r}; {method} is here --policy '{cell}'.")
+        same = [known for known in self.names() if known.replace("-", "").replace("_", "") == plain]
+        if same:
+            raise KvatlasError(f"Unknown policy {name!r}; it is here --policy {same[0]}.")
+        return super().get(name)
 
 
 @cache
-def _class_in_file(file: str, kind: str) -> type[Policy]:
+def _class_in_file(name: str) -> type[Policy]:
     """Return the class of a policy in a permitted file, which is run once; KvatlasError if it is not a policy."""
-    with refusal(f"The policy {file}:{kind} cannot be loaded"):
-        module, _ = from_file.load_policy_file(file)
-        value: Any = getattr(module, kind)
-        fault = _plugin_fault(getattr(value, "name", ""), value)
+    policy, _ = load_class(name, "policy", _is_policy)
+    fault = _plugin_fault(getattr(policy, "name", ""), policy)
     if fault:
-        raise KvatlasError(f"The policy {file}:{kind} cannot be used ({fault}).")
-    return cast(type[Policy], value)
+        raise KvatlasError(f"The policy {name} cannot be used ({fault}).")
+    return cast(type[Policy], policy)
+
+
+def with_class(name: str) -> str:
+    """Return a policy FILE.py as FILE.py:CLASS, which needs the permission for the file; other names unchanged."""
+    return f"{name}:{policies.get(name).__name__}" if name.endswith(".py") else name
 
 
 def register(policy: type[Policy]) -> type[Policy]:
@@ -200,11 +214,12 @@ policies = Policies("policy", "kvatlas.policies", _OURS, _plugin_fault)
 
 def from_setting(setting: Setting) -> Policy:
     """Return the policy of a setting. Raises KvatlasError for wrong parameters, and other values than a preset's."""
+    setting = replace(setting, policy=with_class(setting.policy))
     kind = policies.get(setting.policy)
     preset = PRESETS.get(setting.policy)
     if preset is None:
         with refusal(f"The policy {setting.policy!r} cannot be made"):
-            policy = kind.from_setting(setting, setting.policy if policy_file(setting.policy) is not None else "")
+            policy = kind.from_setting(setting, setting.policy if class_file(setting.policy) is not None else "")
         if policy.name != setting.policy:
             raise KvatlasError(
                 f"The policy {setting.policy!r} cannot be used (its __post_init__ has to call super().__post_init__())."
@@ -248,7 +263,7 @@ def all_values(setting: Setting) -> dict[str, Any]:
     Of policies that are not known, and of a file, which is not run, those are the values that all policies share.
     """
     usual: Mapping[str, Any] = UNNAMED if "kv_budget" in setting.values else {"kv_bits": UNNAMED["kv_bits"]}
-    if policy_file(setting.policy) is None:
+    if class_file(setting.policy) is None:
         with suppress(KvatlasError):
             usual = _usual_values_of(setting.policy)
 
@@ -267,7 +282,7 @@ def _usual_values_of(policy: str) -> Mapping[str, Any]:
 
 def of_engine(setting: Setting) -> Policy:
     """Return the policy of a run's setting for another engine, which has none of a file: such a file is not run."""
-    if policy_file(setting.policy) is not None:
+    if class_file(setting.policy) is not None:
         raise KvatlasError(f"No other engine has the policy {setting.policy!r}, which is code of a file.")
     return from_setting(setting)
 
@@ -303,6 +318,7 @@ def describe_policy(name: str) -> dict[str, Any]:
 
 
 __all__ = [
+    "OTHER_NAMES",
     "PRESETS",
     "BudgetRule",
     "CacheView",
@@ -326,10 +342,10 @@ __all__ = [
     "parameters",
     "permit",
     "policies",
-    "policy_file",
     "read_parameter",
     "register",
     "scope_param",
     "select_tokens",
     "window_in_tokens",
+    "with_class",
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from kvatlas.class_files import class_file
 from kvatlas.core import AuditedCell, BudgetAudit, Compression, KvatlasError, Setting, SettingFacts
-from kvatlas.policies import all_values, from_setting, parameters, policy_file
+from kvatlas.policies import all_values, from_setting, parameters
 from kvatlas.policies.budget_rule import BudgetRule
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.memory import kept_and_total, rule_of
@@ -53,7 +54,7 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
     # What stays follows from the rule of all policies; the audit needs the policy, and a budget in tokens.
     rule = rule_of(setting, kv_bytes)
     audited: BudgetRule | None = None
-    if policy_file(setting.policy) is None:
+    if class_file(setting.policy) is None:
         with suppress(KvatlasError):
             budget = from_setting(setting).budget
             audited = budget if budget is not None and budget.has_tokens else None

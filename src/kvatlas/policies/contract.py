@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from kvatlas.class_files import code_of
 from kvatlas.core import KvatlasError
 from kvatlas.policies.budget_rule import BudgetRule
 from kvatlas.policies.cache_view import CacheView, Signal, Step
-from kvatlas.policies.from_file import code_of
 from kvatlas.policies.guard import guard_methods
 from kvatlas.policies.parameter_types import Scope
 from kvatlas.policies.precision import STORAGE_VERSION

@@ -19,6 +19,8 @@ from kvatlas.policies.parameter_types import Scope, check_parameters
 from kvatlas.policies.precision import PRECISION_PARAMETERS, KvPrecision
 from kvatlas.text import did_you_mean, read_value
 
+#: Values of required parameters, for error sentences.
+_EXAMPLES: Mapping[str, Any] = {"kv_budget": 512, "local_window": 64, "ratio": 0.3}
 #: The scopes of each word of `budgets` for unequal ones.
 UNEQUAL_SCOPES: Mapping[str, tuple[Scope, ...]] = {
     "pyramid": (Scope.HEAD, Scope.LAYER),
@@ -96,10 +98,17 @@ class Parametrized:
         declared = parameters(cls)
         names = [item.name for item in declared]
         unknown = next((word for word in values if word not in names), None)
-        if unknown is not None:
+        if unknown is not None and unknown in RULE_PARAMETERS and not cls.compresses:
             raise KvatlasError(
-                f"The policy {name!r} has no parameter {unknown!r}; expected: {', '.join(names)}."
-                f"{did_you_mean(unknown, names)}"
+                f"The policy {name!r} never compresses, so it has no {unknown}, which is {values[unknown]!r}; name a "
+                "policy that does with --policy (in Python and in specs `policy`), as --policy rkv."
+            )
+        if unknown is not None:
+            guess = did_you_mean(unknown, names)
+            if unknown == "compression_ratio" and cls.compresses:
+                guess = " A compression_ratio of 0.7 in kvpress is ratio=0.3, the share that stays."
+            raise KvatlasError(
+                f"The policy {name!r} has no parameter {unknown!r}; expected: {', '.join(names)}.{guess}"
             )
 
         is_compressing = cls.compresses
@@ -108,9 +117,10 @@ class Parametrized:
         missing = [item.name for item in declared if item.name in RULE_PARAMETERS and item.default is MISSING]
         missing = [word for word in missing if word not in values]
         if missing:
+            example = " ".join(f"{word}={_EXAMPLES[word]}" for word in missing if word in _EXAMPLES)
             raise KvatlasError(
-                f"The policy {name!r} needs a value for {', '.join(missing)}. `kvatlas plan --suggest MODEL PROBLEMS` "
-                "proposes values."
+                f"The policy {name!r} needs a value for {', '.join(missing)}, as in --policy '{name} {example}'. "
+                "`kvatlas plan --suggest MODEL PROBLEMS` proposes values."
             )
 
         # The parameters of rule and precision stand beside the policy's own.

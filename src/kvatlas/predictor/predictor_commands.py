@@ -116,9 +116,11 @@ def calibrate_command(
     template_values: options.TemplateValues = None,
 ) -> None:
     """Write the query statistics of the policy triattention, from prompts and the model's own traces."""
+    from kvatlas.class_files import permit
     from kvatlas.predictor.calibration import calibrate
 
     model_options = options.model_options(model_option, template_values)
+    permit(*benchmarks)
     tokens = calibrate(
         model, benchmarks, out, problems=problems, max_new_tokens=max_new_tokens, model_options=model_options
     )

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from kvatlas.class_files import class_file
 from kvatlas.core import Claim, KvatlasError, Setting
-from kvatlas.policies import from_setting, policy_file
+from kvatlas.policies import from_setting
 from kvatlas.report.headline import setting_words
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import Required
@@ -294,7 +295,7 @@ def _can_be_run(spec: Json) -> bool:
 
     try:
         for setting, _ in parse_spec(spec).cells():
-            if policy_file(setting.policy) is None:
+            if class_file(setting.policy) is None:
                 from_setting(setting)
     except KvatlasError:
         return False

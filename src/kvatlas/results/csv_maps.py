@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from kvatlas.benchmarks.problem_files import refuse_problem_file
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.columns import Column, csv_columns
 from kvatlas.core import (
@@ -158,6 +159,8 @@ def _file_text(name: str) -> str:
             raise KvatlasError(f"There is no published map {name.removeprefix(PUBLISHED)!r}; expected: {names}.")
         return (_FOLDER / f"{name.removeprefix(PUBLISHED)}.csv").read_text("utf-8")
 
+    if not name.lower().endswith(".csv"):
+        refuse_problem_file(name, "a run or a CSV map", f"`kvatlas run MODEL {name} --out runs/mine` makes a run.")
     try:
         with Path(name).open(encoding="utf-8-sig") as file:
             text = file.read(MAX_CHARACTERS + 1)

@@ -17,6 +17,7 @@ from kvatlas.answers.reading import Reading, Tags
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.base import grade_reading
 from kvatlas.benchmarks.public import Questions
+from kvatlas.class_files import permit
 from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace, digest
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import Key
@@ -58,17 +59,18 @@ class Regraded:
         }
 
 
-def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
+def regrade(folder: Path, grader: str = OWN, allow_code: bool = False) -> list[Regraded]:
     """Grade all traces of a run again and store the verdicts as the metric `graded:NAME`.
 
-    Raises KvatlasError if problems of the run are missing, or if its benchmarks have only one grader.
+    With `allow_code` the files of its benchmarks may be run. Raises KvatlasError if problems of the run are missing, or
+    if its benchmarks have only one grader.
     """
     with Store.open(folder) as store:
         manifest = store.manifest()
         if manifest.screened:
             raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
         tags = _think_tags(manifest)
-        by_name = _benchmarks(manifest, grader)
+        by_name = _benchmarks(manifest, grader, allow_code)
         problems: dict[tuple[str, str], Problem] = {}
         for benchmark in by_name.values():
             problems.update(
@@ -115,10 +117,12 @@ def _is_right(grade: Grade) -> bool:
     return grade.correct and grade.status is Status.OK
 
 
-def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
+def _benchmarks(manifest: Manifest, grader: str, allow_code: bool) -> Mapping[str, Benchmark]:
     """Return the benchmarks of the run with the grader."""
     names = dict.fromkeys(cell.benchmark for cell in manifest.expected)
     entries = manifest.spec.get("benchmarks") or [{"name": name} for name in names]
+    if allow_code:
+        permit(*(entry["name"] for entry in entries))
     graded: dict[str, Benchmark] = {}
     for benchmark in (benchmarks.find(**entry) for entry in entries):
         if isinstance(benchmark, Questions):

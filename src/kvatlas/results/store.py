@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvatlas.benchmarks.problem_files import refuse_problem_file
 from kvatlas.core import KvatlasError, Trace, canonical, digest, reason
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import (
@@ -136,6 +137,8 @@ class Store:
     @classmethod
     def open(cls, folder: Path) -> Store:
         """Open the store of an existing run for reading, also on a read-only medium."""
+        way_out = f"`kvatlas run MODEL {folder} --out runs/mine` makes a run."
+        refuse_problem_file(folder, "the folder of a run", way_out)
         check_folder(folder)
         path = folder / FILE
         if not path.is_file():

@@ -121,20 +121,35 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
 
     for name, fits in sorted(fitting.items(), key=lambda item: len(item[1])):
         if not fits:
-            models = ", ".join(dict.fromkeys(system.model for system in systems))
-            policies = ", ".join(shown_policies(system.setting.policy for system in systems).values())
-            raise KvatlasError(
-                f"{name!r} fits none of the systems; there are the policies {policies} and the models {models}."
-            )
+            raise KvatlasError(f"{name!r} fits none of the systems; {_word_that_fits_none(systems, name)}.")
         if len(fits) > 1:
             listed = "; ".join(_names_to_choose(fits)[:_NAMED])
             more = f"; and {len(fits) - _NAMED} more" if len(fits) > _NAMED else ""
-            raise KvatlasError(f"{name!r} fits {len(fits)} of the systems and must fit one: {listed}{more}.")
+            which = ", the best setting of each model and policy," if best else ""
+            raise KvatlasError(f"{name!r} fits {len(fits)} of the systems{which} and must fit one: {listed}{more}.")
 
     chosen = [fitting[name][0] for name in names]
     if len(set(map(id, chosen))) < len(chosen):
         raise KvatlasError(f"The names {', '.join(map(repr, names))} say a system twice.")
     return chosen
+
+
+def _word_that_fits_none(systems: Sequence[ModelSetting], name: str) -> str:
+    """Return a clause on the first word of a name that fits no system beside the words before it."""
+    fits = list(systems)
+    for word in name.split():
+        left = [system for system in fits if _fits(word, system)]
+        if not left:
+            break
+        fits = left
+    parameter, equals, _ = word.partition("=")
+    values = dict.fromkeys(str(system.all_values[parameter]) for system in fits if parameter in system.all_values)
+    if equals and values:
+        return f"{word!r} fits none, the values of {parameter} are {', '.join(values)}"
+
+    models = ", ".join(dict.fromkeys(system.model for system in systems))
+    policies = ", ".join(shown_policies(system.setting.policy for system in systems).values())
+    return f"{word!r} fits none, there are the policies {policies} and the models {models}"
 
 
 def _names_to_choose(systems: Sequence[ModelSetting]) -> list[str]:

@@ -232,7 +232,14 @@ def _run_worker(driver: Connection) -> None:
     # The end of the driver is not an error of the worker.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         while True:
-            for message in messages(driver.recv(), iter(claim, None)):
+            try:
+                job = driver.recv()
+            except KvatlasError as error:
+                # A file of a benchmark was replaced.
+                driver.send(str(error))
+                driver.send(_DONE)
+                continue
+            for message in messages(job, iter(claim, None)):
                 driver.send(message)
             driver.send(_DONE)
 

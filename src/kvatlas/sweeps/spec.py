@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,9 +16,11 @@ from pydantic.functional_validators import BeforeValidator, field_validator, mod
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks.problem_files import refuse_problem_file
 from kvatlas.core import LOSE_AT_MOST, MOST_LOOKS, KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
-from kvatlas.policies import parameters, permit, policies, read_parameter
+from kvatlas.policies import parameters, permit, policies, read_parameter, with_class
+from kvatlas.policies.budget_rule import RULE_PARAMETERS
 from kvatlas.results.records import MAX_SAMPLES
 from kvatlas.text import did_you_mean, number, scalar
 
@@ -78,6 +81,11 @@ class SettingSpec(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     policy: str
+
+    @field_validator("policy")
+    @classmethod
+    def _with_class(cls, value: str) -> str:
+        return with_class(value)
 
     @model_validator(mode="before")
     @classmethod
@@ -304,9 +312,11 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
             with path.open(encoding="utf-8") as file:
                 data = _load_yaml(file.read(MAX_CHARACTERS + 1))
     except yaml.YAMLError as error:
+        _refuse_problem_file(path)
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
-        raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where}.") from error
+        why = getattr(error, "problem", None) or reason(error)
+        raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where} ({why}).") from error
     except FileNotFoundError as error:
         guess = did_you_mean(str(path).removesuffix(".yaml"), recipes())
         raise KvatlasError(
@@ -314,24 +324,33 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
         ) from error
     except (KvatlasError, OSError, ValueError, RecursionError) as error:
         # Bytes that are not UTF-8 raise ValueError.
+        _refuse_problem_file(path)
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
+    if not isinstance(data, dict) or not data.keys() & Spec.model_fields.keys():
+        # A problem of JSON lines is a mapping, too.
+        _refuse_problem_file(path)
     if not isinstance(data, dict):
         raise KvatlasError(f"The spec {str(path)!r}: expected a mapping with the keys {', '.join(Spec.model_fields)}.")
 
     for key, text in (changes or {}).items():
         _set_key(data, key, text)
-    # Who names a spec names the files of its policies.
-    permit(*named_policies(data))
+    # Who names a spec names the files of its policies and benchmarks.
+    permit(*named_classes(data))
     return parse_spec(data, str(path), _FILE)
 
 
-def named_policies(data: Mapping[str, Any]) -> list[str]:
-    """Return the policies that a spec names, as data that is not yet checked."""
+def _refuse_problem_file(path: Path) -> None:
+    way_out = f"`kvatlas run MODEL {path}` runs it, `kvatlas plan --suggest MODEL {path}` proposes a spec for it."
+    refuse_problem_file(path, "a spec", way_out)
+
+
+def named_classes(data: Mapping[str, Any]) -> list[str]:
+    """Return the policies and benchmarks that a spec names, as data that is not yet checked."""
     names: list[Any] = []
-    for key in ("settings", "baseline"):
-        entries = data.get(key) or []
-        mappings = entries if isinstance(entries, list | tuple) else [entries]
-        names += [entry.get("policy") for entry in mappings if isinstance(entry, Mapping)]
+    for key, name_key in (("settings", "policy"), ("baseline", "policy"), ("benchmarks", "name")):
+        value = data.get(key) or []
+        entries = value if isinstance(value, list | tuple) else [value]
+        names += [entry.get(name_key) if isinstance(entry, Mapping) else entry for entry in entries]
     return [name for name in names if isinstance(name, str)]
 
 
@@ -353,7 +372,7 @@ def _set_key(data: dict[str, Any], key: str, text: str) -> None:
 def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None = None) -> Spec:
     """Return the spec in plain data; `source` names it in error sentences, `context` is that of the validators.
 
-    The data may be that of a run, so files of its policies are not permitted by this.
+    The data may be that of a run, so files of its policies and benchmarks are not permitted by this.
     """
     try:
         return Spec.model_validate(data, context=context)
@@ -372,15 +391,18 @@ def setting_spec(
 ) -> dict[str, Any]:
     """Return the spec, as data, of a sweep with one setting; `others` are further keys of a spec.
 
-    Values of `sampling` that are None are the defaults.
+    Values of `sampling` that are None are the defaults. The user named the policy and the benchmarks, so their files
+    are permitted.
     """
-    return {
+    data = {
         "models": [{"model": model, **model_options}],
         "benchmarks": list(benchmarks),
         "sampling": {name: value for name, value in sampling.items() if value is not None},
         "baseline": [{"policy": setting.policy, **setting.values}],
         **others,
     }
+    permit(*named_classes(data))
+    return data
 
 
 class _Loader(yaml.SafeLoader):
@@ -444,9 +466,14 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec
         names = list(model.model_fields)
         guess = did_you_mean(where.rpartition(".")[2], names)
+        if where in RULE_PARAMETERS:
+            guess = f" It is a parameter of policies: axes.{where} in --set, a key of settings or of axes in a spec."
         return f"Unknown key {where!r} in {source}; expected {', '.join(names)}.{guess}"
     if first["type"] == "missing":
-        return f"The key {where!r} is missing in {source}."
+        unknown = [str(other["loc"][-1]) for other in error.errors() if other["type"] == "extra_forbidden"]
+        near = get_close_matches(where, unknown, n=1)
+        instead = f"; there is {near[0]!r}, which is no key" if near else ""
+        return f"The key {where!r} is missing in {source}{instead}."
 
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "list_type":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from kvatlas import policies
+from kvatlas import class_files, policies
 from kvatlas.answers.reading import read_tokens
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.base import grade_reading
@@ -55,6 +56,12 @@ class Job:
     #: Policies that `kvatlas.register` added in the driver.
     registered: tuple[type[Policy], ...] = ()
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Pickle the job for a worker, which loads the files of benchmarks before the objects of their classes."""
+        files = {class_files.sources.get(type(benchmark)) for benchmark in self.benchmarks}
+        code = {file: class_files.code_of(file) for file in files if file is not None}
+        return (_load_job, (code, pickle.dumps(vars(self)))) if code else super().__reduce_ex__(protocol)
+
     def shared_by(self, workers: int, on_device: int) -> Job:
         """Return the job for one of so many workers, with a batch that leaves work for the others.
 
@@ -71,12 +78,21 @@ class Job:
             policies.policies.added.setdefault(kind.name, kind)
         settings = dict.fromkeys(itertools.chain.from_iterable(unit.settings for unit in self.units))
         # The process that planned the job had the permission.
-        policies.permit(*(setting.policy for setting in settings))
+        class_files.permit(*(setting.policy for setting in settings))
         by_setting = {setting: policies.from_setting(setting).bind(self.model) for setting in settings}
         for setting, policy in by_setting.items():
             if setting in self.identities and self.identities[setting] != digest(policy.identity(self.model)):
                 raise KvatlasError(f"A file of {setting} was replaced after the sweep began; start the sweep again.")
         return by_setting
+
+
+def _load_job(code: Mapping[str, Any], values: bytes) -> Job:
+    """Return a pickled job; `code` are the digests of its benchmarks' files, which have the driver's permission."""
+    class_files.permit(*code)
+    for file, planned in code.items():
+        if class_files.code_of(file) != planned:
+            raise KvatlasError(f"The file {file!r} was replaced after the sweep began; start the sweep again.")
+    return Job(**pickle.loads(values))
 
 
 def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None, loaded: bool = True) -> int:

@@ -1,0 +1,149 @@
+"""Policies and benchmarks of files, FILE.py:CLASS: permission for a file, its loading, and its code in run keys.
+
+A run, a log or a request may name any file, and loading a file runs its code. So only files that the user named, or
+allowed by `--allow-code`, are loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from hashlib import sha256
+from importlib.util import module_from_spec, spec_from_file_location
+from modulefinder import ModuleFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kvatlas.core import KvatlasError, refusal
+from kvatlas.text import did_you_mean
+
+#: The files whose code may run in this process.
+_permitted: set[Path] = set()
+#: The absolute files of classes whose objects are benchmarks of files.
+sources: dict[type, str] = {}
+
+
+def class_file(name: str) -> Path | None:
+    """Return the file of a name FILE.py:CLASS or FILE.py, whose code runs when it is found; None for other names."""
+    file, _ = _file_and_class(name)
+    return Path(file) if file else None
+
+
+def absolute_name(name: str) -> str:
+    """Return FILE.py:CLASS with the absolute path of its file."""
+    file, class_name = _file_and_class(name)
+    return f"{Path(file).absolute()}:{class_name}" if class_name else str(Path(file).absolute())
+
+
+def _file_and_class(name: str) -> tuple[str, str]:
+    """Return the parts of FILE.py:CLASS; the class is empty for FILE.py, and both are for other names."""
+    if name.endswith(".py"):
+        return name, ""
+    file, _, class_name = name.rpartition(":")
+    return (file, class_name) if file.endswith(".py") else ("", "")
+
+
+def permit(*names: str) -> None:
+    """Allow the code of the files among these names to run: the user named them, or allowed the code of a run."""
+    for name in names:
+        file = class_file(name)
+        if file is not None:
+            _permitted.add(file.resolve())
+
+
+def load_class(name: str, noun: str, fits: Callable[[type], bool], takes_rest: bool = False) -> tuple[type, str]:
+    """Return the class that FILE.py:CLASS names, and the rest of the name behind it: `12` of `FILE.py:Chain12`.
+
+    FILE.py alone names the only class of the file that `fits`. `noun` says what the class is, for error sentences.
+    Raises KvatlasError if the file may not be run or has no such class, and for a rest unless `takes_rest`.
+    """
+    file, wanted = _file_and_class(name)
+    with refusal(f"The {noun} {name} cannot be loaded"):
+        module, _ = load_file(file)
+        # Our own classes are the bases of those in the file.
+        classes = {
+            word: value
+            for word, value in vars(module).items()
+            if isinstance(value, type) and not value.__module__.startswith("kvatlas.") and fits(value)
+        }
+
+    if not wanted:
+        written = [word for word, value in classes.items() if value.__module__ == module.__name__]
+        if len(written) != 1:
+            found = f"the classes {', '.join(written)}; name one, as {file}:{written[0]}" if written else "none"
+            raise KvatlasError(f"The {noun} {name} cannot be loaded (expected one {noun} in the file, it has {found}).")
+        return classes[written[0]], ""
+
+    if takes_rest:
+        beginnings = [word for word in classes if wanted.startswith(word)]
+    else:
+        beginnings = [wanted] if isinstance(getattr(module, wanted, None), type) else []
+    if not beginnings:
+        found = ", ".join(classes) or "none"
+        raise KvatlasError(
+            f"The {noun} {name} cannot be loaded (the file has no class {wanted!r}; it has {found})."
+            f"{did_you_mean(wanted, classes)}"
+        )
+    class_name = max(beginnings, key=len)
+    return getattr(module, class_name), wanted[len(class_name) :]
+
+
+def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
+    """Run a Python file once; return its module, and the digests of its code by path, its own first.
+
+    Raises KvatlasError if it is no Python file or may not be run, and whatever its code raises.
+    """
+    if Path(file).resolve() not in _permitted:
+        raise KvatlasError(
+            f"A run or another file names a policy or a benchmark that is the code of the file {file!r}; if you trust "
+            "that file add --allow-code, or name the file yourself (in Python: allow_code=True, "
+            "kvatlas.policies.permit)."
+        )
+    # The folder of the process may have changed since another file of this name was loaded.
+    return run_file(Path(file).absolute())
+
+
+@cache
+def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
+    """Run a Python file once, as `load_file` does."""
+    # Files of the same name in other folders are other modules.
+    folder = sha256(str(file.parent).encode()).hexdigest()[:12]
+    spec = spec_from_file_location(f"kvatlas_file_{file.stem}_{folder}", file)
+    if spec is None or spec.loader is None:
+        raise KvatlasError(f"{str(file)!r} is not a Python file.")
+
+    # The file, and the modules of its folder that it imports, also inside functions and by other modules: modules
+    # elsewhere belong to packages, which have versions.
+    finder = ModuleFinder([str(file.parent)], excludes=["kvatlas"])
+    finder.run_script(str(file))
+    imported = (getattr(module, "__file__", None) for module in finder.modules.values())
+    paths = [file, *sorted({Path(path) for path in imported if path} - {file})]
+    digests = {path: _code_digest(path) for path in paths}
+
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, digests
+
+
+def code_of(file: str) -> dict[str, Any]:
+    """Return digests of a loaded file, and of the modules of its own folder that it imports: part of the run key.
+
+    Raises KvatlasError if one of them was changed after it was loaded.
+    """
+    digests = load_file(file)[1]
+    for path, loaded in digests.items():
+        if _code_digest(path) != loaded:
+            raise KvatlasError(f"The file {str(path)!r} was changed after it was loaded; start again.")
+    folder = Path(file).absolute().parent
+    modules = {path.relative_to(folder).as_posix(): content for path, content in digests.items()}
+    code = {"code": modules.pop(Path(file).name)}
+    return {**code, "modules": modules} if modules else code
+
+
+def _code_digest(path: Path) -> str:
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise KvatlasError(f"The file {str(path)!r} cannot be read ({error}).") from error
