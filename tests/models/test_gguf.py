@@ -113,6 +113,8 @@ def test_a_gguf_runs_as_transformers_runs_it(file: Path, tmp_path: Path, capsys:
     # The size that is announced is that of the weights.
     size = sum(weights.numel() * 4 for weights in load_file(folder / "model.safetensors").values())
     assert said.startswith(f"kvatlas: tiny.gguf is converted once, to {bytes_text(size)}")
+    # Colleagues who share the cache read the weights, too.
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
     model.check()
     prompt = model.encode("the thing in the inn")
     assert model.text(prompt) == model.prompt("the thing in the inn")
