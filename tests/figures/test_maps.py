@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 
@@ -363,6 +363,14 @@ def test_numbers_on_bars_are_rounded_as_in_cells_and_stand_at_their_values(llama
     assert places == pytest.approx([0, 1])
     assert on_bar[1].get_text() == "89"
     assert "89" in [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"]
+
+
+def test_a_grid_of_more_panels_than_a_figure_holds_is_refused_with_advice(llama):
+    maps = []
+    for model, policy in product("AB", ("dynts", "random")):
+        maps += [replace(llama[0], model=model, policy=policy, benchmark=f"B{number}") for number in range(8)]
+    with pytest.raises(KvatlasError, match=r"32 maps have no room .* \(--mean\), or one policy at a time"):
+        map_figure(maps)
 
 
 def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
