@@ -7,10 +7,10 @@ from typing import Any
 
 from kvatlas import class_files
 from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_answer, identity, problem_of
-from kvatlas.benchmarks.problem_files import SUFFIXES, has_problem_suffix
 from kvatlas.benchmarks.public import SOURCES, questions
 from kvatlas.class_files import class_file, load_class
 from kvatlas.core import KvatlasError, refusal
+from kvatlas.core.basics import PROBLEM_SUFFIXES, has_problem_suffix
 from kvatlas.registry import Registry
 from kvatlas.text import did_you_mean
 
@@ -66,7 +66,7 @@ def find(name: str, **options: Any) -> Benchmark:
             return questions(name, **options)
         if Path(name).is_file():
             raise KvatlasError(
-                f"The file {name!r} has an unknown suffix; expected a problem file in {', '.join(SUFFIXES)} (also with "
+                f"The file {name!r} has an unknown suffix; expected a problem file in {', '.join(PROBLEM_SUFFIXES)} (also with "
                 ".gz)."
             )
         raise KvatlasError(
