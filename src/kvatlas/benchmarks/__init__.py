@@ -66,8 +66,8 @@ def find(name: str, **options: Any) -> Benchmark:
             return questions(name, **options)
         if Path(name).is_file():
             raise KvatlasError(
-                f"The file {name!r} has an unknown suffix; expected a problem file in {', '.join(PROBLEM_SUFFIXES)} (also with "
-                ".gz)."
+                f"The file {name!r} has an unknown suffix; expected a problem file in {', '.join(PROBLEM_SUFFIXES)} "
+                "(also with .gz)."
             )
         raise KvatlasError(
             f"Unknown benchmark {name!r}; expected {families.listed()} (CHAIN with a size, as in CHAIN12)"
