@@ -14,6 +14,7 @@ from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.loss_memory import loss_figure, losses_csv
 from kvatlas.figures.panels import loss_panels, metric_panels
 from kvatlas.figures.style import FigureOptions
+from kvatlas.report.headline import short_headline
 from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure, plot_sources
 from kvatlas.report.result import open_result
 from kvatlas.report.view_options import ReadOptions
@@ -144,6 +145,23 @@ def test_means_show_points_lost_with_colours_beyond_the_margin(tmp_path) -> None
         assert all(float(row["loses"]) == pytest.approx(100 - float(row["pass_at_1"])) for row in of_panel)
     plot_sources([folder], out, ReadOptions(metric="pass@1"), MapOptions(mean=True))
     assert "Pass@1 in %" in out.read_text()
+
+
+def test_short_headlines_have_16_words_and_claim_no_more_than_is_proven(run: RunData) -> None:
+    (choice,) = choices(run, losses_of(run))
+    assert choice.losses is not None
+    settings = list(choice.settings.values())
+    proven = {id_: replace(loss, is_kept=True, claims={}) for id_, loss in choice.losses.items()}
+    cell = next(cell.cell for cell in run.cells if cell.setting == settings[0])
+    saving = replace(choice.savings[settings[0].id], memory=0.45)
+    savings = {settings[0].id: saving}
+    keeps = replace(choice, losses=proven, by_memory=cell, vacuous=None, savings=savings)
+    fails = {id_: replace(loss, is_kept=False, is_broken=False) for id_, loss in choice.losses.items()}
+    open_ = replace(choice, model="other", losses=fails, by_memory=None, vacuous=None)
+    assert short_headline([keeps], []) == "dynts saves 55 % of KV memory, proven to lose at most 3 points"
+    assert short_headline([keeps, open_], []) == "On tiny alone, dynts is proven to lose at most 3 points"
+    assert short_headline([open_], []).startswith("No setting is proven to stay within 3 points of the full cache")
+    assert short_headline([], [compared("A", 0.09, 0.01)]) == "dynts is 9.0 points above random"
 
 
 def test_losses_by_memory_are_drawn_for_runs_and_refuse_other_figures(tmp_path) -> None:

@@ -2,28 +2,40 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
-from kvatlas.core import Map
+from kvatlas.core import Cell, CellCoord, Estimate, Map, Setting
 from kvatlas.figures import colours
+from kvatlas.figures.by_memory import memory_figure
 from kvatlas.figures.difficulty import depth_figure
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.pairwise import names_of, pairwise_figure
-from kvatlas.figures.panels import metric_panels
+from kvatlas.figures.panels import loss_panels, metric_panels
+from kvatlas.figures.policy_differences import against_figure
 from kvatlas.figures.style import FigureOptions, save
+from kvatlas.report import map_figure as map_figures
+from kvatlas.report.map_figure import MapOptions, plot_sources
+from kvatlas.report.view_options import ReadOptions
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.maps import mean_maps
+from kvatlas.stats.against_policy import against_policy
+from kvatlas.stats.maps import mean_map, mean_maps
+from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import pairs_of, systems_of
-from tests.figures.conftest import dense, pixels
+from tests.figures.conftest import dense, faults, pixels
+from tests.figures.test_by_memory import with_memory
 from tests.figures.test_curves_and_pairs import FULL, WINDOW
-from tests.stored import maze_run
+from tests.stats.synthetic import grid, manifest
+from tests.stats.test_against import arena
+from tests.stored import maze_run, store_run
 
 pytestmark = pytest.mark.newest
 
@@ -161,6 +173,77 @@ def test_the_legend_names_no_mark_that_no_cell_has(llama) -> None:
     assert "!:" not in words
 
 
+def framed_kinds(llama: list[Map]) -> dict[str, tuple[list[Map], bool, FigureOptions]]:
+    """Kinds of maps with frames, by their names: the maps, whether they show losses, and the look.
+
+    By turns a corner, a hole, all cells and none are framed.
+    """
+    coords = list(llama[0].cells)
+    full = Cell(Setting.from_parameters("full"), Estimate(0.62, 0.5, 0.7, 30, 5))
+    regions = [frozenset(coords[:7]), frozenset(coords) - {coords[7]}, frozenset(coords), frozenset[CellCoord]()]
+    maps = []
+    for index, map_ in enumerate([*llama, *llama]):
+        keeps = regions[index % 4]
+        policy = "dynts" if index < 4 else "random"
+        marked = replace(map_, keeps=keeps, keeps_like=keeps, breaks=frozenset({coords[-1]}) - keeps, margin=0.05)
+        maps.append(replace(marked, policy=policy, baselines={"full": full}))
+    return {
+        "one": (maps[:1], False, FigureOptions()),
+        "four in a row": (maps[:4], False, FigureOptions()),
+        "policies of four benchmarks": (maps, False, FigureOptions(2)),
+        "one column": (maps[:2], False, FigureOptions(1)),
+        "losses": ([maps[0], replace(maps[0], policy="random")], True, FigureOptions()),
+        "losses in one column": (maps[:2], True, FigureOptions(1)),
+    }
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_kind_of_map_frames_its_cells_and_labels_its_bars(llama: list[Map], dark: bool) -> None:
+    palette = colours.DARK if dark else colours.LIGHT
+    for kind, (maps, has_losses, options) in framed_kinds(llama).items():
+        panels = metric_panels(maps)
+        if has_losses:
+            losses = {}
+            for map_ in maps:
+                assert map_.full is not None
+                of_map = {}
+                for coord, cell in map_.cells.items():
+                    lost = map_.full.estimate.value - cell.estimate.value
+                    of_map[coord] = Contrast(lost, lost - 0.05, lost + 0.05)
+                losses[map_.name] = of_map
+            panels = loss_panels(maps, losses)
+        figure = plot(panels, one_bar=has_losses, shared=has_losses, options=replace(options, dark=dark))
+        assert faults(figure) == [], kind
+        figure.set_dpi(200)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        picture = np.asarray(canvas.buffer_rgba())[..., :3] / 255
+
+        labels = []
+        for axes, panel in zip(figure.axes, panels, strict=True):
+            map_ = panel.map
+            place = Place(axes, map_, picture.shape)
+            (_, rows), (_, columns) = map_.axes
+            keeps = map_.keeps or frozenset()
+            # Each side of a cell has the ink of a frame where the frame ends there, and nowhere else.
+            for row, (left, right) in product(rows, pairwise(columns)):
+                is_edge = ((row, left) in keeps) != ((row, right) in keeps)
+                has_ink = frame_at(picture, place, (row, right), 0, 0.25, palette)
+                assert has_ink is is_edge, (kind, map_.name, row, right)
+            for row in rows:
+                is_framed = (row, columns[0]) in keeps
+                has_ink = frame_at(picture, place, (row, columns[0]), 0, 0.25, palette)
+                assert has_ink is is_framed, (kind, map_.name, row)
+            labels += [text.get_text() for text in axes.texts if text.get_transform() == axes.transAxes]
+
+        # The ends of bars are the lowest and the highest cells, as these are printed; losses begin at the full cache.
+        scales = [panels] if has_losses else [[panel] for panel in panels]
+        for sharing in scales:
+            cells = sorted(chain.from_iterable(panel.cells.values() for panel in sharing))
+            ends = {"0 = full 62 %", cells[-1].text} if has_losses else {cells[0].text, cells[-1].text}
+            assert ends <= set(labels), (kind, ends, labels)
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_bar_has_the_colours_of_its_cells(llama: list[Map], tmp_path: Path, suffix: str) -> None:
     figure = map_figure(llama[:1], shared=False)
@@ -267,3 +350,45 @@ def test_published_decays_are_grey_lines(mazes, tmp_path: Path, suffix: str) -> 
     assert close(panel, colours.LIGHT.published, 0.06).mean() > 0.002
     for colour in colours.LINES[: len(systems)]:
         assert close(panel, colour, 0.06).any(), colour
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two policies, random far below."""
+    chances = {"dynts": 0.9, "random": 0.3, "full": 0.95}
+    plan = manifest(grid("dynts", "random"), problems=20)
+    return store_run(tmp_path_factory.mktemp("kinds") / "run", plan, lambda setting: chances[setting.policy])
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_texts_of_every_other_kind_of_figure_stand_apart(
+    mazes: RunData, stored: Path, llama: list[Map], dark: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Figures of runs as `kvatlas map` draws them, of pairs, and of arenas; frames have a test of their own."""
+    look = FigureOptions(dark=dark)
+    drawn = []
+    monkeypatch.setattr(map_figures, "save", lambda figure, out, data: drawn.append(figure) or [out])
+    fixed_axis = ReadOptions(metric=None, fix={"ratio": 0.3})
+    for options, show in (
+        (ReadOptions(metric="mean_kv_tokens"), MapOptions()),
+        (ReadOptions(metric="pass@1"), MapOptions(mean=True)),
+        (ReadOptions(metric=None), MapOptions(against="full")),
+        (ReadOptions(metric=None), MapOptions(mean=True, against="random")),
+        (ReadOptions(metric=None), MapOptions(loss_by_memory=True)),
+        (fixed_axis, MapOptions()),
+    ):
+        plot_sources([stored], tmp_path / "figure.png", options, replace(show, figure=look))
+    assert len(drawn) == 6
+
+    run = arena({"random": 0.5, "rkv": 0.95, "window": 0.5})
+    drawn.append(against_figure(against_policy(run, "random"), options=look))
+    mean = mean_map(llama)
+    drawn.append(memory_figure([mean], [with_memory(mean)], options=look))
+    drawn.append(map_figure(llama, options=replace(look, plain=True)))
+    systems = systems_of([mazes])
+    pairs = pairs_of(systems)
+    drawn.append(pairwise_figure(systems, pairs, "progress", options=replace(look, kind="density")))
+    drawn.append(pairwise_figure(systems, pairs, "progress", options=look))
+    drawn.append(depth_figure(systems_of([mazes], "pass@1"), systems, names_of(systems), by="L", options=look)[0])
+    for number, figure in enumerate(drawn):
+        assert faults(figure) == [], (number, [text.get_text() for text in figure.texts[:1]])

@@ -225,8 +225,8 @@ def _draw_margin(panel: Axes, margin: float, obstacles: Floats, options: FigureO
         zorder=1.8,
         bbox={"facecolor": band if is_inside else options.colours.ground, "edgecolor": "none", "pad": 0.5},
     )
-    points = [(x, y) for x in np.linspace(box[0], box[2], 30) for y in np.linspace(box[1], box[3], 4)]
-    return np.array(points)
+    across, up = np.meshgrid(np.linspace(box[0], box[2], 30), np.linspace(box[1], box[3], 4))
+    return np.column_stack([across.ravel(), up.ravel()])
 
 
 def _draw_marks(

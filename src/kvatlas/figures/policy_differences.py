@@ -116,7 +116,11 @@ def against_figure(
             is_first = index % across == 0
             write_above(panel, [models[index], *(legend if is_first else [])])
             _draw_differences(panel, table, rows, options)
-            panel.set(ylim=(len(rows.names) - 0.5, -0.5), xlim=(low - gap, high + gap))
+            panel.set(
+                ylim=(len(rows.names) - 0.5, -0.5),
+                xlim=(low - gap, high + gap),
+                xticks=style.round_values(low - gap, high + gap),
+            )
             panel.set_yticks(range(len(rows.names)), [options.named(name) for name in rows.names] if is_first else [])
             panel.set_xlabel(
                 f"{options.named(axis_label(table.metric))}, points above {options.named(table.policy)}",

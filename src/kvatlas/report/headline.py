@@ -45,7 +45,7 @@ def short_headline(choices: Sequence[Choice], comparisons: Sequence[Comparison])
     """Return the finding as the title of a figure: 16 words at most, numbers of each model stand in its row."""
     judged = [choice for choice in choices if choice.losses and choice.vacuous is None]
     keeping = [choice for choice in judged if choice.shown and choice.by_memory is not None]
-    if not judged or (keeping == [] and any(choice.shown for choice in judged)):
+    if not judged or (not keeping and any(choice.shown for choice in judged)):
         return headline(choices, comparisons).partition(" (")[0]
     if not keeping:
         text = _nothing_kept(judged).partition(" (")[0]
@@ -58,15 +58,20 @@ def short_headline(choices: Sequence[Choice], comparisons: Sequence[Comparison])
     proven = f"proven to lose at most {margin_text(judged[0].margin)}"
     if not all(choice.loss.keeps_like for choice in keeping if choice.loss is not None):
         proven = f"proven within {margin_text(judged[0].margin)} on these problems"
+    is_or_are = "is" if len(policies) == 1 else "are"
     if len(keeping) < len(judged):
-        return f"On {len(keeping)} of {len(judged)} models, {subject} is {proven}"
+        models = f"{model_name(keeping[0].model)} alone"
+        if len(keeping) > 1:
+            models = f"{len(keeping)} of {len(judged)} models"
+        return f"On {models}, {subject} {is_or_are} {proven}"
 
     # What they save, unless one of them saves nothing.
     saved = sorted(round(100 * (1 - choice.saving.memory)) for choice in keeping if choice.saving)
     if len(saved) < len(keeping) or saved[0] <= 0:
-        return f"{subject} is {proven}"
+        return f"{subject} {is_or_are} {proven}"
     verb = "saves" if len(policies) == 1 else "save"
-    return f"{subject} {verb} {' to '.join(dict.fromkeys(map(str, (saved[0], saved[-1]))))} % of KV memory, {proven}"
+    ends = dict.fromkeys(map(str, (saved[0], saved[-1])))
+    return f"{subject} {verb} {' to '.join(ends)} % of KV memory, {proven}"
 
 
 def _settings_that_keep(choices: Sequence[Choice]) -> str:
