@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.answers.grading import reference_letter
-from kvatlas.core import KvatlasError, Problem, digest, reason, refusal
+from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, Problem, digest, reason, refusal
 from kvatlas.text import did_you_mean
 
 Row = Mapping[str, Any]
@@ -57,17 +57,6 @@ class _RepeatedKey(dict[str, Any]):
     key = ""
 
 
-def has_problem_suffix(name: str) -> bool:
-    """Return whether a name ends as that of a problem file does."""
-    return name.lower().removesuffix(".gz").endswith(SUFFIXES)
-
-
-def refuse_problem_file(name: str | Path, expected: str, way_out: str) -> None:
-    """Raise KvatlasError if a file of problems is named in the place of something else."""
-    if Path(name).is_file() and has_problem_suffix(str(name)):
-        raise KvatlasError(f"{str(name)!r} is a file of problems; expected {expected}. {way_out}")
-
-
 def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
     """Yield the rows of a file, read as they are asked for. Raises KvatlasError for a missing or unreadable file.
 
@@ -75,8 +64,8 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
     """
     where = f"The {noun} {str(path)!r}"
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    if suffix not in SUFFIXES:
-        raise KvatlasError(f"{where} has an unknown suffix; expected {', '.join(SUFFIXES)} (also with .gz).")
+    if suffix not in PROBLEM_SUFFIXES:
+        raise KvatlasError(f"{where} has an unknown suffix; expected {', '.join(PROBLEM_SUFFIXES)} (also with .gz).")
     if not path.is_file():
         names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise KvatlasError(f"{where} is not there.{did_you_mean(path.name, names)}")
@@ -194,7 +183,6 @@ _READERS: dict[str, Callable[[TextIOWrapper], Iterator[Any]]] = {
     ".json": _read_json_list,
     ".csv": _read_csv,
 }
-SUFFIXES = (*_READERS, ".parquet")
 
 
 def find_column(row: Row, *names: str, where: str = "The file") -> str | None:

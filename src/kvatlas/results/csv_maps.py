@@ -12,7 +12,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.problem_files import refuse_problem_file
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.columns import Column, csv_columns
 from kvatlas.core import (
@@ -25,6 +24,7 @@ from kvatlas.core import (
     Setting,
     ascending,
     is_storable_number,
+    refuse_problem_file,
 )
 from kvatlas.core.settings import WINDOW_SHARE
 from kvatlas.policies.memory import stays
