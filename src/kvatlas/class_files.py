@@ -21,8 +21,8 @@ from kvatlas.text import did_you_mean
 
 #: The files whose code may run in this process.
 _permitted: set[Path] = set()
-#: The absolute files of classes whose objects are benchmarks of files.
-sources: dict[type, str] = {}
+#: The absolute files of classes whose code is part of run keys.
+_files: dict[type, str] = {}
 
 
 def class_file(name: str) -> Path | None:
@@ -125,6 +125,17 @@ def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module, digests
+
+
+def record_file(value: type, file: str | Path) -> None:
+    """Record the file that the objects of a class come from; our own classes need none, since they have versions."""
+    if not value.__module__.startswith("kvatlas."):
+        _files.setdefault(value, str(Path(file).absolute()))
+
+
+def recorded_file(value: type) -> str | None:
+    """Return the absolute file that the objects of a class come from; None for classes of modules."""
+    return _files.get(value)
 
 
 def code_of(file: str) -> dict[str, Any]:

@@ -195,7 +195,10 @@ def test_faults_of_a_config_are_not_those_of_the_tokenizer(
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (ValueError("Couldn't make one of:\n  (1) a file\n  (2) a class"), "Couldn't make one of: (1) a file"),
+        (
+            ValueError("Couldn't make one of:\n  (1) a file\n  (2) a class"),
+            "Couldn't make one of: (1) a file (2) a class",
+        ),
         (ValueError("\nno JSON\nat all"), "no JSON"),
         (ValueError("ends:\n\n"), "ends:"),
         (KeyError("nope"), "there is no 'nope'"),

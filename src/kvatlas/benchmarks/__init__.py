@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvatlas import class_files
 from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_answer, identity, problem_of
 from kvatlas.benchmarks.public import SOURCES, questions
-from kvatlas.class_files import class_file, load_class
-from kvatlas.core import KvatlasError, refusal
-from kvatlas.core.basics import PROBLEM_SUFFIXES, has_problem_suffix
+from kvatlas.class_files import class_file, load_class, record_file
+from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, has_problem_suffix, refusal
 from kvatlas.registry import Registry
 from kvatlas.text import did_you_mean
 
@@ -65,9 +63,9 @@ def find(name: str, **options: Any) -> Benchmark:
         if options.get("file"):
             return questions(name, **options)
         if Path(name).is_file():
+            suffixes = ", ".join(PROBLEM_SUFFIXES)
             raise KvatlasError(
-                f"The file {name!r} has an unknown suffix; expected a problem file in {', '.join(PROBLEM_SUFFIXES)} "
-                "(also with .gz)."
+                f"The file {name!r} has an unknown suffix; expected a problem file in {suffixes} (also with .gz)."
             )
         raise KvatlasError(
             f"Unknown benchmark {name!r}; expected {families.listed()} (CHAIN with a size, as in CHAIN12)"
@@ -83,6 +81,8 @@ def find(name: str, **options: Any) -> Benchmark:
 
 def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
     """Return the benchmark FILE.py:CLASS, or FILE.py:CLASS12 of a family; the file needs a permission."""
+    benchmark: Benchmark
+    found_class: Any
     found_class, rest = load_class(name, "benchmark", _is_benchmark, takes_rest=True)
     try:
         with refusal(f"The benchmark {name!r} cannot be made"):
@@ -103,11 +103,10 @@ def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
     missing = [member for member in _MEMBERS if not hasattr(benchmark, member)]
     if missing:
         raise KvatlasError(f"The benchmark {name!r} cannot be used (its class lacks {', '.join(missing)}).")
-    # The identity of our own classes says all; code of files is part of the run key.
-    if not type(benchmark).__module__.startswith("kvatlas."):
-        class_files.sources[type(benchmark)] = str(Path(str(class_file(name))).absolute())
-    made: Benchmark = benchmark
-    return made
+    file = class_file(name)
+    if file is not None:
+        record_file(type(benchmark), file)
+    return benchmark
 
 
 def _is_benchmark(value: type) -> bool:

@@ -123,8 +123,9 @@ def for_model(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
     if not hasattr(benchmark, "for_model"):
         return benchmark
     chosen: Benchmark = benchmark.for_model(reads)
-    if type(benchmark) in class_files.sources:
-        class_files.sources.setdefault(type(chosen), class_files.sources[type(benchmark)])
+    file = class_files.recorded_file(type(benchmark))
+    if file is not None:
+        class_files.record_file(type(chosen), file)
     return chosen
 
 
@@ -174,6 +175,6 @@ def grade_reading(benchmark: Benchmark, problem: Problem, reading: Reading, all_
 
 def identity(benchmark: Benchmark) -> list[Any]:
     """Return all that changes prompts and grades besides the problems, whose contents stand beside it in a run."""
-    file = class_files.sources.get(type(benchmark))
+    file = class_files.recorded_file(type(benchmark))
     code = [] if file is None else [class_files.code_of(file)]
     return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ()), *code]

@@ -150,7 +150,7 @@ class Policies(Registry[type[Policy]]):
         if plain in OTHER_NAMES:
             method, cell = OTHER_NAMES[plain]
             raise KvatlasError(f"Unknown policy {name!r}; {method} is here --policy '{cell}'.")
-        same = [known for known in self.names() if known.replace("-", "").replace("_", "") == plain]
+        same = [policy for policy in self.names() if policy.replace("-", "").replace("_", "") == plain]
         if same:
             raise KvatlasError(f"Unknown policy {name!r}; it is here --policy {same[0]}.")
         return super().get(name)

@@ -58,7 +58,7 @@ class Job:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Pickle the job for a worker, which loads the files of benchmarks before the objects of their classes."""
-        files = {class_files.sources.get(type(benchmark)) for benchmark in self.benchmarks}
+        files = {class_files.recorded_file(type(benchmark)) for benchmark in self.benchmarks}
         code = {file: class_files.code_of(file) for file in files if file is not None}
         return (_load_job, (code, pickle.dumps(vars(self)))) if code else super().__reduce_ex__(protocol)
 
