@@ -100,7 +100,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         panel.set_xlabel("thinking tokens of the full cache", fontsize=8)
         panel.tick_params(labelsize=7)
     axes[0].set_ylabel("points lost against the full cache", fontsize=8)
-    axes[0].legend(fontsize=6.5, frameon=False)
+    axes[0].legend(fontsize=6.5, frameon=False, loc=(0.03, 0.27))
     figure.savefig(path, dpi=160)
 
 

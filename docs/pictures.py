@@ -18,7 +18,7 @@ IMAGES = Path(__file__).parent / "images"
 def commands(run: str) -> dict[str, list[str]]:
     """Return the commands of docs/figures.md by the names of their pictures."""
     llama, qwen = "published:dynts_r1_llama", "published:dynts_r1_qwen"
-    kept = "dynts local_window=64 ratio=0.5"
+    kept = "dynts local_window=64 ratio=0.1"
     systems = ["tiny-llama full", f"tiny-llama {kept}", "tiny-qwen full", f"tiny-qwen {kept}"]
     pairs = [word for system in systems for word in ("--policy", system)]
     return {

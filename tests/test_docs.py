@@ -136,7 +136,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small(recipe: str) -> str:
-    """A recipe with one problem, short traces, and of the arena's 44 policies four: `make deep` runs them all."""
+    """A recipe with one problem, short traces, and of the arena's settings four: `make deep` runs them all."""
     spec = yaml.safe_load(recipe)
     if len(spec["settings"]) > 8:
         spec["settings"] = spec["settings"][:2] + spec["settings"][-2:]

@@ -84,6 +84,7 @@ PAIRS = [
             snapkv(64, 5),
             {"policy": "tova", "press": "TOVAPress"},
             {"policy": "keydiff", "press": "KeyDiffPress"},
+            {"policy": "knorm", "press": "KnormPress"},
         )
     ),
     *(Pair("h2o", "ObservedAttentionPress", ratio=ratio, as_sums=True) for ratio in (0.1, 0.5)),

@@ -57,6 +57,7 @@ def test_policies_keep_what_presses_keep(real: Activations, theirs: list[Theirs]
         ("snapkv", "SnapKVPress", {"queries": 16, "kernel": 5, "pooling": "avg", "local_window": 16}),
         ("tova", "TOVAPress", {"local_window": 1}),
         ("keydiff", "KeyDiffPress", {"local_window": 1}),
+        ("knorm", "KnormPress", {"local_window": 1}),
         ("streaming", "StreamingLLMPress", {"sinks": 6, "local_window": 32}),
         ("random", "RandomPress", {"local_window": 1}),
     ],

@@ -32,6 +32,7 @@ SMALL |= {name: {"queries": 12} for name in ("caote", "dropkv", "expected_attent
 #: Scores that outlive a compression, and the plan.
 SMALL["keydiff"] = {"carry": 0.8, "refresh": 4, "plan_prefix": 3, "scope": "kv_head"}
 SMALL["h2o"] = {"per_query": True}
+SMALL["lagkv"] = {"sinks": 3}
 #: All that need no file which the embedded models lack.
 EVERY = [name for name in policies.policies.names() if name not in ("full", "learned")]
 #: Prompts that a compression follows soon, and such that fill a page soon.

@@ -1,18 +1,21 @@
 """Titles of figures: they state what tests prove, in which direction, and nothing else."""
 
+import csv
 from dataclasses import replace
 from itertools import product
 
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.loss_memory import loss_figure, losses_csv
-from kvatlas.figures.panels import metric_panels
+from kvatlas.figures.panels import loss_panels, metric_panels
 from kvatlas.figures.style import FigureOptions
-from kvatlas.report.map_figure import MapOptions, plot_sources
+from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure, plot_sources
+from kvatlas.report.result import open_result
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.stats.choice import choices
 from kvatlas.stats.losses import losses_of
@@ -34,14 +37,14 @@ def title_with(llama: list[Map], good: int, bad: int) -> str:
 
 
 def test_losses_are_counted_on_both_sides_of_the_margin(llama: list[Map]) -> None:
-    within = "stay within 3 points of the full cache"
-    assert title_with(llama, 20, 0) == f"all 20 settings are proven to {within}"
+    within = "proven within 3 points of full"
+    assert title_with(llama, 20, 0) == f"all 20 settings are {within}"
     assert title_with(llama, 0, 20) == "all 20 settings lose more than 3 points against the full cache, proven"
-    assert title_with(llama, 9, 4) == f"9 of 20 settings are proven to {within}, 4 to lose more"
-    assert title_with(llama, 1, 0) == f"1 of 20 settings is proven to {within}"
-    lost = "2 of 20 settings are proven to lose more than 3 points against the full cache, none to stay within it"
+    assert title_with(llama, 9, 4) == f"9 of 20 settings are {within}, 4 beyond"
+    assert title_with(llama, 1, 0) == f"1 of 20 settings is {within}"
+    lost = "2 of 20 settings are proven to lose more than 3 points, none within"
     assert title_with(llama, 0, 2) == lost
-    assert title_with(llama, 0, 0) == f"no setting is proven to {within}, and none to lose more"
+    assert title_with(llama, 0, 0) == f"no setting is {within}, and none beyond"
 
 
 def compared(model: str, value: float, p_holm: float) -> Comparison:
@@ -104,6 +107,43 @@ def test_losses_by_memory_show_each_setting_the_margin_and_the_offered_one(run: 
     assert losses_csv([choice]).count("\n") == 19
     with pytest.raises(KvatlasError, match="--loss-by-memory: no losses against a full cache"):
         loss_figure([], "pass@1")
+
+
+def test_means_show_points_lost_with_colours_beyond_the_margin(tmp_path) -> None:
+    chances = {0.1: 0.1, 0.2: 0.6}
+
+    def chance(setting: Setting) -> float:
+        return chances.get(setting.values.get("ratio", 1), 1.0)
+
+    folder = store_run(tmp_path / "run", manifest(grid("dynts", "random"), problems=30), chance)
+    result = open_result([folder])
+    losses = losses_of_means(result)
+    maps = [one.map for one in result.means]
+    panels = loss_panels(maps, losses)
+    for dark in (False, True):
+        look = FigureOptions(dark=dark)
+        figure = metric_figure(result, maps, MapOptions(mean=True, figure=look), losses)
+        assert faults(figure) == []
+        for axes, panel in zip(figure.axes, panels, strict=True):
+            mesh = axes.collections[0]
+            shades = {to_hex(shade) for shade in mesh.to_rgba(mesh.get_array()).reshape(-1, 4)}
+            assert look.colours.within_margin in shades
+            assert len(shades) > 2
+            texts_of_cells = [text.get_text() for text in axes.texts if text.get_transform() == axes.transData]
+            assert texts_of_cells == [cell.text + cell.mark for cell in panel.cells.values()]
+        title = figure.texts[0].get_text()
+        assert len(title.split()) <= 16
+        assert "0 = full 100 %" in words_of(figure)
+
+    out = tmp_path / "means.svg"
+    plot_sources([folder], out, show=MapOptions(mean=True))
+    assert "Pass@1 lost against the full cache in points" in out.read_text()
+    rows = list(csv.DictReader(out.with_suffix(".data.csv").open()))
+    for panel in panels:
+        of_panel = [row for row in rows if row["policy"] == panel.map.policy and row["ratio"]]
+        assert all(float(row["loses"]) == pytest.approx(100 - float(row["pass_at_1"])) for row in of_panel)
+    plot_sources([folder], out, ReadOptions(metric="pass@1"), MapOptions(mean=True))
+    assert "Pass@1 in %" in out.read_text()
 
 
 def test_losses_by_memory_are_drawn_for_runs_and_refuse_other_figures(tmp_path) -> None:

@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 
@@ -307,17 +307,12 @@ def test_the_margin_is_framed_before_the_plateau(llama):
     (panel,) = metric_panels([map_])
     assert panel.outlined == {(2000, 0.3)}
     assert "framed: proven to stay within 3 points of the full cache on these problems" in panel.about
-    assert (
-        panels_title([panel])
-        == "1 of 20 settings is proven to stay within 3 points of the full cache on these problems"
-    )
+    assert panels_title([panel]) == "1 of 20 settings is proven within 3 points on these problems"
     (like,) = metric_panels([replace(map_, keeps_like=map_.keeps)])
     assert "framed: proven to stay within 3 points of the full cache" in like.about
-    assert panels_title([like]) == "1 of 20 settings is proven to stay within 3 points of the full cache"
+    assert panels_title([like]) == "1 of 20 settings is proven within 3 points of full"
     (empty,) = metric_panels([replace(map_, keeps=frozenset())])
-    assert (
-        panels_title([empty]) == "no setting is proven to stay within 3 points of the full cache, and none to lose more"
-    )
+    assert panels_title([empty]) == "no setting is proven within 3 points of full, and none beyond"
     assert panels_title(metric_panels([replace(map_, keeps=frozenset(map_.cells))])).startswith(
         "all 20 settings are proven"
     )
@@ -368,6 +363,14 @@ def test_numbers_on_bars_are_rounded_as_in_cells_and_stand_at_their_values(llama
     assert places == pytest.approx([0, 1])
     assert on_bar[1].get_text() == "89"
     assert "89" in [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"]
+
+
+def test_a_grid_of_more_panels_than_a_figure_holds_is_refused_with_advice(llama):
+    maps = []
+    for model, policy in product("AB", ("dynts", "random")):
+        maps += [replace(llama[0], model=model, policy=policy, benchmark=f"B{number}") for number in range(8)]
+    with pytest.raises(KvatlasError, match=r"32 maps have no room .* \(--mean\), or one policy at a time"):
+        map_figure(maps)
 
 
 def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):

@@ -236,13 +236,15 @@ def test_published_pairs_are_densities_from_yellow_to_dark_purple(mazes, tmp_pat
     shown = []
     for axes in panels:
         assert axes.get_xlim() == axes.get_ylim() == (0, 1)
-        assert list(axes.get_xticks()) == [0.2, 0.4, 0.6, 0.8]
+        assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
         box = axes.get_position()
         height, width = picture.shape[:2]
         rows = slice(round((1 - box.y1) * height) + 2, round((1 - box.y0) * height) - 2)
         columns = slice(round(box.x0 * width) + 2, round(box.x1 * width) - 2)
         shown.append(picture[rows, columns].reshape(1, -1, 3))
         assert close(shown[-1], colormaps["viridis"](0.02), 0.08).mean() > 0.001
+    bars = [axes for axes in figure.axes if axes not in panels]
+    assert [[text.get_text() for text in bar.get_yticklabels()] for bar in bars] == [["low", "high"]] * len(bars)
     everything = np.concatenate(shown, 1)
     assert close(everything, colormaps["viridis"](1.0), 0.08).mean() > 0.05
     assert close(everything, "#ffffff").mean() > 0.05

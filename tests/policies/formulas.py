@@ -5,6 +5,7 @@ Each takes a policy and a cache and gives a score of one token, as `tests.polici
 
 import cmath
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -191,6 +192,48 @@ def keydiff(policy: Any, cached: CacheView) -> Score:
     return score
 
 
+def knorm(policy: Any, cached: CacheView) -> Score:
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
+        return -math.sqrt(sum(channel * channel for channel in cached.key(layer)[head, slot].double().tolist()))
+
+    return score
+
+
+def lagkv(policy: Any, cached: CacheView) -> Score:
+    lag = policy.budget.window
+    count = cached.positions.shape[-1]
+
+    def information(states: Tensor, partition: list[int], reference: list[int]) -> list[float]:
+        numbers = states.double().tolist()
+        deviations = []
+        for slot in partition:
+            relative = []
+            for channel, number in enumerate(numbers[slot]):
+                lag_numbers = [numbers[other][channel] for other in reference]
+                relative.append((number - min(lag_numbers)) / (max(lag_numbers) - min(lag_numbers)))
+            deviations.append(statistics.stdev(relative))
+        return softmax(deviations)
+
+    @cache
+    def of_head(layer: int, head: int) -> list[float]:
+        scores = [math.inf] * count
+        slots = [slot for slot in range(count) if position(cached, layer, head, slot) >= policy.sinks]
+        reference = slots[-lag:]
+        left = slots[:-lag]
+        while left:
+            partition = left[-lag:]
+            keys = information(cached.key(layer)[head], partition, reference)
+            values = information(cached.value(layer)[head], partition, reference)
+            total = {slot: a + b for slot, a, b in zip(partition, keys, values, strict=True)}
+            for place, slot in enumerate(sorted(partition, key=lambda slot: -total[slot])):
+                scores[slot] = 1 - (place + 0.5) / len(partition)
+            reference = partition
+            left = left[:-lag]
+        return scores
+
+    return lambda cached, layer, head, slot: of_head(layer, head)[slot]
+
+
 def lazyeviction(policy: Any, cached: CacheView, attention: Tensor) -> Score:
     """From attention weights [steps after the prompt, layers, heads, tokens]."""
     layers, heads, total = attention.shape[1:]
@@ -254,11 +297,11 @@ def vase(policy: Any, cached: CacheView) -> Score:
     return score
 
 
-def triattention(policy: Any, cached: CacheView, statistics: Mapping[str, Tensor]) -> Score:
+def triattention(policy: Any, cached: CacheView, calibrated: Mapping[str, Tensor]) -> Score:
     """The sums over planes and future distances of section 4, on keys whose rotation is undone first."""
     group, count = grouping(cached), cached.positions.shape[-1]
-    center = torch.complex(statistics["center_real"], statistics["center_imag"]).tolist()
-    norm, frequency = statistics["norm"].tolist(), statistics["frequency"].tolist()
+    center = torch.complex(calibrated["center_real"], calibrated["center_imag"]).tolist()
+    norm, frequency = calibrated["norm"].tolist(), calibrated["frequency"].tolist()
     planes = len(frequency)
     distances = [2**step for step in range(policy.reach.bit_length())]
 

@@ -34,5 +34,5 @@ def test_the_page_has_every_policy_and_every_preset() -> None:
 if __name__ == "__main__":
     text = PAGE.read_text()
     for begin, rows in (("| policy |", table()), ("| preset |", presets())):
-        text = re.sub(rf"^{re.escape(begin)}.*?\n(?=\n)", lambda _, rows=rows: rows, text, flags=re.S | re.M)
+        text = re.sub(rf"^{re.escape(begin)}.*?\n(?=\n)", lambda _, rows=rows: rows, text, count=1, flags=re.S | re.M)
     PAGE.write_text(text)

@@ -41,6 +41,13 @@ SCENES = pytest.mark.parametrize(("scope", "seed"), [*zip(Scope, range(4), stric
         ("tova", {}),
         ("tova", {"sliding": 48}),
         ("keydiff", {}),
+        ("knorm", {}),
+        ("knorm", {"keep_prompt": False}),
+        # Ranks of partitions of 2, 4, 8 and 16 tokens are exact, so that equal means are equal.
+        ("lagkv", {"sinks": 0, "local_window": 8, "keep_prompt": False}),
+        ("lagkv", {"sinks": 8, "local_window": 8, "keep_prompt": False}),
+        ("lagkv", {"sinks": 4, "local_window": 16, "ratio": 0.5}),
+        ("lagkv", {"sinks": 2, "local_window": 2, "keep_prompt": False}),
         ("vase", {"queries": 8, "large": 0.5, "keep_prompt": True}),
         ("vase", {"queries": 8, "large": 0.5, "keep_prompt": False}),
         ("caote", {"queries": 1}),
@@ -110,6 +117,45 @@ def test_redundancy_is_that_of_the_matrix(
     result, wanted = rkv.redundancy(key, threshold, spare_first), redundancy_by_matrix(key, threshold, spare_first)
     torch.testing.assert_close(result, wanted, rtol=2e-6, atol=0.0)
     assert result.sum(-1).allclose(torch.ones(2))
+
+
+def test_keydiff_in_float16_leaves_out_slots_without_a_token() -> None:
+    policy = make("keydiff")
+    cached = scene(policy, 3)
+    positions = cached.positions.clone()
+    positions[:, 0, :5] = -1
+    keys = [cached.key(layer).half() * (positions[layer] >= 0)[..., None] for layer in range(SHAPE.layers)]
+    short = policy.score(replace(cached, positions=positions, key=keys.__getitem__))
+    alone = policy.score(replace(cached, positions=positions[..., 5:], key=lambda layer: keys[layer][:, 5:].float()))
+    torch.testing.assert_close(short[:, 0, 5:].float(), alone[:, 0], atol=2e-3, rtol=2e-3)
+
+
+def test_lagkv_in_partitions_without_tokens_and_without_a_range() -> None:
+    """A head with fewer tokens scores them as a cache of their own; a channel that is constant divides by no 0."""
+    policy = make("lagkv", sinks=2, keep_prompt=False)
+    cached = scene(policy, 3)
+    keys = [cached.key(layer).clone() for layer in range(SHAPE.layers)]
+    for key in keys:
+        key[:, :, 0] = 0.25
+    cached = replace(cached, key=keys.__getitem__)
+    scores = policy.score(cached)
+    assert not scores.isnan().any()
+
+    for missing in (5, 27):
+        positions = cached.positions.clone()
+        positions[:, 0, :missing] = -1
+        positions[:, 0, missing:] += 2
+        short = policy.score(replace(cached, positions=positions))
+        alone = policy.score(
+            replace(
+                cached,
+                positions=positions[..., missing:],
+                key=lambda layer, first=missing: keys[layer][:, first:],
+                value=lambda layer, first=missing: cached.value(layer)[:, first:],
+            )
+        )
+        assert torch.equal(short[:, 0, missing:], alone[:, 0])
+        assert torch.equal(short[:, 1], scores[:, 1])
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.9])

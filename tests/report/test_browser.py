@@ -545,6 +545,22 @@ def test_pages_fit_and_axe_finds_nothing_serious(served: Callable[..., Any], run
         assert page.evaluate(SERIOUS) == [], address
 
 
+def test_the_first_screen_has_a_map_beside_the_answer_and_a_phone_soon_below(visit, real: Path) -> None:
+    page = visit(real.as_uri())
+    page.wait_for_selector("#verdicts .card")
+
+    def box_of(selector: str) -> dict[str, float]:
+        return page.evaluate("(one) => document.querySelector(one).getBoundingClientRect().toJSON()", selector)
+
+    page.set_viewport_size({"width": 1440, "height": 900})
+    card = box_of("#verdicts .card")
+    first_map = box_of("#maps-panels table.heat")
+    assert first_map["bottom"] < 900 > card["bottom"]
+    assert first_map["right"] < card["left"]
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert box_of("#maps-panels table.heat")["bottom"] < 1.5 * 844
+
+
 def test_two_traces_stand_line_beside_line_at_every_place(served: Callable[..., Any], run: Path) -> None:
     """The shorter one has empty lines at its end, so that both scroll as far, and by whole lines."""
     page = served([run], "#/a-run/trace/3/1/1")

@@ -267,7 +267,7 @@ def test_marks_frames_and_recommendation_agree_in_borderline_runs(benchmarks, ma
     for one, entry in zip(result.means or result.maps, entries, strict=True):
         assert one.map.keeps == frozenset()
         title = panels_title(metric_panels([one.map]))
-        assert title.startswith("no setting is proven to stay within") or "proven to stay" not in title
+        assert title.startswith("no setting is proven within") or "proven within" not in title
         for cell in entry["estimates"]:
             loss = decided[cell["setting"]]
             assert {name: loss[name] for name in cell.keys() & loss.keys()} == {

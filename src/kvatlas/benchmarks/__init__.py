@@ -8,7 +8,8 @@ from typing import Any
 from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_answer, identity, problem_of
 from kvatlas.benchmarks.public import SOURCES, questions
 from kvatlas.class_files import class_file, load_class, record_file
-from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, has_problem_suffix, refusal
+from kvatlas.core import KvatlasError, refusal
+from kvatlas.core.basics import PROBLEM_SUFFIXES, has_problem_suffix
 from kvatlas.registry import Registry
 from kvatlas.text import did_you_mean
 
@@ -63,9 +64,9 @@ def find(name: str, **options: Any) -> Benchmark:
         if options.get("file"):
             return questions(name, **options)
         if Path(name).is_file():
-            suffixes = ", ".join(PROBLEM_SUFFIXES)
             raise KvatlasError(
-                f"The file {name!r} has an unknown suffix; expected a problem file in {suffixes} (also with .gz)."
+                f"The file {name!r} has an unknown suffix; expected a problem file in {', '.join(PROBLEM_SUFFIXES)} "
+                "(also with .gz)."
             )
         raise KvatlasError(
             f"Unknown benchmark {name!r}; expected {families.listed()} (CHAIN with a size, as in CHAIN12)"

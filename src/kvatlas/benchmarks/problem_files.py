@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.answers.grading import reference_letter
-from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, Problem, digest, reason, refusal
+from kvatlas.core import KvatlasError, Problem, digest, reason, refusal
+from kvatlas.core.basics import PROBLEM_SUFFIXES
 from kvatlas.text import did_you_mean
 
 Row = Mapping[str, Any]

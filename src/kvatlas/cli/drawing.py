@@ -23,7 +23,9 @@ app = options.Commands()
 def map_command(
     inputs: options.Inputs,
     out: options.FigureFile,
-    mean: Annotated[bool, typer.Option("--mean", help="Means over benchmarks, models side by side.")] = False,
+    mean: Annotated[
+        bool, typer.Option("--mean", help="Means over benchmarks: points lost against the full cache.")
+    ] = False,
     shared: Annotated[
         bool | None, typer.Option("--shared/--own", help="One colour scale, or the range of each panel's own cells.")
     ] = None,
@@ -48,6 +50,7 @@ def map_command(
 ) -> None:
     """Draw heatmaps over local window and ratio: a panel for each benchmark, or means side by side.
 
+    Means show the points lost against the full cache; with --metric pass@1, or without a full cache, the metric.
     Runs that vary one parameter, or only the policy, become line charts, those of equal bytes losses by memory. The
     data is written next to the figure.
     """

@@ -2,7 +2,6 @@
 
 from kvatlas.core.basics import (
     LARGEST_INTEGER,
-    PROBLEM_SUFFIXES,
     KvatlasError,
     canonical,
     described,
@@ -10,13 +9,11 @@ from kvatlas.core.basics import (
     digest,
     first_difference,
     grouped,
-    has_problem_suffix,
     is_storable_number,
     is_storable_text,
     percent,
     reason,
     refusal,
-    refuse_problem_file,
     rounded,
 )
 from kvatlas.core.maps import (
@@ -87,7 +84,6 @@ __all__ = [
     "NOT_ENDED",
     "NO_ANSWERS",
     "POSITION_BYTES",
-    "PROBLEM_SUFFIXES",
     "SERVED",
     "WARNINGS",
     "AuditedCell",
@@ -131,7 +127,6 @@ __all__ = [
     "first_difference",
     "floor_ratio",
     "grouped",
-    "has_problem_suffix",
     "is_of_policy",
     "is_storable_number",
     "is_storable_text",
@@ -142,7 +137,6 @@ __all__ = [
     "policy_name",
     "reason",
     "refusal",
-    "refuse_problem_file",
     "rounded",
     "window_in_tokens",
     "windows_apart",

@@ -67,21 +67,6 @@ def refusal(sentence: str) -> Iterator[None]:
         raise KvatlasError(f"{sentence} ({reason(error)}).") from error
 
 
-#: Suffixes of files of problems, which may end in .gz, too.
-PROBLEM_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
-
-
-def has_problem_suffix(name: str) -> bool:
-    """Return whether a name ends as that of a problem file does."""
-    return name.lower().removesuffix(".gz").endswith(PROBLEM_SUFFIXES)
-
-
-def refuse_problem_file(name: str | Path, expected: str, way_out: str) -> None:
-    """Raise KvatlasError if a file of problems is named in the place of something else."""
-    if Path(name).is_file() and has_problem_suffix(str(name)):
-        raise KvatlasError(f"{str(name)!r} is a file of problems; expected {expected}. {way_out}")
-
-
 #: The largest integer of 64 bits with a sign, as tables and files have them.
 LARGEST_INTEGER = 2**63 - 1
 
@@ -150,3 +135,18 @@ def differing(values: Iterable[Mapping[str, Any]]) -> list[str]:
         if len(texts) > 1:
             found.append(name)
     return found
+
+
+#: The suffixes of problem files, which may be compressed (.gz).
+PROBLEM_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
+def has_problem_suffix(name: str) -> bool:
+    """Return whether a name ends as that of a problem file does."""
+    return name.lower().removesuffix(".gz").endswith(PROBLEM_SUFFIXES)
+
+
+def refuse_problem_file(name: str | Path, expected: str, way_out: str) -> None:
+    """Raise KvatlasError if a file of problems is named in the place of something else."""
+    if Path(name).is_file() and has_problem_suffix(str(name)):
+        raise KvatlasError(f"{str(name)!r} is a file of problems; expected {expected}. {way_out}")

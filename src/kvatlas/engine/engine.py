@@ -28,7 +28,7 @@ from kvatlas.engine.cache import KVCache
 from kvatlas.engine.forced_reading import follow_script
 from kvatlas.engine.probe import measure_shape, rehearse
 from kvatlas.engine.rows import Generation, K, Request, Row
-from kvatlas.engine.sampling import UNSAMPLED, sample_rows
+from kvatlas.engine.sampling import UNSAMPLED, TokenDistributions, sample_rows
 from kvatlas.engine.scheduler import CacheForm, Scheduler, cache_form, requests_of_form
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.forward import RowStates, attention_function, own_attention, reading_batch, split_rows
@@ -177,8 +177,21 @@ class Engine:
         # Policies observe the pass before the lengths of the rows grow.
         prompts = [len(row.request.prompt) if row.prompt_left else None for row in rows]
         logits, hidden, ready = self._pass(rows, batch)
-        self.collector.notify(self.handle, batch, signals, prompts, hidden)
-        sampled = self._sample(rows, batch, logits, ready)
+        self.collector.notify(self.handle, batch, signals, prompts, hidden, [row.drawn for row in rows])
+
+        observing = set(self.collector.asking(Signal.LOGITS, signals))
+        if not observing:
+            sampled = self._sample(rows, batch, logits, ready)
+        else:
+            # A logits processor may change the logits in place, so that their distributions are computed before.
+            with_logits = [index for index, row in enumerate(rows) if row.prompt_left <= batch.counts[index]]
+            places = [place for place, index in enumerate(with_logits) if index in observing]
+            distributions = TokenDistributions(logits[places])
+            sampled = self._sample(rows, batch, logits, ready)
+            observed_rows = [with_logits[place] for place in places]
+            drawn = distributions.drawn([sampled[index][0] for index in observed_rows])
+            for index, numbers in zip(observed_rows, drawn, strict=True):
+                rows[index].drawn = numbers
 
         # Every row takes its tokens, and ends, forks or goes on.
         self.passes += 1

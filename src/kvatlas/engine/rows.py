@@ -152,6 +152,8 @@ class Row(Generic[K]):
     #: Unread tokens of the prompt.
     prompt_left: int = 0
     tokens: list[int] = field(default_factory=list)
+    #: The log-probability of the newest token and the entropy of its distribution, for policies that observe them.
+    drawn: tuple[float, float] = (0.0, 0.0)
     position: int = 0
     thinking_end: int | None = None
     #: True positions [layers or 1, KV heads or 1, kept] after the last compression, -1 for none; from `since` on the

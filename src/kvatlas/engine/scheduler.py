@@ -241,8 +241,9 @@ class Scheduler:
         script = first.request.script
         if not script or first.prompt_left:
             return 0
-        # Policies observe attention one token at a time, as in decoding.
-        if self.collector.asking(Signal.ATTENTION, [row.signals for row in rows]):
+        # Policies observe attention and logits one token at a time, as in decoding.
+        signals = [row.signals for row in rows]
+        if self.collector.asking(Signal.ATTENTION, signals) or self.collector.asking(Signal.LOGITS, signals):
             return 0
 
         most = max(1, min(SCRIPT_TOKENS, SCRIPT_LOGITS // self.model.vocabulary) // len(rows))

@@ -73,11 +73,13 @@ class SignalCollector:
         signals: Sequence[Signals],
         prompts: Sequence[int | None],
         hidden: Tensor | None,
+        drawn: Sequence[tuple[float, float]],
     ) -> None:
         """Call `observe` of every policy with its signals of a pass, before the lengths of its sequences grow.
 
         `prompts` has the length of the prompt for sequences in their prompt, None for the others. `hidden` [tokens,
-        hidden size] are the last hidden states.
+        hidden size] are the last hidden states. `drawn` has the log-probability of each sequence's newest token and the
+        entropy of its distribution.
         """
         # All sequences in decoding are one step. Prompts and scripts have unlike numbers of tokens: a step for each.
         groups: list[list[int]] = [[]]
@@ -89,12 +91,12 @@ class SignalCollector:
 
         watched = {index: place for place, index in enumerate(batch.watched)}
         for key, policy in self.by_key.items():
-            if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION}:
+            if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION, Signal.LOGITS}:
                 continue
             for group in groups:
                 asking = [index for index in group if key in signals[index]]
                 if asking:
-                    policy.observe(self._step(model, batch, policy, asking, watched, prompts[asking[0]], hidden))
+                    policy.observe(self._step(model, batch, policy, asking, watched, prompts[asking[0]], hidden, drawn))
 
     def _step(
         self,
@@ -105,6 +107,7 @@ class SignalCollector:
         watched: Mapping[int, int],
         prompt: int | None,
         hidden: Tensor | None,
+        drawn: Sequence[tuple[float, float]],
     ) -> Step:
         starts = [batch.starts[member] for member in members]
         lengths = [batch.lengths[member] for member in members]
@@ -136,8 +139,17 @@ class SignalCollector:
         states = None
         if hidden is not None and Signal.HIDDEN in policy.observes:
             states = hidden[tokens]
+
+        log_probability: Tensor | None = None
+        entropy: Tensor | None = None
+        if Signal.LOGITS in policy.observes:
+            # Tokens of the prompt were not drawn.
+            numbers = torch.zeros(*tokens.shape, 2, device=batch.positions.device)
+            if prompt is None:
+                numbers[:, 0] = torch.tensor([drawn[member] for member in members], device=numbers.device)
+            log_probability, entropy = numbers.unbind(-1)
         columns = CachedNotes(batch.cache, policy, rows[:, 0], entered, attention)
-        return Step(model, batch.positions[tokens], states, attention, columns, prompt)
+        return Step(model, batch.positions[tokens], states, attention, columns, prompt, log_probability, entropy)
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,12 @@ SCALES: Mapping[str, ColourScale] = {
     "counts": ColourScale("Blues", 0.05, 0.68),
     # Low is red.
     "differences": ColourScale("RdBu", 0.22, 0.78),
+    "losses": ColourScale("RdBu_r", 0.57, 0.78),
 }
 VALUES = "values"
 COUNTS = "counts"
 DIFFERENCES = "differences"
+LOSSES = "losses"
 #: The colour of text on any of them.
 ON_COLOUR = "#111111"
 #: The ring of the recommended cell, on a cell of any colour, and the halo around it.
@@ -52,6 +54,8 @@ _IDENTITIES = {
     "snapkv": (2, 0),
     "rkv": (3, 5),
     "keydiff": (4, 0),
+    "knorm": (4, 5),
+    "lagkv": (5, 3),
     "tova": (1, 3),
     "sepllm": (5, 2),
     "lazyeviction": (2, 4),
@@ -60,6 +64,7 @@ _IDENTITIES = {
     "expected_attention": (5, 0),
     "caote": (2, 2),
     "dropkv": (3, 1),
+    "entropy": (0, 3),
     "learned": (0, 4),
     "oracle": (2, 6),
 }
@@ -92,16 +97,18 @@ class Palette(NamedTuple):
     published: str
     #: Text about the recommended setting.
     recommended: str
+    #: Losses within the margin, below all colours of `LOSSES`: frames are seen on it.
+    within_margin: str
 
 
 LIGHT = Palette(
     "#ffffff", "#111111", "#555555", "#a11a1a", LINES, ("#eeeeee", "#bbbbbb"), "#c4c4c4",
-    "#0050b3",
+    "#0050b3", "#e9f1f5",
 )  # fmt: skip
 DARK = Palette(
     "#12161b", "#e3e8ee", "#aab4bf", "#ff9b90",
     ("#56b4e9", "#f58b4c", "#2fc79a", "#e3a3c8", "#f0c04a", "#a9c8ff", "#a7adb3", "#e3e8ee"),
-    ("#1b2027", "#47505a"), "#525c66", "#7fb8ff",
+    ("#1b2027", "#47505a"), "#525c66", "#7fb8ff", "#83a5b8",
 )  # fmt: skip
 
 

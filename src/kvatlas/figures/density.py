@@ -32,7 +32,7 @@ _GRID = 101
 _LEVELS = np.linspace(0.1, 1, 13) ** 2
 #: The bandwidth along each axis, at least: the values of a system may hardly vary.
 _LEAST_WIDTH = 0.03
-_TICKS = (0.2, 0.4, 0.6, 0.8)
+_TICKS = (0, 0.2, 0.4, 0.6, 0.8, 1)
 
 
 def draw_densities(panels: Sequence[Axes], pairs: Sequence[Pair], across: int, options: FigureOptions) -> None:
@@ -42,15 +42,17 @@ def draw_densities(panels: Sequence[Axes], pairs: Sequence[Pair], across: int, o
     from matplotlib.colors import BoundaryNorm
 
     palette = colormaps[_PALETTE]
-    norm = BoundaryNorm(_LEVELS, palette.N)
     places = np.linspace(0, 1, _GRID)
     for index, (panel, pair) in enumerate(zip(panels, pairs, strict=True)):
+        # A bar whose norm is used anew loses its texts.
+        norm = BoundaryNorm(_LEVELS, palette.N)
         density = reflected_density(pair.x, pair.y, places)
         panel.contourf(places, places, density / density.max(), _LEVELS, cmap=palette, norm=norm)
         dot = options.colours.soft
         panel.plot(pair.x, pair.y, "o", color=dot, alpha=0.35, ms=2, mew=0, clip_on=False, zorder=3)
         draw_parity(panel, (0, 1), options)
         panel.set(xlim=(0, 1), ylim=(0, 1), xticks=_TICKS, yticks=_TICKS)
+        panel.set(xticklabels=map(str, _TICKS), yticklabels=map(str, _TICKS))
         panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
         is_last_in_row = (index + 1) % across == 0 or index + 1 == len(panels)
         if not is_last_in_row:

@@ -18,7 +18,7 @@ def panels_title(panels: Sequence[Panel]) -> str:
     counts = _CellCounts(panels, tested)
     if tested[0].question is CellQuestion.MARGIN:
         is_of_these = has_two_claims(panel.map for panel in panels)
-        return _of_margin(counts, tested[0].reference, " on these problems" if is_of_these else "")
+        return _of_margin(counts, tested[0].reference, "on these problems" if is_of_these else "of full")
     if tested[0].question is CellQuestion.DIFFERENCE:
         return _of_difference(counts, tested[0].reference)
     # Which cells are worse than the best.
@@ -55,19 +55,21 @@ class _CellCounts:
 
 
 def _of_margin(counts: _CellCounts, margin: str, claim: str) -> str:
-    """State how many cells stay within a margin, and how many lose more; `claim` says of which problems."""
-    within = f"stay within {margin} of the full cache{claim}"
+    """State how many cells stay within a margin, and how many lose more, in few words.
+
+    `claim` says of which problems, else of what.
+    """
+    within = f"proven within {margin} {claim}"
     if counts.good == counts.every:
-        return f"{counts.all} {counts.verb('is', 'are')} proven to {within}"
+        return f"{counts.all} {counts.verb('is', 'are')} {within}"
     if counts.bad == counts.every:
         return f"{counts.all} {counts.verb('loses', 'lose')} more than {margin} against the full cache, proven"
     if counts.good:
-        more = f", {counts.bad} to lose more" if counts.bad else ""
-        return f"{counts.some(counts.good)} proven to {within}{more}"
+        more = f", {counts.bad} beyond" if counts.bad else ""
+        return f"{counts.some(counts.good)} {within}{more}"
     if counts.bad:
-        lost = f"{counts.some(counts.bad)} proven to lose more than {margin} against the full cache"
-        return f"{lost}, none to stay within it"
-    return f"no {counts.noun} is proven to {within}, and none to lose more"
+        return f"{counts.some(counts.bad)} proven to lose more than {margin}, none within"
+    return f"no {counts.noun} is {within}, and none beyond"
 
 
 def _of_difference(counts: _CellCounts, other: str) -> str:

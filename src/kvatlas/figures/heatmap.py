@@ -38,6 +38,7 @@ from kvatlas.text import axis_label, grouped_digits, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
 
 #: The order of drawing of a frame: above the colours of cells and below their numbers.
@@ -179,8 +180,13 @@ def _colour_scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) 
         values = []
         for other in sharing:
             values += [cell.value for cell in other.cells.values()]
+            if other.silent_loss is not None:
+                # From the full cache on, and as far beyond the margin as within it, at least.
+                values += [0.0, 2 * other.silent_loss]
             if shared is not False:
                 values += [baseline.value for baseline in other.baselines if baseline.value is not None]
+        if panel.silent_loss is not None:
+            values = [max(value, 0.0) for value in values]
         scales.append(colours.scale_limits(values, panel.centred, least))
     return scales
 
@@ -213,11 +219,14 @@ def _bar_ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions)
         return [Tick(value, f"{value:g}") for value in style.round_values(*scale)]
     digits = panel.digits if scale[1] - scale[0] < 4 else 0
     values = [scale[0], 0.0, scale[1]] if panel.centred else list(scale)
+    if panel.silent_loss is not None:
+        values.append(panel.silent_loss)
     printed = signed if panel.centred else grouped_digits
     ticks = [Tick(value, printed(value, digits)) for value in values]
     for baseline in on_bar([panel], scale):
         name = options.named(baseline.name)
-        text = f"0 = {name} {baseline.text}" if panel.centred else f"{name} {baseline.text}"
+        is_zero = panel.centred or (panel.silent_loss is not None and baseline.value == 0)
+        text = f"0 = {name} {baseline.text}" if is_zero else f"{name} {baseline.text}"
         ticks.append(Tick(baseline.value or 0.0, text, baseline))
     return ticks
 
@@ -303,9 +312,8 @@ def _draw_cells(
     axes.patch.set(facecolor=empty, edgecolor=hatching, hatch="////", linewidth=0)
     axes.pcolormesh(
         np.ma.masked_invalid(values),
-        cmap=colours.colour_map(panel.palette),
-        vmin=scale[0],
-        vmax=scale[1],
+        cmap=_colour_map(panel, options),
+        norm=_colour_norm(panel, scale),
         edgecolors=options.colours.ground,
         linewidth=0.8,
         snap=True,
@@ -349,6 +357,19 @@ def _draw_cells(
         )
 
 
+def _colour_map(panel: Panel, options: FigureOptions) -> Colormap:
+    """Return the colours of a panel, those of losses with the colour of the margin below them."""
+    return colours.colour_map(panel.palette).with_extremes(under=options.colours.within_margin)
+
+
+def _colour_norm(panel: Panel, scale: tuple[float, float]) -> Normalize:
+    """Return the share of the colours for a value: those of losses begin just above the margin."""
+    from matplotlib.colors import Normalize
+
+    start = scale[0] if panel.silent_loss is None else panel.silent_loss + 1e-9
+    return Normalize(start, scale[1])
+
+
 def _draw_outline(axes: Axes, cells: set[CellCoord], width: float, ink: str) -> None:
     """Draw one outline of a width around cells (column, row), on the gutters between cells."""
     from matplotlib.collections import LineCollection
@@ -380,7 +401,7 @@ def _draw_ring(axes: Axes, corner: tuple[int, int], size: tuple[float, float]) -
 
     # The halo sets the ring off from the colour of the cell.
     for colour, width in zip(reversed(colours.RING), (2 * _RING, _RING), strict=True):
-        inset = min(_RING_INSET, 0.12 * size[1])
+        inset = min(_RING_INSET, 0.05 * size[0], 0.12 * size[1])
         x = inset / size[0]
         y = inset / size[1]
         ring = Rectangle(
@@ -443,7 +464,8 @@ def _draw_colour_bar(
     # Each strip reaches to the top, so that no ground shows through between two of them.
     starts = bottom + high * np.arange(_STRIPS) / _STRIPS
     strips = [[(left, low), (right, low), (right, 1), (left, 1)] for low in starts]
-    shades = colours.colour_map(panel.palette)((np.arange(_STRIPS) + 0.5) / _STRIPS)
+    values = scale[0] + (scale[1] - scale[0]) * (np.arange(_STRIPS) + 0.5) / _STRIPS
+    shades = _colour_map(panel, options)(_colour_norm(panel, scale)(values))
     bar = PolyCollection(strips, facecolors=shades, edgecolors="none", transform=axes.transAxes, clip_on=False)
     axes.add_collection(bar, autolim=False)
     line = 1.2 * style.SMALL_TYPE / 72 / layout.high

@@ -28,6 +28,8 @@ _PANEL_HEIGHT = 0.8
 _VALUE_TYPE = 8.0
 _INTERVAL_TYPE = 5.6
 LABEL_TYPE = 7.0
+#: Panels whose grid may become a series, at most.
+_MOST_WITHOUT_GRID = 16
 #: Inches between panels.
 _GAP = 0.12
 #: Inches from a panel to its colour bar, and of the bar.
@@ -129,13 +131,19 @@ def heatmap_layout(
     """Return the layout with as many panels in a row as leave numbers legible; rows of a grid stay whole.
 
     A grid that is too wide becomes a series of panels under their whole names, and comparisons that have no room are
-    left out. Raises KvatlasError if there is no room for intervals that were asked for.
+    left out. Raises KvatlasError if there is no room for intervals that were asked for, and for a large grid that is
+    too wide.
     """
     if arrangement.is_grid:
         for shown_gains in dict.fromkeys((gains, PolicyGains("", ()))):
             sizes = _PanelSizes(arrangement, ticks, one_scale, shown_gains, options)
             if sizes.fits(arrangement.columns):
                 return sizes.layout(arrangement.columns)
+        if len(arrangement.panels) > _MOST_WITHOUT_GRID:
+            raise KvatlasError(
+                f"{len(arrangement.panels)} maps have no room on one figure in rows of {arrangement.columns}. Draw "
+                "the means of benchmarks (--mean), or one policy at a time (--policy NAME)."
+            )
         arrangement = arrangement.without_grid(options)
     sizes = _PanelSizes(arrangement, ticks, one_scale, PolicyGains("", ()), options)
 

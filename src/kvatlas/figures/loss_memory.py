@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from kvatlas.core import KvatlasError, Note, Setting, differing, mean_of
 from kvatlas.figures import colours, style
@@ -19,6 +22,7 @@ from kvatlas.figures.style import (
 )
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.run_data import shown_policies, whole_names
 from kvatlas.text import axis_label, counted, guarded, margin_text, model_name, percent_text
 
@@ -36,6 +40,11 @@ _BELOW = 0.44
 _NAMES = 1.0
 #: Inches of a figure with one panel in a row.
 _NARROW = 5.0
+#: The distance of lines of a text, as a multiple of its type.
+_SPACING = 1.25
+#: Inches from a text to its mark that need no line, and between a line and other marks.
+_NEAR = 0.05
+_CLEAR = 0.06
 _WITHIN = {False: ("#d9efe0", "#1b6b3a"), True: ("#17382a", "#7fd6a3")}
 
 
@@ -111,9 +120,10 @@ def loss_figure(
                 losses += (100 * loss.low, 100 * loss.high)
         _set_axes(panels, list(chain.from_iterable(marks)), losses)
         for panel, choice, of_model in zip(panels, drawn, marks, strict=True):
-            _draw_margin(panel, choice.margin, options)
+            obstacles = _obstacles(panel, of_model)
+            name_box = _draw_margin(panel, choice.margin, obstacles, options)
             lines = _draw_marks(panel, of_model, series, options)
-            _draw_offered(panel, choice, of_model, options)
+            _draw_offered(panel, choice, of_model, np.concatenate([obstacles, name_box]), options)
             write_names(panel, lines, room)
             panel.set_xlabel("KV memory saved, % of the full cache", fontsize=style.NAME_TYPE, labelpad=2)
         for panel in panels[::across]:
@@ -165,9 +175,10 @@ def _set_axes(panels: Sequence[Axes], marks: Sequence[_SettingMark], losses: Seq
     """Set the limits of all panels, which hold all marks, and other losses in points; a loss of 0 is on top."""
     saved = [mark.saved for mark in marks]
     lost = [*(mark.lost for mark in marks), *losses]
-    gap = 0.08 * (max(saved) - min(saved)) or 1.0
-    left = min(saved) - gap
-    right = max(saved) + gap
+    # The full cache, which saves and loses nothing, is in the picture.
+    gap = 0.04 * (max(*saved, 0.0) - min(*saved, 0.0)) or 1.0
+    left = min(*saved, 0.0) - gap
+    right = max(*saved, 0.0) + gap
     most = max(lost)
     least = min(*lost, 0.0)
     top = least - 0.06 * (most - least)
@@ -182,36 +193,40 @@ def _set_axes(panels: Sequence[Axes], marks: Sequence[_SettingMark], losses: Seq
         )
 
 
-def _draw_margin(panel: Axes, margin: float, options: FigureOptions) -> None:
-    """Draw the losses within the margin as a band, with its name."""
+def _draw_margin(panel: Axes, margin: float, obstacles: Floats, options: FigureOptions) -> Floats:
+    """Draw the losses within the margin as a band with its name, at the side that has fewer obstacles.
+
+    Returns points on the name, as shares of the panel.
+    """
     band, ink = _WITHIN[options.dark]
     panel.axhspan(panel.get_ylim()[1], 100 * margin, color=band, linewidth=0, zorder=0)
     panel.axhline(0, color=options.colours.soft, linewidth=0.6, zorder=1)
 
-    is_inside = _name_is_inside(panel, margin)
-    panel.annotate(
-        _margin_name(margin),
-        (1, 100 * margin),
-        (-3, 2 if is_inside else -3),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
+    # The name fits into the band, else it stands below.
+    name = f"within {margin_text(margin)} of the full cache"
+    wide, high = style.panel_inches(panel)
+    edge = _in_panel(panel, [(0, 100 * margin)])[0][1]
+    zero = _in_panel(panel, [(0, 0)])[0][1]
+    width = text_width(name) / wide + 0.02
+    height = style.SMALL_TYPE * style.LINE / high + 0.02
+    is_inside = zero - edge > height
+    bottom = edge if is_inside else edge - height
+
+    boxes = [(left, bottom, left + width, bottom + height) for left in (0.01, 0.99 - width)]
+    box = min(boxes, key=lambda one: _count_inside(obstacles, one))
+    panel.text(
+        box[0] + 0.01,
+        (box[1] + box[3]) / 2,
+        name,
+        transform=panel.transAxes,
         fontsize=style.SMALL_TYPE,
         color=ink,
-        ha="right",
-        va="bottom" if is_inside else "top",
-        zorder=2,
+        va="center",
+        zorder=1.8,
+        bbox={"facecolor": band if is_inside else options.colours.ground, "edgecolor": "none", "pad": 0.5},
     )
-
-
-def _name_is_inside(panel: Axes, margin: float) -> bool:
-    """Return whether the name of the band fits into it; else it stands below."""
-    bottom, top = panel.get_ylim()
-    _, high = style.panel_inches(panel)
-    return high * 100 * margin / (bottom - top) > 1.6 * style.SMALL_TYPE * style.LINE
-
-
-def _margin_name(margin: float) -> str:
-    return f"within {margin_text(margin)} of the full cache"
+    points = [(x, y) for x in np.linspace(box[0], box[2], 30) for y in np.linspace(box[1], box[3], 4)]
+    return np.array(points)
 
 
 def _draw_marks(
@@ -230,12 +245,7 @@ def _draw_marks(
         colour = options.colours.lines[place % len(colours.LINES)]
         marker = colours.MARKERS[shape % len(colours.MARKERS)]
 
-        # The marks than which none saves as much memory and loses less, from the least memory saved.
-        least: list[_SettingMark] = []
-        for mark in sorted(series_marks, key=lambda mark: (-mark.saved, mark.lost)):
-            if not least or mark.lost < least[-1].lost:
-                least.append(mark)
-        least.reverse()
+        least = _least_losses(series_marks)
         panel.plot(
             [mark.saved for mark in least], [mark.lost for mark in least], color=colour, lw=1, alpha=0.6, zorder=2
         )
@@ -246,7 +256,18 @@ def _draw_marks(
     return ends
 
 
-def _draw_offered(panel: Axes, choice: Choice, marks: Sequence[_SettingMark], options: FigureOptions) -> None:
+def _least_losses(marks: Sequence[_SettingMark]) -> list[_SettingMark]:
+    """Return the marks than which none saves as much memory and loses less, from the least memory saved."""
+    least: list[_SettingMark] = []
+    for mark in sorted(marks, key=lambda mark: (-mark.saved, mark.lost)):
+        if not least or mark.lost < least[-1].lost:
+            least.append(mark)
+    return least[::-1]
+
+
+def _draw_offered(
+    panel: Axes, choice: Choice, marks: Sequence[_SettingMark], obstacles: Floats, options: FigureOptions
+) -> None:
     """Draw the interval of the setting that is chosen, or else of the safest one, and name it."""
     offered = choice.offered
     mark = next((mark for mark in marks if offered is not None and mark.setting.id == offered.id), None)
@@ -275,46 +296,36 @@ def _draw_offered(panel: Axes, choice: Choice, marks: Sequence[_SettingMark], op
     interval = " to ".join(map(percent_text, ends)).replace("-", "−")
     title = "chosen" if choice.by_memory is not None else "safest"
     lines = [f"{title}: {setting}", f"{verb} {percent_text(abs(mark.loss.value))} points ({interval})"]
-    _write_beside(panel, lines, mark, marks, choice.margin, options)
+    _write_beside(panel, lines, mark, obstacles, options)
 
 
 def _write_beside(
-    panel: Axes,
-    lines: Sequence[str],
-    named: _SettingMark,
-    marks: Sequence[_SettingMark],
-    margin: float,
-    options: FigureOptions,
+    panel: Axes, lines: Sequence[str], named: _SettingMark, obstacles: Floats, options: FigureOptions
 ) -> None:
-    """Write lines about a mark in the corner below the margin that covers the fewest marks, with a thin line to it."""
+    """Write lines about a mark near it where they and a thin line to it meet the fewest obstacles, below the margin."""
     wide, high = style.panel_inches(panel)
     rows: list[str] = list(chain.from_iterable(wrapped(line, 0.72 * wide) for line in lines))
-    width = max(map(text_width, rows)) / wide + 0.03
-    height = len(rows) * style.SMALL_TYPE * style.LINE / high + 0.03
-    left, right = panel.get_xlim()
-    bottom, top = panel.get_ylim()
-    points = [((mark.saved - left) / (right - left), (mark.lost - bottom) / (top - bottom)) for mark in marks]
-    place_x = (named.saved - left) / (right - left)
-    place_y = (named.lost - bottom) / (top - bottom)
-    edge = (100 * margin - bottom) / (top - bottom)
+    width = max(map(text_width, rows)) / wide + 0.02
+    height = len(rows) * style.SMALL_TYPE * _SPACING / 72 / high
+    target = _in_panel(panel, [(named.saved, named.lost)])[0]
+    inches = np.array([wide, high])
 
-    # The name of the band stands right, above or below its edge.
-    name_height = 0.0 if _name_is_inside(panel, margin) else 1.6 * style.SMALL_TYPE * style.LINE / high
-    name_left = 1 - text_width(_margin_name(margin)) / wide - 0.03
+    # The nearest of the places that meet the least, as multiples of a small share of the panel.
+    places = []
+    for x in np.linspace(0.02, max(1 - width, 0.02), 12):
+        for y in np.linspace(0.02, max(1 - height - 0.02, 0.02), 20):
+            near = np.clip(target, (x, y), (x + width, y + height))
+            leader = near + (target - near) * np.linspace(0, 1, 30)[:, None]
+            length = float(np.hypot(*((target - near) * inches)))
+            met = _count_inside(obstacles, (x, y, x + width, y + height))
+            # A line may end at its mark, which is an obstacle of others.
+            distances = np.hypot(*((leader[:, None] - obstacles[None]) * inches).transpose(2, 0, 1))
+            far = np.hypot(*((obstacles - target) * inches).T) > _NEAR
+            met += int((distances[:, far] < _CLEAR).any(0).sum())
+            too_near = length < 2 * _NEAR
+            places.append((met, too_near, length, float(x), float(y), near))
+    *_, x, y, near = min(places, key=itemgetter(0, 1, 2))
 
-    corners = []
-    for y in (edge - name_height - height, 0.03):
-        corners += [(1 - width, y), (0.02, y)]
-
-    def covered(corner: tuple[float, float]) -> int:
-        """Return the marks under the lines; more than there are where the lines leave the panel or meet the name."""
-        x, y = corner
-        meets_name = x + width > name_left and y < edge and y + height > edge - name_height
-        if y < 0.01 or meets_name:
-            return len(points) + 1
-        return sum(x <= mark_x <= x + width and y <= mark_y <= y + height for mark_x, mark_y in points)
-
-    x, y = min(corners, key=covered)
     panel.text(
         x,
         y,
@@ -322,17 +333,42 @@ def _write_beside(
         transform=panel.transAxes,
         fontsize=style.SMALL_TYPE,
         color=options.colours.ink,
-        linespacing=1.25,
+        linespacing=_SPACING,
         va="bottom",
-        zorder=5,
+        zorder=1.8,
+        # Hides the lines of the grid.
+        bbox={"facecolor": options.colours.ground, "edgecolor": "none", "pad": 1},
     )
+    line = {"arrowstyle": "-", "color": options.colours.soft, "lw": 0.7, "shrinkA": 1, "shrinkB": 3}
+    panel.annotate("", (named.saved, named.lost), tuple(near), textcoords="axes fraction", arrowprops=line)
 
-    # The line comes from the side, or from above or below.
-    end = (x - 0.01, y + 0.5 * height)
-    if place_x > x:
-        end = (x + 0.2 * width, y + height - 0.02 if place_y > y else y)
-    line = {"arrowstyle": "-", "color": options.colours.soft, "lw": 0.7, "shrinkA": 1, "shrinkB": 4}
-    panel.annotate("", (named.saved, named.lost), end, textcoords="axes fraction", arrowprops=line)
+
+def _in_panel(panel: Axes, points: Sequence[tuple[float, float]]) -> Floats:
+    """Return points of (saved, lost) as shares of the panel, from its lower left corner."""
+    left, right = panel.get_xlim()
+    bottom, top = panel.get_ylim()
+    shares: Floats = (np.array(points) - (left, bottom)) / (right - left, top - bottom)
+    return shares
+
+
+def _count_inside(points: Floats, box: tuple[float, float, float, float]) -> int:
+    """Return how many points lie in a box (left, bottom, right, top)."""
+    left, bottom, right, top = box
+    x, y = points.T
+    return int(((x >= left) & (x <= right) & (y >= bottom) & (y <= top)).sum())
+
+
+def _obstacles(panel: Axes, marks: Sequence[_SettingMark]) -> Floats:
+    """Return points on the marks of a panel and on the lines of least losses, as shares of the panel."""
+    points = [(mark.saved, mark.lost) for mark in marks]
+    for name in dict.fromkeys(mark.series for mark in marks):
+        least = _least_losses([mark for mark in marks if mark.series == name])
+        for start, end in pairwise(least):
+            steps = np.linspace(0, 1, 25)
+            saved = start.saved + (end.saved - start.saved) * steps
+            lost = start.lost + (end.lost - start.lost) * steps
+            points += list(zip(saved.tolist(), lost.tolist(), strict=True))
+    return _in_panel(panel, points)
 
 
 def losses_csv(choices: Sequence[Choice]) -> str:

@@ -355,6 +355,8 @@ def _lead_lines(pair: Pair, inches: float, options: FigureOptions) -> list[Line]
     """Return the lines over a panel: the system ahead and its lead, and the shares of problems beside the line."""
     difference = pair.difference
     ahead = f"{'x' if difference.value > 0 else 'y'} ahead by {_whole_points(abs(difference.value))} points"
+    if difference.value == 0:
+        ahead = "equal: 0.0 points"
     if options.intervals is not False:
         ahead += f" ± {_whole_points((difference.high - difference.low) / 2)}"
     shares = f"above the line {percent_text(pair.above, 0)} %, below {percent_text(pair.below, 0)} %"

@@ -16,7 +16,7 @@ from kvatlas.figures import colours, style
 from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
 from kvatlas.stats.pairs import Differences
-from kvatlas.text import axis_label, grouped_digits, guarded, interval_text, margin_text, percent_text, signed
+from kvatlas.text import axis_label, fixed, grouped_digits, guarded, interval_text, margin_text, percent_text, signed
 
 K = TypeVar("K", bound=Hashable)
 
@@ -70,7 +70,8 @@ class Panel:
     """One heatmap to draw: the numbers of a map under their `label` and `unit`, with words `about` their marks.
 
     With `centred` 0 has the middle colour; the ends of the scale are `least` apart at least, so that colours do not
-    show noise, and are printed with `digits` decimals. `tested` has the outcomes of the tests of the cells.
+    show noise, and are printed with `digits` decimals. Losses of at most `silent_loss` points have one colour, that of
+    the margin; the scale of others begins there. `tested` has the outcomes of the tests of the cells.
     `half_interval` is half the interval of the median cell, in points. `outlined` cells are framed, `thick`
     ones of them by a thick line.
     """
@@ -82,6 +83,7 @@ class Panel:
     about: tuple[str, ...] = ()
     palette: str = colours.VALUES
     centred: bool = False
+    silent_loss: float | None = None
     least: float = NARROWEST
     digits: int = 1
     tested: TestedCells | None = None
@@ -190,6 +192,54 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
             )
         )
     return panels
+
+
+def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord, Contrast]]) -> list[Panel]:
+    """Return maps of what each cell loses against the full cache, in points; colours begin beyond the margin.
+
+    The `losses` are paired by problem, of every cell of maps that have a full cache and a margin.
+    """
+    widths = [interval_widths(losses[map_.name].values()) for map_ in maps]
+    digits = _decimals(widths)
+    panels = []
+    for metric, map_, map_widths in zip(metric_panels(maps), maps, widths, strict=True):
+        assert map_.full is not None
+        assert map_.margin is not None
+        cells = {}
+        for coord, loss in losses[map_.name].items():
+            value = 100 * loss.value
+            limits = f"{_loss_text(100 * loss.low, 0)} to {_loss_text(100 * loss.high, 0)}"
+            cells[coord] = CellText(value, _loss_text(value, digits), limits, mark=metric.cells[coord].mark)
+
+        # The bar has the full cache at 0, with its metric, and what other baselines lose.
+        baselines = []
+        for baseline in metric.baselines:
+            assert baseline.value is not None
+            is_full = map_.baselines[baseline.name] is map_.full
+            lost = 0.0 if is_full else 100 * map_.full.estimate.value - baseline.value
+            text = f"{baseline.text} %" if is_full else f"{_loss_text(lost, digits)} lost"
+            baselines.append(Baseline(baseline.name, text, value=lost))
+        about = (f"red: more than {margin_text(map_.margin)} lost", *(words for words in metric.about if words != BEST))
+        panels.append(
+            replace(
+                metric,
+                cells=cells,
+                label=f"{axis_label(map_.metric)} lost against the full cache",
+                unit="in points",
+                about=about,
+                palette=colours.LOSSES,
+                silent_loss=100 * map_.margin,
+                digits=digits,
+                half_interval=half_interval(map_widths),
+                baselines=tuple(baselines),
+            )
+        )
+    return panels
+
+
+def _loss_text(points: float, digits: int) -> str:
+    """Return a loss with the true minus of a gain."""
+    return fixed(points, digits).replace("-", "−")
 
 
 def _frame_legend(map_: Map, two_frames: bool) -> list[str]:

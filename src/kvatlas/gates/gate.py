@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas.core import Claim, KvatlasError, has_problem_suffix
+from kvatlas.core import Claim, KvatlasError
+from kvatlas.core.basics import has_problem_suffix
 from kvatlas.gates import lm_eval_logs
 from kvatlas.gates.answer_files import side_of_answer_file
 from kvatlas.gates.endpoints import Asking, endpoint_sides, run_and_endpoint_sides

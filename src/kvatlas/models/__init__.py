@@ -10,7 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import KvatlasError, refuse_problem_file
+from kvatlas.core import KvatlasError
+from kvatlas.core.basics import refuse_problem_file
 from kvatlas.hub import Repository, is_id
 from kvatlas.models import gguf
 from kvatlas.models.files import ENDLESS, Overrides

@@ -18,16 +18,20 @@ if TYPE_CHECKING:
 class Signal(StrEnum):
     """The signals of the decode loop, each collected only for policies that declare it.
 
-    HIDDEN: the last hidden state of each token that enters the cache. ATTENTION: the attention of each new token to
-    every cached one; its weights are computed at every step, for the sequences of the policy alone. QUERIES: the last
-    `queries` queries when a compression fires; they are copied as they pass, without any attention. ANSWER: the
-    attention of the answer in the finished full-cache trace, which comes with the request.
+    HIDDEN: the last hidden state of each token that enters the cache, after the model's last norm: the product with the
+    output matrix gives its logits. ATTENTION: the attention of each new token to every cached one; its weights are
+    computed at every step, for the sequences of the policy alone. QUERIES: the last `queries` queries when a
+    compression fires; they are copied as they pass, without any attention. ANSWER: the attention of the answer in the
+    finished full-cache trace, which comes with the request. LOGITS: the log-probability of each written token that
+    enters the cache, and the entropy of the distribution that it was drawn from, of the logits that sampling gets: the
+    model's own distribution, before a logits processor, temperature, top-k and top-p.
     """
 
     HIDDEN = "hidden"
     ATTENTION = "attention"
     QUERIES = "queries"
     ANSWER = "answer"
+    LOGITS = "logits"
 
 
 class PolicyNotes(Protocol):
@@ -48,7 +52,8 @@ class Step:
     with `prompt_length` as its length; then new tokens, with `prompt_length` None. `hidden` [rows, entered, hidden
     size] is their last hidden state (HIDDEN). `attention` [rows, layers, KV heads, cached], reduced by the mean over
     query heads and to the policy's scope, is their attention to each cached token, themselves included, summed over
-    them (ATTENTION); 0 in slots past a sequence's length.
+    them (ATTENTION); 0 in slots past a sequence's length. `log_probability` and `entropy` [rows, entered], in nats, are
+    those of the distributions that these tokens were drawn from (LOGITS), 0 for tokens of the prompt.
     """
 
     model: ModelHandle
@@ -57,6 +62,8 @@ class Step:
     attention: Tensor | None
     columns: PolicyNotes
     prompt_length: int | None = None
+    log_probability: Tensor | None = None
+    entropy: Tensor | None = None
 
     def enter(self, column: str, values: Tensor) -> None:
         """Write `values` [rows, entered] beside the tokens that entered."""

@@ -12,6 +12,9 @@ from kvatlas.policies.parameter_types import Scope, scope_param
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: Slots without a token have keys of 0, which float16 divides by no smaller number.
+LEAST_NORM = 1e-6
+
 
 @dataclass(frozen=True)
 class KeyDiff(CompressingPolicy):
@@ -35,8 +38,8 @@ class KeyDiff(CompressingPolicy):
         from torch.nn import functional as F
 
         def difference(layer: int) -> Tensor:
-            unit = F.normalize(cached.key(layer), dim=-1)
-            anchor = F.normalize(unit.mean(1, keepdim=True), dim=-1)
+            unit = F.normalize(cached.key(layer), dim=-1, eps=LEAST_NORM)
+            anchor = F.normalize(unit.mean(1, keepdim=True), dim=-1, eps=LEAST_NORM)
             return -(unit * anchor).sum(-1)
 
         return cached.each_layer(difference)

@@ -11,7 +11,7 @@ from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.pairwise import pairwise_figure, save_pairwise
 from kvatlas.figures.style import save
 from kvatlas.report.app.page import write_report
-from kvatlas.report.map_figure import MapOptions, metric_figure
+from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure
 from kvatlas.report.result import Result, open_result
 from kvatlas.results.export import write_maps
 from kvatlas.stats.systems import pairs_of, systems_of
@@ -48,7 +48,8 @@ def _draw_maps(result: Result, folder: Path, suffixes: Sequence[str]) -> list[Pa
     """Draw the means side by side, then a figure for each model and policy; as files of each kind."""
     maps = [one.map for one in result.maps]
     means = [one.map for one in result.means]
-    written = _save_figure(metric_figure(result, means, MapOptions(mean=True)), "means", means, folder, suffixes)
+    figure = metric_figure(result, means, MapOptions(mean=True), losses_of_means(result))
+    written = _save_figure(figure, "means", means, folder, suffixes)
     for (model, policy), series in grouped(maps, lambda map_: (map_.model, map_.policy)).items():
         written += _save_figure(map_figure(series), f"{model.rpartition(':')[2]}-{policy}", series, folder, suffixes)
     return written

@@ -41,6 +41,34 @@ def headline(choices: Sequence[Choice], comparisons: Sequence[Comparison]) -> st
     return text[:1].upper() + text[1:] if is_word else text
 
 
+def short_headline(choices: Sequence[Choice], comparisons: Sequence[Comparison]) -> str:
+    """Return the finding as the title of a figure: 16 words at most, numbers of each model stand in its row."""
+    judged = [choice for choice in choices if choice.losses and choice.vacuous is None]
+    keeping = [choice for choice in judged if choice.shown and choice.by_memory is not None]
+    if not judged or (keeping == [] and any(choice.shown for choice in judged)):
+        return headline(choices, comparisons).partition(" (")[0]
+    if not keeping:
+        text = _nothing_kept(judged).partition(" (")[0]
+        return text[:1].upper() + text[1:]
+
+    candidates = chain.from_iterable(choice.settings.values() for choice in keeping)
+    shown = shown_policies(setting.policy for setting in candidates)
+    policies = dict.fromkeys(shown[choice.by_memory.setting.policy] for choice in keeping if choice.by_memory)
+    subject = " and ".join(policies)
+    proven = f"proven to lose at most {margin_text(judged[0].margin)}"
+    if not all(choice.loss.keeps_like for choice in keeping if choice.loss is not None):
+        proven = f"proven within {margin_text(judged[0].margin)} on these problems"
+    if len(keeping) < len(judged):
+        return f"On {len(keeping)} of {len(judged)} models, {subject} is {proven}"
+
+    # What they save, unless one of them saves nothing.
+    saved = sorted(round(100 * (1 - choice.saving.memory)) for choice in keeping if choice.saving)
+    if len(saved) < len(keeping) or saved[0] <= 0:
+        return f"{subject} is {proven}"
+    verb = "saves" if len(policies) == 1 else "save"
+    return f"{subject} {verb} {' to '.join(dict.fromkeys(map(str, (saved[0], saved[-1]))))} % of KV memory, {proven}"
+
+
 def _settings_that_keep(choices: Sequence[Choice]) -> str:
     """Return the cheapest settings proven to keep the margin and what they save; some model has one."""
     proven = f"proven to stay within {margin_text(choices[0].margin)} of the full cache"

@@ -10,16 +10,23 @@ from typing import TYPE_CHECKING
 
 from kvatlas import models
 from kvatlas.columns import KV_MEMORY, cost_names
-from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
 from kvatlas.figures.by_memory import memory_csv, memory_figure
 from kvatlas.figures.curves import curves_csv, line_figure
-from kvatlas.figures.findings import panels_title
-from kvatlas.figures.heatmap import map_figure, plot
+from kvatlas.figures.heatmap import plot
 from kvatlas.figures.loss_memory import has_losses, loss_figure, losses_csv
-from kvatlas.figures.panels import ComparedMaps, Panel, cost_panels, difference_panels, panels_csv
+from kvatlas.figures.panels import (
+    ComparedMaps,
+    Panel,
+    cost_panels,
+    difference_panels,
+    loss_panels,
+    metric_panels,
+    panels_csv,
+)
 from kvatlas.figures.policy_differences import against_csv, against_figure
 from kvatlas.figures.style import FigureOptions, check_figure, save
-from kvatlas.report.headline import headline, recommended_words
+from kvatlas.report.headline import recommended_words, short_headline
 from kvatlas.report.memory_sentences import memory_title
 from kvatlas.report.result import Result, of_policy, open_result
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
@@ -27,6 +34,7 @@ from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
 from kvatlas.results.export import marked_csv
 from kvatlas.stats.against_policy import against_policy, rows_of_policy
 from kvatlas.stats.choice import with_recommended
+from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, differences_of_runs
 from kvatlas.stats.run_data import RunData
@@ -34,6 +42,9 @@ from kvatlas.text import model_name, percent_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+#: What the cells of maps lose against the full cache.
+Losses = Mapping[MapName, Mapping[CellCoord, SettingLoss]]
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,7 @@ def plot_sources(
     if _shows_losses(result, cost, show):
         notes = list(chain.from_iterable(one.map.notes for one in result.grids))
         metric = result.opened_runs[0].metric if result.opened_runs else ""
-        title = headline(result.choices, result.comparisons)
+        title = short_headline(result.choices, result.comparisons)
         figure = loss_figure(result.choices, metric, title=title, notes=notes, options=show.figure)
         return save(figure, out, data=losses_csv(result.choices))
 
@@ -103,8 +114,8 @@ def plot_sources(
     if show.against:
         panels = _panels_against(result, show.against, show.mean)
         policies = {show.against, *(panel.map.policy for panel in panels)}
-        lead = headline((), _comparisons_of(result, policies))
-        return _draw_panels(result, panels, out, show, f"{lead}; {panels_title(panels)}" if lead else "")
+        lead = short_headline((), _comparisons_of(result, policies))
+        return _draw_panels(result, panels, out, show, lead)
 
     maps = _tested_means(result, sources) if show.mean else [one.map for one in result.maps]
     for map_ in maps:
@@ -113,7 +124,12 @@ def plot_sources(
             raise KvatlasError(
                 f"The map of {map_.model} on {map_.benchmark} shows {map_.metric} and no {options.metric!r}."
             )
-    return save(metric_figure(result, maps, show), out, data=marked_csv(with_recommended(maps, result.choices)))
+    losses = losses_of_means(result) if show.mean and options.metric is None else {}
+    points = {}
+    for name, of_map in losses.items():
+        points[name] = {at: [percent(loss.value), percent(loss.low), percent(loss.high)] for at, loss in of_map.items()}
+    data = marked_csv(with_recommended(maps, result.choices), points)
+    return save(metric_figure(result, maps, show, losses), out, data=data)
 
 
 def _shows_losses(result: Result, cost: str | None, show: MapOptions) -> bool:
@@ -181,18 +197,30 @@ def with_kv_bytes(map_: Map) -> Map:
     )
 
 
-def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions) -> Figure:
-    """Return maps or means of a result, with the comparison of their policies where there are two."""
+def losses_of_means(result: Result) -> Losses:
+    """Return the losses of the cells of means against the full cache; empty unless those of all cells are known."""
+    for one in result.means:
+        if one.map.full is None or one.map.margin is None or not one.map.cells.keys() <= one.losses.keys():
+            return {}
+    return {one.map.name: one.losses for one in result.means}
+
+
+def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions, losses: Losses) -> Figure:
+    """Return maps or means of a result, with the comparison of their policies where there are two.
+
+    With `losses` of all maps, the figure shows these, unless it shall be plain, as papers have maps.
+    """
     maps = with_recommended(maps, result.choices)
     comparisons = _comparisons_of(result, {map_.policy for map_ in maps})
     # The means of all policies are the whole result.
     is_whole = show.mean and result.options.policy is None
 
-    return map_figure(
-        maps,
+    is_plain = show.figure is not None and show.figure.plain
+    return plot(
+        loss_panels(maps, losses) if losses and not is_plain else metric_panels(maps, exact=is_plain),
         shared=show.shared,
         one_bar=show.mean,
-        title=headline(result.choices, comparisons) if is_whole else "",
+        title=short_headline(result.choices, comparisons) if is_whole else "",
         comparisons=comparisons,
         notes=recommended_notes(result, maps),
         options=show.figure,

@@ -24,8 +24,8 @@ from kvatlas.core import (
     Setting,
     ascending,
     is_storable_number,
-    refuse_problem_file,
 )
+from kvatlas.core.basics import refuse_problem_file
 from kvatlas.core.settings import WINDOW_SHARE
 from kvatlas.policies.memory import stays
 from kvatlas.results.export import MARKS

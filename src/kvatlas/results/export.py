@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from kvatlas.columns import VALUE, csv_columns
-from kvatlas.core import Cell, KvatlasError, Map, MapName, Trace, reason
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Trace, reason
 from kvatlas.results.store import Store
 from kvatlas.text import axis_label, guarded, percent_text, visible
 
@@ -42,8 +42,9 @@ _LATEX = str.maketrans(
     }
 )
 _BATCH = 2_000
-#: The columns of the marks of a figure's cells, in the data beside it; they are not read.
+#: The columns of the marks of a figure's cells, in the data beside it, and of their losses; they are not read.
 MARKS = ("proven", "proven_like_these", "loses_more", "recommended")
+LOSSES = ("loses", "loses_low", "loses_high")
 
 
 def format_of(out: Path | None, given: str | None) -> str:
@@ -185,10 +186,13 @@ def _latex(value: Any) -> str:
     return str(visible(str(value))).translate(_LATEX)
 
 
-def marked_csv(maps: Sequence[Map]) -> str | None:
+def marked_csv(
+    maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord, Sequence[float | None]]] | None = None
+) -> str | None:
     """Return the maps as `csv_text` does, with what figures mark on each cell; baselines have no marks.
 
-    None for maps that one CSV map cannot hold.
+    `losses` adds the loss of each cell against the full cache and its limits, in points. None for maps
+    that one CSV map cannot hold.
     """
     if len({(map_.metric, map_.axes[0][0], map_.axes[1][0]) for map_ in maps}) != 1:
         return None
@@ -197,14 +201,16 @@ def marked_csv(maps: Sequence[Map]) -> str | None:
     rows = list(csv.reader(io.StringIO(csv_text(maps))))
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*rows[0], *MARKS])
+    writer.writerow([*rows[0], *MARKS, *(LOSSES if losses else ())])
     for row, (names, _) in zip(rows[1:], _csv_rows(maps), strict=True):
         model, benchmark, policy, *coord = names
         map_ = by_name.get(MapName(model, benchmark, policy))
         fields: list[int | str] = [""] * len(MARKS)
+        loss: Sequence[float | None] = [None] * len(LOSSES) if losses else []
         if map_ is not None and tuple(coord) in map_.cells:
             fields = _mark_fields(map_, tuple(coord))
-        writer.writerow([*row, *fields])
+            loss = losses[map_.name][tuple(coord)] if losses else []
+        writer.writerow([*row, *fields, *loss])
     return text.getvalue()
 
 

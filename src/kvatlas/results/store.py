@@ -16,7 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, Trace, canonical, digest, reason, refuse_problem_file
+from kvatlas.core import KvatlasError, Trace, canonical, digest, reason
+from kvatlas.core.basics import refuse_problem_file
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import (
     COLUMNS,

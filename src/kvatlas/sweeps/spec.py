@@ -16,16 +16,8 @@ from pydantic.functional_validators import BeforeValidator, field_validator, mod
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
-from kvatlas.core import (
-    LOSE_AT_MOST,
-    MOST_LOOKS,
-    KvatlasError,
-    Sampling,
-    Setting,
-    canonical,
-    reason,
-    refuse_problem_file,
-)
+from kvatlas.core import LOSE_AT_MOST, MOST_LOOKS, KvatlasError, Sampling, Setting, canonical, reason
+from kvatlas.core.basics import refuse_problem_file
 from kvatlas.models import ModelHandle
 from kvatlas.policies import parameters, permit, policies, read_parameter, with_class
 from kvatlas.policies.budget_rule import RULE_PARAMETERS

@@ -105,7 +105,6 @@ async function showRun(parts, query, fresh) {
   const tab = map ? "maps" : (parts[1] ?? "answer");
   show("overview", tab === "answer" ? claim() : tabs[tab], [[state.run, to(state.run)]]);
   for (const section of document.querySelectorAll("[data-tab]")) section.hidden = !section.dataset.tab.split(" ").includes(tab);
-  byId("maps-title").classList.toggle("unseen", tab === "maps");
   byId("metric").hidden = tab !== "answer";
   byId("metric").textContent = whatRan();
   byId("warnings").replaceChildren(...data.warnings.map((text) => el("p", { class: "warn" }, text)));
@@ -221,25 +220,29 @@ async function drawAbout() {
     byId(id).hidden ||= !there.length;
   }
   const of = (one) => (!view.model || one.model.split(", ").includes(view.model)) && (!view.policy || `${one.first} ${one.second}`.includes(view.policy));
-  byId("comparisons-table").replaceChildren(...comparisonTable(about.comparisons.filter(of)));
+  byId("comparisons-table").replaceChildren(...comparisonTables(about.comparisons.filter(of)));
   byId("provenance-table").replaceChildren(listTable("Provenance of the run", [], about.provenance));
   byId("spec").textContent = about.spec;
   byId("keys").textContent = about.keys.map(([key, settings]) => [key, ...settings.map((setting) => `    ${setting}`)].join("\n")).join("\n");
 }
 
-function comparisonTable(comparisons) {
-  const notes = unique(comparisons.map((one) => one.note).filter(Boolean)), letter = (note) => "abcdefgh"[notes.indexOf(note)];
-  const several = data.models.length > 1;
-  const rows = comparisons.map((one) => {
-    const [value, low, high] = [one.difference, one.low, one.high].map((points) => signed(points));
-    const p = one.p < 0.001 ? "< 0.001" : one.p > 0.99 ? "> 0.99" : String(Number(one.p.toPrecision(2)));
-    const names = (text) => text.split(", ").map(shortOf).join(", ");
-    const first = `${names(one.first)}${one.note ? ` (${letter(one.note)})` : ""}`;
-    return [...(several ? [names(one.model)] : []), one.benchmark, first, names(one.second), one.cells, one.problems, value, `${low} to ${high}`, p];
+/* Comparisons of policies, then those of models under one policy, each in a table of its own. */
+function comparisonTables(comparisons) {
+  const isOfModels = (one) => one.model.includes(", "), several = data.models.length > 1;
+  const groups = [
+    ["Policies", several ? "Model" : null, comparisons.filter((one) => !isOfModels(one)), (one) => shortOf(one.model)],
+    ["Models", "Policy", comparisons.filter(isOfModels), (one) => one.note ?? ""],
+  ];
+  return groups.filter(([, , shown]) => shown.length).flatMap(([name, heading, shown, under]) => {
+    const rows = shown.map((one) => {
+      const [value, low, high] = [one.difference, one.low, one.high].map((points) => signed(points));
+      const p = one.p < 0.001 ? "< 0.001" : one.p > 0.99 ? "> 0.99" : String(Number(one.p.toPrecision(2)));
+      return [...(heading ? [under(one)] : []), one.benchmark, shortOf(one.first), shortOf(one.second), one.cells, one.problems, value, `${low} to ${high}`, p];
+    });
+    const columns = [...(heading ? [heading] : []), "Benchmark", "First", "Second", "Cells", "Problems", "Difference", "95 % interval", "p"];
+    const table = listTable(`Paired comparisons: ${name}`, columns, rows, columns.map((_, index) => index).slice(-5));
+    return [el("h3", {}, name), el("div", { class: "scroll", tabindex: 0 }, table)];
   });
-  const columns = [...(several ? ["Model"] : []), "Benchmark", "First", "Second", "Cells", "Problems", "Difference", "95 % interval", "p"];
-  const table = listTable("Paired comparisons of policies and models", columns, rows, columns.map((_, index) => index).slice(-5));
-  return [el("div", { class: "scroll", tabindex: 0 }, table), ...notes.map((note, index) => el("p", { class: "soft" }, `(${"abcdefgh"[index]}) ${note}.`))];
 }
 
 /* -- lists of traces ----------------------------------------------------------------------------------------------- */
