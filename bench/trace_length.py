@@ -1,4 +1,4 @@
-"""How does the loss of a setting grow with the length of the thinking? Ledgers of 8 to 36 lines, embedded models.
+"""Loss by the length of the thinking: ledgers of 8 to 36 lines, embedded models.
 
     python bench/trace_length.py --out bench/results/trace_length.json --figure docs/images/trace-length.png
 

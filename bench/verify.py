@@ -160,7 +160,8 @@ def departures(name: str, problems: int, folder: Path) -> list[Departures]:
     traces = traces_of(name, folder, problems=problems, samples=1, sampling=sampling)
     written = {trace.problem: trace.text.partition("</think>")[0] for trace in traces}
     model, benchmark = models.find(MODEL), benchmarks.find(BENCHMARK)
-    cell = policies.from_setting(Setting.from_parameters(**ROUNDED.get(name, CELL)))
+    values = dict(ROUNDED.get(name, CELL))
+    cell = policies.from_setting(Setting.from_parameters(values.pop("policy"), **values))
     texts = [(model.encode(benchmark.prompt(problem)), written[problem.id]) for problem in benchmark.problems(problems)]
     return read_under_policy(model, cell, texts)
 

@@ -1,7 +1,6 @@
 """Systems, curves, maps and runs are compared."""
 
 import json
-from array import array
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,7 +164,7 @@ def test_runs_are_compared_token_by_token(tmp_path: Path, kvatlas: Call) -> None
         store.copy(tmp_path / "changed")
         run_key, trace = next(iter(store.traces()))
     with Store.open(tmp_path / "changed") as store:
-        store.add(run_key, replace(trace, tokens=array("i", [*trace.tokens[:-1], 5])))
+        store.add(run_key, replace(trace, tokens=(*trace.tokens[:-1], 5)))
     change_store(tmp_path / "changed", f"DELETE FROM traces WHERE problem != '{trace.problem}' AND sample = 1")
     code, out, _ = kvatlas("compare", first, tmp_path / "changed", "--json")
     document = json.loads(out)

@@ -30,7 +30,8 @@ EXACT: dict[str, dict[str, Any]] = {
 
 
 def setting(target: str, **changes: Any) -> Setting:
-    return Setting.from_parameters(**{"kv_budget": 2048, "every": 128, **EXACT[target], **changes})
+    values = {"kv_budget": 2048, "every": 128, **EXACT[target], **changes}
+    return Setting.from_parameters(values.pop("policy"), **values)
 
 
 def variables(text: str) -> dict[str, str]:
@@ -110,11 +111,11 @@ def test_what_a_target_cannot_express_is_named_with_the_nearest(target: str, cha
 
 
 def test_a_ratio_is_told_as_what_it_keeps() -> None:
-    values = {"policy": "triattention", "kv_budget": 2176, "local_window": 128, "ratio": 0.9375}
+    values = {"kv_budget": 2176, "local_window": 128, "ratio": 0.9375}
     values |= {"ratio_over": "older", "keep_prompt": False}
-    made = export_setting(Setting.from_parameters(**values), "triattention-vllm")
+    made = export_setting(Setting.from_parameters("triattention", **values), "triattention-vllm")
     assert (made.setting.values["kv_budget"], made.setting.values["every"]) == (2048, 128)
-    thinking = Setting.from_parameters(**{**values, "ratio_over": "thinking", "keep_prompt": True})
+    thinking = Setting.from_parameters("triattention", **{**values, "ratio_over": "thinking", "keep_prompt": True})
     # Of 2,176 - 100 - 128 thinking tokens 1,826 stay, and the window: 1,954 beside the prompt.
     with pytest.raises(KvatlasError, match="with prompts of 100 tokens, kv_budget 1954 and every 122"):
         export_setting(thinking, "triattention-vllm", prompt=100)

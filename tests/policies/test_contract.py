@@ -272,10 +272,10 @@ def test_groups_and_residuals_are_limited_by_the_model(
 ) -> None:
     full = policies.from_setting(Setting.from_parameters("full", **{"kv_bits": 2, **values}))
     if not sentence:
-        assert policies.fit(full, tiny_llama).storage == full.storage
+        assert policies.fit_policy(full, tiny_llama).storage == full.storage
         return
     with pytest.raises(KvatlasError, match="does not fit the model") as caught:
-        policies.fit(full, tiny_llama)
+        policies.fit_policy(full, tiny_llama)
     assert sentence in str(caught.value)
 
 

@@ -130,7 +130,7 @@ def test_a_setting_names_them_where_they_are_not_the_published_rule() -> None:
     )
     engines = Setting.from_parameters("window", kv_budget=64, local_window=4, every=16, budget_over="thinking")
     result = policies.from_setting(engines)
-    assert result.setting == Setting.from_parameters(**{**engines.values, "policy": "window", "keep_prompt": True})
+    assert result.setting == Setting.from_parameters("window", **{**engines.values, "keep_prompt": True})
     assert policies.from_setting(result.setting) == result
     phased = policies.from_setting(
         Setting.from_parameters("window", kv_budget=64, local_window=4, every=16, every_from="start")

@@ -21,7 +21,21 @@ import pytest
 
 from kvatlas import benchmarks
 from kvatlas.benchmarks import find
-from kvatlas.core import Costs, EvictionTrace, Grade, KvatlasError, Outcome, Setting, Status, Trace, Usage, digest
+from kvatlas.core import (
+    NO_ANSWERS,
+    NOT_ENDED,
+    Costs,
+    EvictionTrace,
+    Grade,
+    KvatlasError,
+    Outcome,
+    Setting,
+    Status,
+    Trace,
+    Usage,
+    digest,
+)
+from kvatlas.gates import pairing, runs
 from kvatlas.report.app.documents import outcome_letters
 from kvatlas.report.app.traces import trace_document
 from kvatlas.report.materials import RunMaterials
@@ -31,6 +45,7 @@ from kvatlas.results.records import COLUMNS, COSTS, RECORD, STATUS, record, row_
 from kvatlas.results.regrade import regrade
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
+from kvatlas.stats.validity import validity_of
 from tests.command_line import Call
 from tests.stored import change_store
 
@@ -363,6 +378,18 @@ def test_a_trace_of_a_later_version_that_is_set_aside_keeps_its_status(tmp_path:
         ]  # fmt: skip
     (cell,) = RunData.open(run).cells
     assert cell.outcomes == {Outcome.CORRECT: 1, Outcome.UNKNOWN: 1}
+
+
+def test_every_status_is_counted_by_validity_and_gate(old_run: Path) -> None:
+    """A status that is added is counted by what it says of the trace, without a list of names by hand."""
+    (cell,) = RunData.open(old_run).cells
+    checked = validity_of([cell])
+    assert checked is not None
+    assert (checked.no_answer, checked.truncated, checked.unanswered) == (1, 1, 2)
+    without_answer = {Outcome[status.name] for status in Status if not status.answered}
+    assert {*NO_ANSWERS, *NOT_ENDED} == without_answer
+
+    assert set(runs._ENDINGS.values()) == set(map(str, without_answer)) == set(pairing._ENDINGS) - {""}
 
 
 def test_every_status_and_cost_has_a_place_in_the_store() -> None:

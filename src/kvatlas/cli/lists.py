@@ -51,7 +51,7 @@ def list_command(
 
 
 def _print_policies(name: str | None, as_json: bool) -> None:
-    from kvatlas.policies import PRESETS, CompressingPolicy, describe_policy, permit
+    from kvatlas.policies import PRESETS, BudgetRule, describe_policy, permit
     from kvatlas.policies import policies as registry
 
     permit(name or "")
@@ -73,7 +73,7 @@ def _print_policies(name: str | None, as_json: bool) -> None:
             value = row["published"].get(parameter)
             typer.echo(f"  {parameter} = {default}{f'   (published: {value})' if value is not None else ''}")
         if "kv_budget" in row["parameters"]:
-            _, _, shared = (inspect.getdoc(CompressingPolicy) or "").partition("\n\n")
+            _, _, shared = (inspect.getdoc(BudgetRule) or "").partition("\n\n")
             typer.echo(f"\nParameters of every policy that compresses:\n{shared}")
 
 

@@ -53,6 +53,8 @@ from kvatlas.core.settings import (
 from kvatlas.core.traces import (
     CODES,
     MAX_NEW_TOKENS,
+    NO_ANSWERS,
+    NOT_ENDED,
     POSITION_BYTES,
     SERVED,
     CachedLayer,
@@ -79,6 +81,8 @@ __all__ = [
     "LOSE_AT_MOST",
     "MAX_NEW_TOKENS",
     "MOST_LOOKS",
+    "NOT_ENDED",
+    "NO_ANSWERS",
     "POSITION_BYTES",
     "SERVED",
     "WARNINGS",

@@ -44,8 +44,9 @@ class Validity:
     """Counts of traces from which follows if they can show a difference between settings.
 
     `bounded` traces belong to `settings` with a KV budget; `compressed` of these were compressed at least once.
-    `no_answer` and `truncated` count over all traces. `identical` lists groups of setting ids whose tokens are equal
-    for every problem and sample; `same` is True if this holds for all settings with a KV budget.
+    `no_answer` and `truncated` (traces that did not end) count over all traces. `identical` lists groups of setting
+    ids whose tokens are equal for every problem and sample; `same` is True if this holds for all settings
+    with a KV budget.
     """
 
     traces: int

@@ -49,6 +49,11 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown to this version"
 
 
+#: The outcomes of traces without an answer: those that ended by themselves, and those that did not.
+NO_ANSWERS = tuple(Outcome[status.name] for status in Status if status.ended and not status.answered)
+NOT_ENDED = tuple(Outcome[status.name] for status in Status if not status.ended)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One question with its reference answer. `id` is unique within its benchmark and stable across versions."""

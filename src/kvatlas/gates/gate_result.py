@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Claim, percent
+from kvatlas.core import NO_ANSWERS, NOT_ENDED, Claim, percent
 from kvatlas.gates.judgement import EXIT_CODES, Judgement, LossLimits, Verdict
 from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
 from kvatlas.gates.pairing import PairedAnswers
@@ -109,8 +109,8 @@ class JudgedChange:
         missing = 0
         for task in self.pairs.tasks:
             answers = (task.before, task.after)[index]
-            truncated += answers.ended("truncated")
-            no_answer += answers.ended("no answer")
+            truncated += answers.ended(NOT_ENDED)
+            no_answer += answers.ended(NO_ANSWERS)
             missing += int(np.isnan(answers.scores).sum())
 
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import NO_ANSWERS, NOT_ENDED, KvatlasError, Outcome
 from kvatlas.gates.outcomes import AnswerName, GradedAnswer, Side
 from kvatlas.results.manifest import NAMED
 from kvatlas.stats.numerics.arrays import Floats, Ints
@@ -28,7 +28,7 @@ REFUSED: Mapping[str, str] = {
 ALLOWED = ("prompts", "version", "grading", "missing")
 #: The largest share of missing pairs with which something can be proven.
 MOST_MISSING = 0.05
-_ENDINGS = ("", "truncated", "no answer")
+_ENDINGS = ("", *map(str, (*NO_ANSWERS, *NOT_ENDED)))
 
 
 class ConditionDifference(NamedTuple):
@@ -58,9 +58,10 @@ class AnswerGrid:
         """Return the name of an answer in its log."""
         return self.task, str(self.names[row]), self.samples[column]
 
-    def ended(self, ending: str) -> int:
-        """Return the number of answers with this ending."""
-        return int(np.count_nonzero(self.endings == _ENDINGS.index(ending)))
+    def ended(self, outcomes: Iterable[Outcome]) -> int:
+        """Return the number of answers whose ending is one of these outcomes."""
+        endings = [_ENDINGS.index(str(outcome)) for outcome in outcomes]
+        return int(np.isin(self.endings, endings).sum())
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import SERVED, KvatlasError, Outcome, Setting, Status
+from kvatlas.core import SERVED, KvatlasError, Outcome, Setting
 from kvatlas.gates.outcomes import (
     AnswerName,
     AnswerTexts,
@@ -29,11 +29,7 @@ from kvatlas.stats.table import CellTraces, check_pairs
 #: Digests of traces without tokens.
 _NO_TOKENS = (bytes(16), bytes.fromhex(digest_of_tokens(b"")))
 #: By the number of a status the ending of a trace without an answer.
-_ENDINGS = {
-    code: str(Outcome[status.name])
-    for status, code in STATUS.items()
-    if not status.answered and status is not Status.UNKNOWN
-}
+_ENDINGS = {code: str(Outcome[status.name]) for status, code in STATUS.items() if not status.answered}
 
 
 def side_of_run(folder: Path, cell: str, name: str, options: SideOptions) -> Side:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from kvatlas.core import AuditedCell, Outcome, Validity, grouped, no_choice_sentence
+from kvatlas.core import NO_ANSWERS, NOT_ENDED, AuditedCell, Outcome, Validity, grouped, no_choice_sentence
 from kvatlas.stats.table import CellTraces
 
 
@@ -62,12 +62,17 @@ def validity_of(cells: Iterable[CellTraces]) -> Validity | None:
         traces=sum(cell.stored for cell in stored),
         bounded=bounded,
         compressed=compressed,
-        no_answer=sum(cell.outcomes[Outcome.NO_ANSWER] for cell in stored),
-        truncated=sum(cell.outcomes[Outcome.TRUNCATED] for cell in stored),
+        no_answer=sum(count_outcomes(cell, NO_ANSWERS) for cell in stored),
+        truncated=sum(count_outcomes(cell, NOT_ENDED) for cell in stored),
         settings=len(settings),
         identical=identical,
         same=len(settings) > 1 and any(settings <= set(group) for group in identical),
     )
+
+
+def count_outcomes(cell: CellTraces, outcomes: Iterable[Outcome]) -> int:
+    """Return the number of a cell's traces with one of these outcomes."""
+    return sum(cell.outcomes[outcome] for outcome in outcomes)
 
 
 def has_budget(cell: CellTraces) -> bool:
