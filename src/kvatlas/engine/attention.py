@@ -39,9 +39,9 @@ class AttentionBackend:
     name: ClassVar[str]
     #: Tokens of a page of its cache.
     page_size: ClassVar[int] = PAGE
-    #: True if `compute_layers` computes whole decoder layers.
+    #: True if the backend defines `compute_layers`, which computes whole decoder layers.
     computes_layers: ClassVar[bool] = False
-    #: True if `graph_runner` captures its steps in decoding.
+    #: True if the backend defines `graph_runner`, which captures its steps in decoding.
     captures_steps: ClassVar[bool] = False
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def pairwise_figure(
             about = [", ".join(f"{letter}: {name}" for letter, name in zip(shown, names, strict=True)), *about]
         layout = _pair_layout(len(pairs), shown, most, options)
 
-        # Over each panel: who is ahead, or as published the names of both systems.
+        # The text above each panel names the system that is ahead, or both systems in the published form.
         heads = []
         for x, y, pair in pairs:
             if is_density:

@@ -49,7 +49,7 @@ def _tokens_param(least: int, pattern: str, expected: str) -> Any:
 
 @dataclass(frozen=True)
 class BudgetRule:
-    """When a compression fires, and how many tokens stay.
+    """The rule that says when a compression fires and how many tokens stay.
 
     kv_budget: cache length (tokens per sequence, prompt included) at which a compression fires; with `every` the length
         after a compression. Bytes such as `12MiB` stand for the tokens that they hold, in the type in which the model

@@ -111,6 +111,8 @@ class CacheView:
     sequence's tokens so far, evicted ones included, `stream` the key of its random numbers, `thinking_end` the position
     of the end of thinking, None without one. `reference` is the finished full-cache trace of the same sample, if that
     has an answer (ANSWER), `memory` the earlier scores of policies that remember them.
+
+    The engine passes its own view (`engine.rows.RowView`); a test passes one that defines the methods that it needs.
     """
 
     model: ModelHandle

@@ -558,6 +558,7 @@ def lock(folder: Path) -> BaseFileLock | None:
             "another folder."
         ) from None
     except (OSError, NotImplementedError):
+        # A file system without locks, as of some network drives: the run is written without one.
         return None
     with contextlib.suppress(OSError):
         owner.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")

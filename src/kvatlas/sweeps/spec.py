@@ -342,7 +342,7 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
 
     for key, text in (changes or {}).items():
         _set_key(data, key, text)
-    # Who names a spec names the files of its policies and benchmarks.
+    # A user who names a spec also names the files of its policies and benchmarks.
     permit(*named_classes(data))
     return parse_spec(data, str(path), _FILE)
 
