@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 from trace_picture import draw, find_lost
 
+from kvatlas.autopsy.autopsy_figure import save_autopsies
 from kvatlas.cli import command
+from kvatlas.text import model_name
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -40,6 +43,21 @@ def main(folder: str) -> None:
         command()([*words, "--look", "columns=2", "--out", str(IMAGES / f"{name}.png")], standalone_mode=False)
         (IMAGES / f"{name}.data.csv").unlink(missing_ok=True)
     draw(find_lost(Path(folder)), IMAGES / "trace.png")
+    draw_autopsies()
+
+
+def draw_autopsies() -> None:
+    """Redraw the picture of docs/findings/saving-tokens.md from the results of `bench/autopsies.py`."""
+    cells = json.loads((IMAGES.parents[1] / "bench" / "results" / "autopsies.json").read_text("utf-8"))["cells"]
+    summaries = {}
+    for cell in cells:
+        model = "SmolLM2-think" if cell["model"] == "smollm2-135m-think" else model_name(cell["model"])
+        name = f"{model} | {cell['benchmark']}"
+        if name in summaries:
+            name = f"{model}, seed {cell['seed']} | {cell['benchmark']}"
+        summaries[name] = cell["summary"]
+    save_autopsies(summaries, IMAGES / "autopsy.png")
+    (IMAGES / "autopsy.data.csv").unlink()
 
 
 if __name__ == "__main__":

@@ -138,12 +138,6 @@ def plot(
             baselines = [()] * len(panels)
         layout = layout.with_lines_above(_lines_over_panels(layout, baselines, options), options)
 
-        # Comparisons for which there is no room beside the rows stand below.
-        gains_notes = []
-        if gains.texts and not layout.gains.texts:
-            by_row = [f"{row} {' '.join(texts)}" for row, texts in zip(row_names, gains.texts, strict=True)]
-            gains_notes.append(Note(NoteKind.INTERVAL, f"Difference {gains.name}: {', '.join(by_row)}"))
-
         # The words over all panels.
         about = [*arrangement.about, *marks_in_words(panels, bool(layout.value), bool(layout.interval), options)]
         about += about_all
@@ -164,7 +158,7 @@ def plot(
             layout.margins,
             title=title,
             about=about,
-            notes=[*notes, *gains_notes, *notes_of(panels, bool(layout.value))],
+            notes=[*notes, *_gains_note(row_names, gains, layout), *notes_of(panels, bool(layout.value))],
         )
         has_two_frames = any(panel.thick for panel in panels)
         for index, (axes, panel, scale) in enumerate(zip(grid, panels, scales, strict=True)):
@@ -172,11 +166,9 @@ def plot(
             _write_heatmap_axes(axes, panel, index, layout, options)
             style.write_above(axes, layout.above[index])
             if index in bars:
-                lowest = axes
-                if is_single_bar:
-                    lowest = grid[-1]
-                elif _has_column_bars(layout, scales):
-                    lowest = grid[index + len(grid) - layout.across]
+                is_column_bar = not is_single_bar and _has_column_bars(layout, scales)
+                end = index + len(grid) - layout.across if is_column_bar else index
+                lowest = grid[-1] if is_single_bar else grid[end]
                 _draw_colour_bar(axes, lowest, panel, scale, bars[index], layout, options)
         _write_beside_rows(figure, grid, layout, options)
         finish_texts(figure, options)
@@ -233,6 +225,14 @@ def _policy_gains(arrangement: Arrangement, comparisons: Sequence[Comparison]) -
         interval = f"({signed(100 * difference.low)} to {signed(100 * difference.high)})"
         texts.append((f"{signed(100 * difference.value)} points", interval))
     return PolicyGains(next(iter(names)), tuple(texts))
+
+
+def _gains_note(rows: Sequence[str], gains: PolicyGains, layout: HeatmapLayout) -> list[Note]:
+    """Return a note of the comparisons of policies by rows, if there is no room for them beside the rows."""
+    if not gains.texts or layout.gains.texts:
+        return []
+    by_row = [f"{row} {' '.join(texts)}" for row, texts in zip(rows, gains.texts, strict=True)]
+    return [Note(NoteKind.INTERVAL, f"Difference {gains.name}: {', '.join(by_row)}")]
 
 
 def _bar_ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions) -> list[Tick]:
