@@ -13,7 +13,7 @@ from kvatlas.text import model_name, p_text, percent_text
 
 if TYPE_CHECKING:
     from kvatlas.report.result import MapResult, Result
-    from kvatlas.stats.csv_tests import PooledEffect
+    from kvatlas.stats.map_tests import PooledEffect
 
 #: Levels that a sentence names one by one.
 _NAMED = 5

@@ -12,7 +12,6 @@ from typing import Any
 from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, grouped, mean_of
 from kvatlas.stats.claims import GREEDY
 from kvatlas.stats.controls import Control, control_of
-from kvatlas.stats.csv_tests import PooledEffect
 from kvatlas.stats.losses import (
     FULL,
     GridLosses,
@@ -22,7 +21,7 @@ from kvatlas.stats.losses import (
     grid_by_benchmark,
     kept_by_rule,
 )
-from kvatlas.stats.map_tests import MapTests
+from kvatlas.stats.map_tests import MapTests, PooledEffect
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.power import Provable, provable
 from kvatlas.stats.prices import Price, prices_of_setting

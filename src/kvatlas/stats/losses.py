@@ -11,10 +11,9 @@ from operator import itemgetter
 
 import numpy as np
 
-from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens
+from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens, with_means
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
-from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.against_reference import Loss, losses_of_units
 from kvatlas.stats.numerics.arrays import Contrast, Flags, weights
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
