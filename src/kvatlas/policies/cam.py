@@ -21,10 +21,12 @@ class CaM(CompressingPolicy):
     A), at most 1, drawn for each unit of choice. A, which is also the score, is the sum over all queries so far of
     their attention, the mean over the query heads of a KV head. Keys stay as they are.
 
-    Source: "CaM: Cache Merging for Memory-efficient LLMs Inference" (ICML 2024). The paper merges into the cache of any
-    eviction; its authors' code evicts the oldest token behind a recent window at every step. Here the choice is that of
-    `h2o` at the times of the contract, so that the difference of the two is the merging. kvpress' CAMPress merges at
-    most as many evicted tokens as came since the last compression, here all of them merge.
+    Source: "CaM: Cache Merging for Memory-efficient LLMs Inference" (ICML 2024), as its authors' code (zyxxmu/cam at
+    df5e076) and kvpress' CAMPress read it. The authors' code evicts the oldest token behind a recent window at every
+    step; its code for Llama takes the newest query's attention as A and a mean over the whole window, that for
+    streaming the accumulated attention. kvpress merges beside any score, by accumulated attention, at most as many
+    tokens as came since the last compression. Here all evicted tokens merge, and the choice is that of `h2o` at the
+    times of the contract, so that the difference of the two is the merging.
 
     neighbours: tokens among which an evicted value is divided; fewer where fewer stay after it.
     scope: the unit of one choice: head (published), kv_head, layer or global, then with the mean of the sums.
@@ -36,7 +38,7 @@ class CaM(CompressingPolicy):
     name = "cam"
     summary = "keeps the tokens of h2o and merges evicted values into the tokens after them"
     paper = "CaM: Cache Merging, ICML 2024, openreview.net/forum?id=LCTmppB165"
-    published = {"neighbours": "32 (16 in their code for streaming)"}
+    published = {"neighbours": "32, 16 in the code for streaming"}
     observes = frozenset({Signal.ATTENTION})
     columns = ("mass",)
     random = True
