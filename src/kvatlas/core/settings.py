@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from kvatlas.core.basics import differing, percent
 from kvatlas.core.traces import Setting
 
+#: The value of `thinking_tokens` without a cap on thinking.
+UNLIMITED = "unlimited"
 #: Parameters that a setting names only if they have another value.
 UNNAMED: Mapping[str, Any] = {
     "strict_budget": False,
@@ -34,6 +36,7 @@ UNNAMED: Mapping[str, Any] = {
     "value_bits": 0,
     "group": 32,
     "residual": 32,
+    "thinking_tokens": UNLIMITED,
 }
 #: Those of them that change which tokens stay, never how many in the mean over the heads.
 OF_SCORES = ("plan_prefix", "refresh", "carry", "budgets")
