@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvatlas.class_files import absolute_name, class_file, load_class, permit
 from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
-from kvatlas.core.settings import UNNAMED
+from kvatlas.core.settings import CAP, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
 from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy
@@ -23,7 +23,7 @@ from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
 from kvatlas.policies.precision import PRECISION_PARAMETERS
 from kvatlas.policies.selection import select_tokens
-from kvatlas.policies.settings import CAP, parameters, read_parameter, usual_values
+from kvatlas.policies.settings import parameters, read_parameter, usual_values
 from kvatlas.registry import Registry
 from kvatlas.text import did_you_mean
 

@@ -13,14 +13,12 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from kvatlas.core import KvatlasError, Setting, Storage
-from kvatlas.core.settings import UNLIMITED, UNNAMED
+from kvatlas.core.settings import CAP, UNLIMITED, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
 from kvatlas.policies.parameter_types import Scope, check_parameters, length_param
 from kvatlas.policies.precision import PRECISION_PARAMETERS, KvPrecision
 from kvatlas.text import did_you_mean, read_value
 
-#: The parameter of the cap on thinking.
-CAP = "thinking_tokens"
 #: Values of required parameters, for error sentences.
 _EXAMPLES: Mapping[str, Any] = {"kv_budget": 512, "local_window": 64, "ratio": 0.3}
 #: The scopes of each word of `budgets` for unequal ones.
