@@ -71,12 +71,8 @@ def autopsy_command(
 
     if export is not None:
         write_token_labels(chain.from_iterable(autopsies), export)
-    if out is not None:
-        names = [f"{model_name(cell.model)} | {cell.benchmark}" for cell in cells]
-        for path in save_autopsies(dict(zip(names, autopsies, strict=True)), out):
-            note(f"wrote {path}")
 
-    documents = []
+    documents: list[dict[str, Any]] = []
     for cell, of_cell in zip(cells, autopsies, strict=True):
         document = {
             "model": cell.model,
@@ -87,6 +83,11 @@ def autopsy_command(
             "autopsies": [dataclasses.asdict(item) for item in of_cell],
         }
         documents.append(document)
+    if out is not None:
+        names = [f"{model_name(cell.model)} | {cell.benchmark}" for cell in cells]
+        summaries = [document["summary"] for document in documents]
+        for path in save_autopsies(dict(zip(names, summaries, strict=True)), out):
+            note(f"wrote {path}")
     if as_json:
         typer.echo(json.dumps({"cells": documents}, indent=2, allow_nan=False))
         return

@@ -311,6 +311,10 @@ class KVCache:
         """Return a sequence that continues a snapshot in pages of its own; the snapshot may be continued again."""
         for page in snapshot.pages:
             self.holders[page] += 1
+        return self.resume_apart(snapshot)
+
+    def resume_apart(self, snapshot: Snapshot) -> CachedSequence:
+        """Return a sequence that continues a snapshot in pages of its own, once for each of its branches."""
         sequence = self.resume(snapshot)
         everything = torch.arange(snapshot.length, device=self.device)
         self.compact(sequence, everything.expand(1, 1, -1), ())

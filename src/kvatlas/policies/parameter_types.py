@@ -42,6 +42,17 @@ def int_param(default: Any = MISSING, least: int = 0, **options: Any) -> Any:
     return parameter(f"an integer >= {least}", accepts, default, **options)
 
 
+def length_param(unlimited: str, **options: Any) -> Any:
+    """Declare a parameter that is a number of tokens, or by default the word for no limit."""
+
+    def accepts(value: Any) -> bool:
+        if isinstance(value, str):
+            return value == unlimited
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_INTEGER
+
+    return parameter(f"an integer >= 0, or {unlimited}", accepts, unlimited, **options)
+
+
 def float_param(default: Any = MISSING, least: float = 0, most: float = math.inf, **options: Any) -> Any:
     """Declare a parameter that is a number from `least` to `most`."""
 
