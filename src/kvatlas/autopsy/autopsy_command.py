@@ -42,7 +42,7 @@ def autopsy_command(
     from kvatlas.autopsy.autopsies import Autopsy, write_token_labels
     from kvatlas.autopsy.autopsy_figure import save_autopsies
     from kvatlas.autopsy.driver import find_lost, perform
-    from kvatlas.autopsy.summary import summarise
+    from kvatlas.autopsy.summary import held_out_text, summarise
     from kvatlas.figures.style import check_figure
     from kvatlas.policies import permit
     from kvatlas.results import Store
@@ -53,7 +53,7 @@ def autopsy_command(
 
     def tell(examined: Autopsy, done: int, total: int) -> None:
         if not quiet:
-            note(f"{done}/{total} {examined.key[3]}: {examined.death}, {examined.cause_text}")
+            note(f"{done}/{total} {examined.key[3]}: {examined.death}, {examined.cause_text}{held_out_text(examined)}")
 
     # Before the search, which may take hours.
     if out is not None:
@@ -157,8 +157,12 @@ def _print_held_out(test: Mapping[str, Any]) -> None:
     rows = [
         ("nothing put back", _with_limits(right["nothing"])),
         ("random sets put back", _with_limits(right["random"])),
+        ("others of the causes' kinds put back", _with_limits(right["kind"])),
         ("the causes put back", _with_limits(right["cause"])),
-        ("no compression until the death", _with_limits(right["no_compression"])),
+        ("no compression from there on", _with_limits(right["no_compression"])),
+        ("the causes put back until the death", _with_limits(right["cause_until_death"])),
+        ("no compression until the death", _with_limits(right["no_compression_until_death"])),
+        ("causes over others of their kinds, points", _with_limits(test["cause_over_kind"], "")),
         ("causes over random sets, points", _with_limits(test["cause_over_random"], "")),
         ("causes over nothing, points", _with_limits(test["cause_over_nothing"], "")),
         ("answers for which the cause is proven alone", f"{test['proven_alone']} of {test['answers']}"),

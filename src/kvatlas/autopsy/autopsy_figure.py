@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: The arms as a figure names them.
+#: The arms that a figure shows, by their names in it: in all of them tokens stay for good.
 NAMES: Mapping[str, str] = {
     "nothing": "nothing put back",
     "random": "random tokens",
+    "kind": "others of their kinds",
     "cause": "saving tokens",
     "no_compression": "no compression",
 }
 #: The places of the arms among the colours of lines: the cause is to be seen first.
-_COLOURS: Mapping[str, int] = {"nothing": 6, "random": 4, "cause": 0, "no_compression": 2}
+_COLOURS: Mapping[str, int] = {"nothing": 6, "random": 4, "kind": 3, "cause": 0, "no_compression": 2}
 #: The distance between two arms of a group, whose middles are 1 apart.
-_STEP = 0.17
+_STEP = 0.15
 
 
 def autopsy_figure(cells: Mapping[str, Sequence[Autopsy]], options: FigureOptions | None = None) -> Figure:
@@ -55,10 +56,10 @@ def autopsy_figure(cells: Mapping[str, Sequence[Autopsy]], options: FigureOption
         figure, panels, room = line_panels(
             options,
             [options.named(name) for name in tested],
-            [options.named(NAMES[arm]) for arm in ARMS],
+            list(map(options.named, NAMES.values())),
             "tokens put back (lost answers)",
             title=f"{percent_text(shares['cause'].value, 0)} % of these lost answers are right with saving tokens put "
-            f"back, {percent_text(shares['random'].value, 0)} % with random ones",
+            f"back, {percent_text(shares['kind'].value, 0)} % with others of their kinds",
             about=remarks,
             notes=[],
         )
@@ -74,8 +75,8 @@ def _draw_cell(panel: Axes, autopsies: Sequence[Autopsy], room: float, options: 
     arm_colours = {arm: options.colours.lines[place] for arm, place in _COLOURS.items()}
 
     # The marks of a group stand a little apart.
-    for index, arm in enumerate(ARMS):
-        shift = _STEP * (index - (len(ARMS) - 1) / 2)
+    for index, arm in enumerate(NAMES):
+        shift = _STEP * (index - (len(NAMES) - 1) / 2)
         estimates = [group.arms[arm] for group in groups]
         below = [estimate.value - (estimate.low or 0.0) for estimate in estimates]
         above = [(1.0 if estimate.high is None else estimate.high) - estimate.value for estimate in estimates]
@@ -98,7 +99,7 @@ def _draw_cell(panel: Axes, autopsies: Sequence[Autopsy], room: float, options: 
     panel.set_yticklabels(["0", "25", "50", "75", "100"])
     labels = [f"{group.name}\n({group.answers})" for group in groups[:-1]]
     panel.set_xticks(range(len(groups)), [*labels, f"all\n({groups[-1].answers})"])
-    ends = [LineEnd(groups[-1].arms[arm].value, options.named(NAMES[arm]), arm_colours[arm]) for arm in ARMS]
+    ends = [LineEnd(groups[-1].arms[arm].value, options.named(NAMES[arm]), arm_colours[arm]) for arm in NAMES]
     write_names(panel, ends, room)
 
 

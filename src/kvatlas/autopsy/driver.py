@@ -138,6 +138,7 @@ class Replayer:
     def case(self, trace: Trace) -> Case:
         """Return a trace ready to be replayed."""
         problem = self.problems[trace.problem]
+        prompt = self.model.encode(self.benchmark.prompt(problem))
 
         def restored(generation: Generation[Any]) -> bool:
             reading = read_tokens(self.model, generation.tokens, generation.finished)
@@ -145,9 +146,10 @@ class Replayer:
 
         return Case(
             trace=trace,
-            prompt=self.model.encode(self.benchmark.prompt(problem)),
+            prompt=prompt,
             stream=stream_key(self.plan.spec.seed, self.model.stream, trace.benchmark, trace.problem, trace.sample),
             policy=self.policy,
+            prompt_pieces=token_texts(self.tokenizer, prompt),
             pieces=token_texts(self.tokenizer, trace.tokens),
             restored=restored,
         )
