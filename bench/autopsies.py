@@ -32,7 +32,7 @@ PAGE = "docs/findings/saving-tokens.md"
 MODELS = ("embedded:tiny-llama", "embedded:tiny-qwen")
 FIRST = 3000
 PROBLEMS = 240
-SETTING = {"policy": "dynts", "kv_budget": 288, "local_window": 32, "ratio": 0.1}
+SETTING = {"kv_budget": 288, "local_window": 32, "ratio": 0.1}
 #: Lost answers that are examined of each model at most.
 MOST = 100
 #: The rows of the page's table: arms, then differences.
@@ -65,13 +65,13 @@ def decode(folder: Path) -> None:
             "seed": 11,
             "sampling": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 500},
             "baseline": [{"policy": "full"}],
-            "settings": [SETTING],
+            "settings": [{"policy": "dynts", **SETTING}],
         }
         plan = make_plan(parse_spec(document))
         problems = {name: found[FIRST:] for name, found in plan.problems.items()}
         run = folder / model.removeprefix("embedded:")
         sweep(replace(plan, problems=problems), run, workers=1, on_message=print)
-        perform(find_lost(run, Setting.from_parameters(**SETTING)), run, MOST, tell)
+        perform(find_lost(run, Setting.from_parameters("dynts", **SETTING)), run, MOST, tell)
 
 
 def tell(examined: Autopsy, done: int, total: int) -> None:
@@ -80,7 +80,7 @@ def tell(examined: Autopsy, done: int, total: int) -> None:
 
 def outcomes_of(folder: Path) -> Json:
     """Return the outcomes of the autopsies of a run of one model."""
-    (cell,) = find_lost(folder, Setting.from_parameters(**SETTING))
+    (cell,) = find_lost(folder, Setting.from_parameters("dynts", **SETTING))
     found = read_autopsies(folder)
     keys = list(map(key_of, cell.lost))[:MOST]
     return {

@@ -311,7 +311,8 @@ class AutopsiesOnPage:
 
         The saving tokens are numbered from 0 for the first new one; the autopsy is None without any. `after` is the
         number of new tokens before the compression that evicted them, `right` how many answers of `streams` are right
-        in each arm.
+        in each arm, `is_proven` tells whether the tokens save more streams than others of their kinds (sign test of
+        this answer alone; None without a test).
         """
         autopsy = self.autopsies.get(tuple(map(str, key)))
         if autopsy is None:
@@ -326,5 +327,6 @@ class AutopsiesOnPage:
             "after": first.position + first.distance - prompt + 1,
             "streams": len(autopsy.held_out.get("nothing", ())),
             "right": {arm: sum(autopsy.held_out.get(arm, ())) for arm in ARMS},
+            "is_proven": luck_chance(autopsy) <= LEVEL if autopsy.held_out else None,
         }
         return {"autopsy": document}
