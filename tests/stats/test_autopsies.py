@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
+from matplotlib.text import Text
 
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken
 from kvatlas.autopsy.autopsy_command import model_and_cell, print_autopsies, work_text
@@ -11,6 +12,8 @@ from kvatlas.autopsy.autopsy_figure import autopsy_figure, save_autopsies
 from kvatlas.autopsy.driver import LostCount
 from kvatlas.autopsy.summary import by_size, held_out_text, summarise
 from kvatlas.core import KvatlasError
+from kvatlas.figures.style import FigureOptions
+from tests.figures.conftest import faults
 
 STREAMS = 16
 
@@ -111,13 +114,30 @@ def test_right_answers_and_other_settings_are_compared_in_pairs() -> None:
     assert shares["difference"]["value"] == 50
 
 
-def test_the_figure_shows_every_arm_in_its_colour(tmp_path: Path) -> None:
-    picture, data = save_autopsies({"tiny-llama": AUTOPSIES, "tiny-qwen": AUTOPSIES}, tmp_path / "causes.png")
+def test_the_figure_shows_the_arms_in_their_colours_and_their_difference(tmp_path: Path) -> None:
+    summary = summarise(AUTOPSIES)
+    summaries = {"tiny-llama | CHAIN6": summary, "tiny-qwen | CHAIN6": summary}
+    picture, data = save_autopsies(summaries, tmp_path / "causes.png")
     colours = set(map(tuple, (255 * imread(picture)[..., :3]).round().astype(int).reshape(-1, 3).tolist()))
-    assert {(0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (127, 127, 127)} <= colours
-    assert "tiny-qwen,1,10,12.5" in data.read_text()
+    assert {(0, 114, 178), (0, 158, 115), (127, 127, 127)} <= colours
+    rows = data.read_text().splitlines()
+    assert rows[1].startswith("tiny-llama | CHAIN6,1,10,12.5")
+    assert rows[-1].split(",")[-1].startswith("50.0 (")
     with pytest.raises(KvatlasError, match="nothing to draw"):
-        autopsy_figure({"tiny-llama": [autopsy(0, 0)]})
+        autopsy_figure({"tiny-llama": None})
+
+
+@pytest.mark.parametrize("options", [FigureOptions(), FigureOptions(dark=True), FigureOptions(1)])
+def test_the_figure_states_what_is_proven_and_its_texts_stand_apart(options: FigureOptions) -> None:
+    held_out = summarise(AUTOPSIES)["held_out"]
+    blind = summarise([autopsy(problem, 1, cause=4) for problem in range(30)])["held_out"]
+    figure = autopsy_figure({"tiny-llama | CHAIN6": held_out, "tiny-qwen | CHAIN6": blind}, options)
+    words = [text.get_text() for text in figure.findobj(Text)]
+    assert {"75", "25", "+50.0", "0.0"} <= set(words)
+    assert "proven in 1 of 2 cells" in " ".join(words)
+    assert faults(figure) == []
+    alone = autopsy_figure({"tiny-qwen | CHAIN6": blind}, options)
+    assert "not proven" in " ".join(text.get_text() for text in alone.texts)
 
 
 def test_other_settings_of_one_policy_have_names_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:

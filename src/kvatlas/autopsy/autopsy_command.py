@@ -82,10 +82,6 @@ def autopsy_command(
 
     if export is not None:
         write_token_labels(chain.from_iterable(autopsies), export)
-    if out is not None:
-        names = [f"{model_name(cell.model)} | {cell.benchmark}" for cell in cells]
-        for path in save_autopsies(dict(zip(names, autopsies, strict=True)), out):
-            note(f"wrote {path}")
 
     documents = []
     for cell, of_cell in zip(cells, autopsies, strict=True):
@@ -98,6 +94,11 @@ def autopsy_command(
             "autopsies": [dataclasses.asdict(item) for item in of_cell],
         }
         documents.append(document)
+    if out is not None:
+        names = [f"{model_name(cell.model)} | {cell.benchmark}" for cell in cells]
+        summaries = [document["summary"] for document in documents]
+        for path in save_autopsies(dict(zip(names, summaries, strict=True)), out):
+            note(f"wrote {path}")
     if as_json:
         typer.echo(json.dumps({"cells": documents}, indent=2, allow_nan=False))
         return

@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from kvatlas.answers.reading import Tags
 from kvatlas.autopsy.autopsies import Autopsy, read_autopsies, token_kind
-from kvatlas.core import Estimate, percent
+from kvatlas.autopsy.kinds_of_death import Death, find_death
+from kvatlas.autopsy.lost_answers import Pieces, trace_text
+from kvatlas.core import Estimate, Trace, percent
 from kvatlas.report.description import say
 from kvatlas.results import Key, Manifest
 from kvatlas.stats.estimates import pass_at_1
@@ -44,6 +47,9 @@ DIFFERENCES = (
     ("no_compression", "cause"),
     ("cause_until_death", "no_compression_until_death"),
 )
+
+#: Kinds of death that do not say at which token an answer was lost.
+_WITHOUT_A_PLACE = (Death.TRUNCATED, Death.NO_ANSWER, Death.UNEXPLAINED)
 
 #: A share in percent or a difference in points, with its interval.
 Values = dict[str, float | None]
@@ -305,6 +311,31 @@ class AutopsiesOnPage:
                 }
                 sentences += say("autopsy", values)
         return sentences
+
+    def death(self, trace: Trace, full: Trace, pieces: Pieces) -> dict[str, Any]:
+        """Return how a trace lost the answer of the full cache's, by the rules of `describe --deaths`.
+
+        `words` are the sentence about it, `token` the number of the new token where it happened from 0, None if that is
+        unknown. `missed` are the new tokens of each earlier statement of a value that was forgotten or misread, and
+        `evicted` is True for one that is forgotten.
+        """
+        given = self.manifest.provenance.get("tags", {}).get(trace.model)
+        tags = None if given is None else Tags(**given)
+        text = trace_text(trace, tags, pieces)
+        death = find_death(text, trace_text(full, tags, pieces))
+
+        missed = []
+        for statement in death.missed:
+            first, last = text.token_at(statement.start), text.token_at(statement.end - 1)
+            if first is not None and last is not None:
+                missed.append(list(range(first, last + 1)))
+        value = death.missed[-1].value if death.missed else ""
+        return {
+            "words": " ".join(say("death", death, value)),
+            "token": None if death.kind in _WITHOUT_A_PLACE else death.token,
+            "missed": missed,
+            "evicted": death.kind is Death.FORGOTTEN,
+        }
 
     def trace(self, key: Key, prompt: int) -> dict[str, Any]:
         """Return what the page of a trace has besides, by names: its autopsy if there is one.

@@ -194,14 +194,19 @@ def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: boo
 
 
 def notes_of(panels: Sequence[Panel], has_values: bool) -> list[Note]:
-    """Return the notes of panels; a warning that not all of them have names its panel."""
+    """Return the notes of panels; warnings that not all of them have name their panels, one of each kind in all."""
     notes: list[Note] = []
+    warnings: dict[tuple[NoteKind, str], list[str]] = {}
     for panel in panels:
         for note in panel.notes:
-            if note.is_warning and not all(note in other.notes for other in panels):
-                name = " ".join(filter(None, name_of(panel)[:3]))
-                note = Note(note.kind, f"{note.text} ({name})")
-            notes.append(note)
+            if not note.is_warning or all(note in other.notes for other in panels):
+                notes.append(note)
+                continue
+            # The first word names the kind: `PARTIAL: 3 of 20 cells are missing`.
+            kind, _, text = note.text.partition(": ")
+            name = " ".join(filter(None, name_of(panel)[:3]))
+            warnings.setdefault((note.kind, kind), []).append(f"{text} ({name})")
+    notes += [Note(kind, f"{word}: {'; '.join(texts)}") for (kind, word), texts in warnings.items()]
     if not has_values:
         notes.append(Note(NoteKind.GRANULARITY, "The numbers are in the data next to the figure"))
     return notes

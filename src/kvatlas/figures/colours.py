@@ -113,15 +113,17 @@ DARK = Palette(
 
 
 def scale_limits(values: Sequence[float], centred: bool = False, least: float = 1.0) -> tuple[float, float]:
-    """Return the smallest and the largest value, `least` apart at least; as far below 0 as above it if `centred`.
+    """Return the smallest and the largest value, `least` apart at least.
 
-    A scale that is widened stays within 0 to 100 where the values do: there are no percentages beyond.
+    A scale that is widened stays within 0 to 100 where the values do: there are no percentages beyond. A `centred` one
+    holds 0, and reaches as far below it as above it where no value is `least` away from it.
     """
     low = min(values, default=0.0)
     high = max(values, default=100.0)
     if centred:
-        reach = max(abs(low), abs(high), least)
-        return -reach, reach
+        if max(abs(low), abs(high)) < least:
+            return -least, least
+        return min(low, 0.0), max(high, 0.0)
     if high - low >= least:
         return low, high
     start = (low + high - least) / 2
