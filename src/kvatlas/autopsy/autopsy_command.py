@@ -83,7 +83,7 @@ def autopsy_command(
     if export is not None:
         write_token_labels(chain.from_iterable(autopsies), export)
 
-    documents = []
+    documents: list[dict[str, Any]] = []
     for cell, of_cell in zip(cells, autopsies, strict=True):
         document = {
             "model": cell.model,
