@@ -113,10 +113,12 @@ class Target:
     only: parameters that have one fixed value there.
     suffix: that of the file.
     remark: how the engine differs with every policy.
+    limits: the cards, types and models for which it works, and those with which its authors tested it.
     remarks: how it differs with one policy, by the policy's name.
     windows: by policy, the parameter that is the local window there, or its length.
     presses: by policy, the class of kvpress with its arguments, a template.
     scopes: the engine's word for each scope that it has, for those that have several.
+    at_most: by policy, parameters that can be no greater than another one.
     """
 
     policies: tuple[str, ...]
@@ -126,10 +128,12 @@ class Target:
     only: Mapping[str, Any] = field(default_factory=dict)
     suffix: str = ".sh"
     remark: str = ""
+    limits: str = ""
     remarks: Mapping[str, str] = field(default_factory=dict)
     windows: Mapping[str, str | int] = field(default_factory=dict)
     presses: Mapping[str, str] = field(default_factory=dict)
     scopes: Mapping[str, str] = field(default_factory=dict)
+    at_most: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 TARGETS = {
@@ -193,6 +197,10 @@ def export_setting(
 
     # The fields of the template; configurations write true and false.
     press = target.presses.get(base, "")
+    buffer = max(256, 2 * exported.get("queries", 0))
+    if base == "expected_attention":
+        # Its statistics are those of the whole buffer, to which the newest step is added.
+        buffer = exported["queries"] - 1
     fields: dict[str, Any] = {}
     for parameter, value in exported.items():
         fields[parameter] = str(value).lower() if isinstance(value, bool) else value
@@ -202,7 +210,7 @@ def export_setting(
         prompt_counts=str(exported["budget_over"] == "cache").lower(),
         press=press.format(**exported),
         kind=press.partition("(")[0],
-        buffer=max(256, 2 * exported.get("queries", 0)),
+        buffer=buffer,
         mode=target.scopes.get(exported.get("scope", ""), ""),
     )
     exported_policy = policies.from_setting(Setting.from_parameters(base, **exported))
@@ -247,9 +255,11 @@ def _expressible_values(
     expressible |= {parameter: values[parameter] for parameter in target.takes if parameter in values}
     if values.get("scope") in target.scopes:
         expressible["scope"] = values["scope"]
+    for parameter, limit in target.at_most.get(base, {}).items():
+        expressible[parameter] = min(values[parameter], values[limit])
     if base in target.windows:
         window = target.windows[base]
-        expressible["local_window"] = values[window] if isinstance(window, str) else window
+        expressible["local_window"] = expressible[window] if isinstance(window, str) else window
     return expressible
 
 
@@ -338,6 +348,8 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
         lines.append(f"In terms of kvatlas it is {export.setting}; make a map of it to see its loss.")
     remarks = (engine.remark, engine.remarks.get(export.setting.policy, ""))
     lines += [remark for remark in remarks if remark]
+    if engine.limits:
+        lines.append(f"Limits: {engine.limits}.")
     lines.append("Check it: kvatlas deploy verify URL --against RUN --out SERVED")
 
     folder.mkdir(parents=True, exist_ok=True)
