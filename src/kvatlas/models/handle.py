@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.answers.reading import Tags
+from kvatlas.answers.reading import HARMONY, NEXT_MESSAGE, Tags
 from kvatlas.core import KvatlasError, Shape, Storage
 from kvatlas.cpu import native
 from kvatlas.hub import Repository, is_id
@@ -107,11 +107,18 @@ class ModelHandle:
     @cached_property
     def weight_bytes(self) -> int | None:
         """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
-        size = self.files.measure_weights(self.precision)
-        if size is None or self.precision == self.dtype or self.config.get("tie_word_embeddings"):
+        size = self.files.measure_weights(self.dtype)
+        if size is None or self.precision == self.dtype:
             return size
-        # An embedding of its own is no linear layer, and keeps the two other bytes of each number.
-        return size + 2 * self.vocabulary * int(self.config.get("hidden_size", 0))
+        numbers = size // 4
+        if self.precision == "int8":
+            # A byte for each, and two for the scale of 32.
+            return numbers * 17 // 16
+        # An embedding of its own is no linear layer, and stays in fp32.
+        embedded = 0
+        if not self.config.get("tie_word_embeddings"):
+            embedded = self.vocabulary * int(self.config.get("hidden_size", 0))
+        return 2 * (numbers - embedded) + 4 * embedded
 
     @cached_property
     def weights_digest(self) -> str:
@@ -209,7 +216,8 @@ class ModelHandle:
                 adapter.merge(self.name, model)
             return model
 
-        packed_dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        # Half precision has no kernels of its own.
+        packed_dtype = getattr(torch, self.precision) if self.precision in ("bfloat16", "int8") else torch.float32
         if self.shares_weights:
             files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
             if adapter.address:
@@ -304,6 +312,23 @@ class ModelHandle:
         if self.think_close is None:
             return self.thinking.end(tokens)
         return len(tokens) - 1 if tokens[-1] == self.think_close else None
+
+    def thinking_start(self, tokens: Sequence[int]) -> int | None:
+        """Return the number of tokens up to the beginning of thinking, 0 if the prompt opens it.
+
+        None if it is not open yet, or began before the newest token.
+        """
+        if self.opens_thinking or not self.thinking.open:
+            return 0 if not tokens else None
+        return self.thinking.start(tokens) if tokens else None
+
+    @cached_property
+    def closing_tokens(self) -> tuple[int, ...]:
+        """The tokens that end thinking where a cap does; empty without think tags."""
+        if self.think_close is not None:
+            return (self.think_close,) if self.think_close >= 0 else ()
+        is_channel = (self.thinking.open, self.thinking.close) == HARMONY
+        return self.tokens(f"{NEXT_MESSAGE if is_channel else ''}{self.thinking.close}")
 
     def thinking_tokens(self, tokens: Sequence[int], end: int | None) -> int:
         """Return the number of thinking tokens: `end`, or without an end all if thinking was opened, else 0."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens
+from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens, with_means
+from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
-from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.against_reference import Loss, losses_of_units
 from kvatlas.stats.numerics.arrays import Contrast, Flags, weights
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
@@ -23,7 +24,7 @@ from kvatlas.stats.numerics.units import mean_of_known
 from kvatlas.stats.paired import CellPair, PairedValues, paired_values
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
-from kvatlas.stats.validity import count_compressed
+from kvatlas.stats.validity import count_compressed, is_compressed
 
 #: The setting against which losses are counted.
 FULL = Setting.from_parameters("full")
@@ -304,20 +305,25 @@ def _test_orders(cells: Sequence[CellTraces]) -> list[list[int]]:
     """Return the settings of each policy in the order in which they are tested.
 
     From the one that keeps most KV bytes by its own numbers down, then those whose numbers do not say, as in the spec.
+    The settings of a cap on thinking have an order of their own, without a KV budget one from the largest cap down: a
+    setting that keeps fewer tokens and one that writes fewer have no order that data do not decide.
     """
-    by_policy: dict[str, list[tuple[float, int]]] = {}
+    by_policy: dict[tuple[str, Any], list[tuple[float, float, int]]] = {}
     for row, cell in enumerate(cells):
-        by_policy.setdefault(cell.setting.policy, []).append((-nominal_bytes(cell), row))
-    return [list(map(itemgetter(1), sorted(ordered))) for ordered in by_policy.values()]
+        cap = cell.setting.values.get(CAP)
+        of_order = cap if "kv_budget" in cell.setting.values else None
+        rank = (-nominal_bytes(cell), -math.inf if cap is None else -cap, row)
+        by_policy.setdefault((cell.setting.policy, of_order), []).append(rank)
+    return [list(map(itemgetter(2), sorted(ordered))) for ordered in by_policy.values()]
 
 
 def _problems_with_compressed(cells: Sequence[CellTraces], paired: PairedValues) -> Flags:
     """Return for each problem whether a trace of one of the cells of a setting was compressed."""
     found = set()
     for cell in cells:
-        is_compressed = np.asarray((cell.traces["compressions"] > 0).any(1))
+        has_any = is_compressed(cell).any(1)
         problems = list(cell.place)
-        found |= {(cell.benchmark, problems[place]) for place in np.flatnonzero(is_compressed).tolist()}
+        found |= {(cell.benchmark, problems[place]) for place in np.flatnonzero(has_any).tolist()}
     return np.array([key in found for key in paired.problems], bool)
 
 
