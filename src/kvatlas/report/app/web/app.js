@@ -160,12 +160,16 @@ function verdictCard(card) {
     if (card.compressed < card.traces) numbers.push(["traces compressed", `${whole(card.compressed)} of ${whole(card.traces)}`, "the others equal full"]);
   }
   if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
+  if (card.above_random) {
+    const [value, low, high] = card.above_random.map((points) => signed(points));
+    numbers.push(["above random", value, `95 %: ${low} to ${high}`, "wide-only"]);
+  }
   const open = card.settings - card.kept - card.broken, within = `within ${plural(card.margin, "point")}`;
   const standing = card.settings > 1 ? `Of ${plural(card.settings, "setting")} ${card.kept} are proven ${within}, ${card.broken} to lose more, ${open} are open.` : null;
   return el("article", { class: "card" },
     el("h3", {}, `${card.model} | ${card.benchmark}${cell ? `: ${card.shown ? "cheapest proven setting" : "closest to the full cache"} ` : ""}`,
       cell ? el("button", { class: "setting", onclick: () => openCell(card.cell) }, cell.short) : null),
-    el("dl", {}, ...numbers.map(([name, value, about]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, about))))),
+    el("dl", {}, ...numbers.map(([name, value, about, kind]) => el("div", { class: kind }, el("dt", {}, name), el("dd", {}, value, el("small", {}, about))))),
     standing ? el("p", { class: "soft" }, standing) : null,
     el("details", {}, el("summary", {}, "In words"), el("p", { class: "soft" }, card.words)));
 }
