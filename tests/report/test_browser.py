@@ -375,7 +375,7 @@ def test_from_the_runs_to_a_token_and_all_the_way_back(served: Callable[..., Any
     page.click("#list-rows tbody a >> nth=0")
     # The trace is drawn alone first, and again when the one beside it has come.
     page.wait_for_selector("#trace .pair")
-    assert cell in page.locator("#trace .facts").inner_text()
+    assert cell in page.locator("#trace .facts >> nth=1").inner_text()
     # The full cache's trace stands next to it, and the map of the cell with the cell marked.
     assert page.locator(".pair section").count() == 2
     assert page.locator("#traces-map td.here").count() == 1

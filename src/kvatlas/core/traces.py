@@ -159,8 +159,8 @@ class Setting:
         return self.shown_as(self.policy_name)
 
     def shown_as(self, name: str) -> str:
-        """Return the setting with a name in place of its policy."""
-        inner = ", ".join(f"{parameter}={value}" for parameter, value in self.parameters)
+        """Return the setting with a name in place of its policy, without parameters that are empty texts."""
+        inner = ", ".join(f"{parameter}={value}" for parameter, value in self.parameters if value != "")
         return f"{name}({inner})" if inner else name
 
 

@@ -367,6 +367,12 @@ class KVCache:
             state[..., :count] = state.gather(-1, kept)
             state[..., count:] = 0
 
+    def replace_values(self, sequence: CachedSequence, values: Sequence[Tensor]) -> None:
+        """Replace the values of a compacted sequence, which has pages of its own: [KV heads, tokens, size] by layer."""
+        slots = self.slots(sequence)
+        for pool, numbers in zip(self.values, values, strict=True):
+            pool[:, slots] = numbers.to(pool.dtype)
+
     def compact_unequally(self, sequence: CachedSequence, kept: Tensor, names: Sequence[str]) -> None:
         """Compact where heads keep unlike numbers of tokens: `kept` begins with -1 in those that keep fewer.
 

@@ -15,7 +15,7 @@ from kvatlas.engine.parts import CachedSequence
 from kvatlas.engine.signals import Signals, score_state, state_name
 from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory
 from kvatlas.policies.contract import CompressingPolicy, Policy
-from kvatlas.policies.selection import select_tokens
+from kvatlas.policies.selection import make_selection
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -422,7 +422,8 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
 
     # The policy selects.
     view = RowView(model, cache, row, policy)
-    kept = select_tokens(policy, view, put_back)
+    selection = make_selection(policy, view, put_back)
+    kept = selection.kept
     if view.memory is not None:
         row.scored_at = view.memory.length
 
@@ -435,7 +436,8 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
             checkpoints.pop(row.position).drop()
         return 0
 
-    # The cache keeps these tokens, with the notes of this policy.
+    # The cache keeps these tokens, with the notes of this policy, and with the values that it merged.
+    merged = selection.merged_values(policy, view)
     positions = row.cached_positions(policy.scope.width(model.shape), cache.device)
     states = [state_name(policy, name) for name in policy.columns]
     if rule.remembers:
@@ -444,5 +446,7 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
         cache.compact_unequally(row.cached, kept, states)
     else:
         cache.compact(row.cached, kept, states)
+    if merged:
+        cache.replace_values(row.cached, merged)
     row.note_compression(positions.gather(-1, kept.clamp(min=0)).masked_fill(~is_kept, -1), rule.window)
     return evicted

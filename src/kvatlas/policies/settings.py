@@ -34,6 +34,7 @@ class Parametrized:
 
     name: ClassVar[str]
     unequal: ClassVar[bool] = False
+    merges: ClassVar[bool] = False
     unnamed: ClassVar[Mapping[str, Any]] = {}
     rule_defaults: ClassVar[Mapping[str, Any]] = {}
     #: True for policies with a budget rule.
@@ -66,6 +67,15 @@ class Parametrized:
                 "compression keeps every unpacked token."
             )
 
+        if self.merges and self.storage.packed:
+            raise KvatlasError(
+                f"{self.name!r} merges values, and those of few bits cannot be changed; expected 16 bits."
+            )
+        if self.merges and rule.refresh > 1:
+            raise KvatlasError(
+                f"refresh is {rule.refresh} and {self.name!r} merges values at every compression; expected refresh 1."
+            )
+
         if not rule.is_unequal:
             return
         scopes = UNEQUAL_SCOPES[rule.budgets]
@@ -74,7 +84,7 @@ class Parametrized:
                 f"budgets is {rule.budgets!r} and scope is {str(self.scope)!r}; expected the scope "
                 f"{' or '.join(map(str, scopes))}."
             )
-        if not self.unequal:
+        if not self.unequal or self.merges:
             raise KvatlasError(f"budgets is {rule.budgets!r}; expected 'equal', which {self.name!r} needs.")
         if self.storage.packed:
             raise KvatlasError(f"budgets is {rule.budgets!r} beside few bits; expected 'equal', or 16 bits.")

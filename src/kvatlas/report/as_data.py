@@ -10,9 +10,8 @@ from kvatlas.columns import cell_document
 from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Control
-from kvatlas.stats.csv_tests import PooledEffect
 from kvatlas.stats.losses import LossFamily, Required, SettingLoss
-from kvatlas.stats.map_tests import Test
+from kvatlas.stats.map_tests import PooledEffect, Test
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison

@@ -31,10 +31,10 @@ from kvatlas.report.memory_data import averages_document, memory_document
 from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
 from kvatlas.stats.choice import Choice, choices_of_maps, floor_reason
-from kvatlas.stats.csv_tests import PooledEffect, bound_tests_of_maps, pooled_effects
+from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
 from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import SettingLoss
-from kvatlas.stats.map_tests import Basis, Effect, MapTests
+from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.pairs import CellDifference, Comparison, Differences, adjusted, comparisons, differences_of_run

@@ -14,7 +14,6 @@ from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, grouped, mea
 from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import GREEDY
 from kvatlas.stats.controls import Control, control_of
-from kvatlas.stats.csv_tests import PooledEffect
 from kvatlas.stats.losses import (
     FULL,
     GridLosses,
@@ -24,7 +23,7 @@ from kvatlas.stats.losses import (
     grid_by_benchmark,
     kept_by_rule,
 )
-from kvatlas.stats.map_tests import MapTests
+from kvatlas.stats.map_tests import MapTests, PooledEffect
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.power import Provable, provable
 from kvatlas.stats.prices import Price, prices_of_setting

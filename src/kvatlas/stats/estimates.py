@@ -14,7 +14,7 @@ from kvatlas.stats.numerics.arrays import Floats, Ints, means_of_clusters
 from kvatlas.stats.numerics.bounded import interval, yes_no_interval
 
 BINOMIAL_NOTE = Note(
-    NoteKind.INTERVAL, "Only averages were published, so each problem counts once; these intervals are cautious"
+    NoteKind.INTERVAL, "Only averages are known, so each problem counts once; these intervals are cautious"
 )
 SAMPLES_NOTE = Note(
     NoteKind.INTERVAL, "Each sample counts, since independent samples were declared: intervals are of these problems"

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens
+from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens, with_means
 from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
-from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.against_reference import Loss, losses_of_units
 from kvatlas.stats.numerics.arrays import Contrast, Flags, Ints, mean_of_known, weights
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import CellCoord, Claim, MapName, Note, NoteKind
+from kvatlas.core import CellCoord, Claim, MapName, Note, NoteKind, Stays, with_means
 from kvatlas.stats.losses import GridLosses, SettingLoss, family_of
-from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, means_of_clusters, strata_of_clusters, weights
 from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
@@ -76,6 +75,45 @@ class Effect:
     def p(self) -> float:
         """The p-value of "all levels have the same mean"."""
         return min(contrast.p for _, contrast in self.levels)
+
+
+@dataclass(frozen=True)
+class PooledEffect(Effect):
+    """One joint test of an axis: each level against the mean of the others, with limits that hold together.
+
+    `over` says what was pooled, `adjusted_p` allows for all effects that are tested. `below` counts, by level, the bare
+    `maps` in which it lies below the others. `stays` has the tokens after a compression at each
+    level; empty if unknown.
+    """
+
+    over: str = ""
+    maps: int = 0
+    below: tuple[int, ...] = ()
+    adjusted_p: float = 1.0
+    stays: Mapping[Any, Stays] = field(default_factory=dict)
+
+    @property
+    def is_found(self) -> bool:
+        """True if a level differs from the others after the adjustment: in its mean, over bare maps by permutation."""
+        return self.adjusted_p <= LEVEL
+
+    @property
+    def is_proven(self) -> bool:
+        """True if a level's mean differs from the others'; a permutation over bare maps proves nothing of means."""
+        return self.is_found and not self.maps
+
+    @property
+    def strongest(self) -> tuple[int, Any, Contrast]:
+        """The level of the smallest p-value, after its number; of equal ones that which differs most."""
+        numbered = [(index, level, contrast) for index, (level, contrast) in enumerate(self.levels)]
+        return min(numbered, key=lambda item: (item[2].p, -abs(item[2].value)))
+
+    @property
+    def worse(self) -> tuple[Any, ...]:
+        """The levels that lie below the others, of an effect that is found."""
+        if not self.is_found:
+            return ()
+        return tuple(level for level, contrast in self.levels if contrast.p <= LEVEL and contrast.value < 0)
 
 
 @dataclass(frozen=True)

@@ -129,9 +129,12 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     metric = maps[0].metric if maps else run.metric
     # The baseline against which differences are shown: the first one of the maps.
     against = next(chain.from_iterable(map_.baselines for map_ in every_map), "the first baseline")
+    # The margin of the losses against the full cache; None without one.
+    margin = next((map_.margin for map_ in every_map if map_.margin is not None), None)
     document: Json = {
         "metric": axis_label(metric),
         "against": "the full cache" if against == "full" else against,
+        "margin": percent(margin),
         "identities": {policy: colours.policy_identity(policy) for policy in cells.shown_policies},
         "maps": documents,
         "fronts": _fronts(every_map, cells),

@@ -15,30 +15,48 @@ function show(name, heading, crumbs) {
 
 const tabs = { answer: "Answer", maps: "Maps", find: "Traces", compare: "Compare", evidence: "Evidence" };
 
-/* The pages of a run, and what all of them are about: model, policy, measure and colour scale. */
+/* The page of the address on show. */
+const pageShown = () => {
+  const { parts } = here();
+  return parts[1] === "map" ? "maps" : (parts[1] ?? "answer");
+};
+
+/* The pages of a run. */
 function drawHeader() {
-  const { parts, query } = here(), page_ = parts[1] === "map" ? "maps" : (parts[1] ?? "answer");
-  const there = state.run !== null, models = there ? unique(data.maps.map((map) => map.model)) : [];
-  const onMaps = ["answer", "maps", "cell", "trace"].includes(page_), lists = ["answer", "maps", "find", "compare"].includes(page_);
+  const page_ = pageShown(), there = state.run !== null;
+  document.body.dataset.on = page_;
   byId("pages").hidden = !there;
-  byId("view").hidden = !there || !(onMaps || lists);
   if (!there) return;
   const names = Object.entries(tabs).filter(([name]) => name !== "find" || (page.source !== "files" && data.done > 0));
   const onTraces = !(page_ in tabs);
   byId("pages").replaceChildren(...names.map(([name, text]) => el("a", {
     href: name === "answer" ? to(state.run) : to(state.run, name), "aria-current": name === page_ || (onTraces && name === "find") ? "page" : null,
   }, text)));
+  drawView(page_);
+}
+
+/* What a page is about: model, policy, measure and colour scale; above what these change. */
+function drawView(page_) {
+  const places = { answer: data.tables.length ? "settings" : "maps", maps: "maps", compare: "comparisons", find: "list" };
+  const box = byId("view"), place = places[page_], onMaps = place === "maps";
+  box.hidden = !place;
+  if (!place) return;
+  const section = byId(place), title = section.querySelector(":scope > h2");
+  if (title) title.after(box);
+  else section.prepend(box);
+  const { query } = here(), models = unique(data.maps.map((map) => map.model));
   const policies = unique(data.maps.map((map) => map.policy)).filter(Boolean);
   const shown = Object.entries(measures).filter(([, one]) => data.cells.some((cell) => known(one.of(cell)))).map(([name, one]) => [name, one.label]);
   const scales = [["row", "shared in a benchmark"], ["all", "shared by all"], ["own", "own for each map"]];
-  const change = (name) => (value) => lead(withQuery(location.hash, { ...query, [name]: value === usual[name] ? "" : value }));
-  byId("view").replaceChildren(...(lists ? [
+  const change = (name, common = usual[name]) => (value) => lead(withQuery(location.hash, { ...query, [name]: value === common ? "" : value }));
+  const controls = [
     choice("Model", [["", "all"], ...models.map((name) => [name, shortOf(name)])].slice(models.length > 1 ? 0 : 1), view.model, change("model")),
     choice("Policy", [["", "all"], ...policies.map((name) => [name, name])].slice(policies.length > 1 ? 0 : 1), view.policy, change("policy")),
-  ] : []), ...(onMaps ? [
-    choice("Show", shown, view.show, change("show")),
-    choice("Colours", scales, view.scale, change("scale")),
-  ] : []));
+  ];
+  if (onMaps) {
+    controls.push(choice("Show", shown, nameShown(), change("show", usualMeasure())), choice("Colours", scales, view.scale, change("scale")));
+  }
+  box.replaceChildren(...controls);
 }
 
 function drawSearch() {
@@ -158,7 +176,7 @@ function drawNext() {
       /* Files from disk may not write to the clipboard; the text is selected then. */
       try { await navigator.clipboard.writeText(step.spec); copy.textContent = "Copied"; } catch { copy.textContent = "Selected: copy it"; }
     });
-    return el("details", {}, el("summary", {}, el("b", {}, step.title), ` ${step.reason}`),
+    return el("details", {}, el("summary", {}, el("b", {}, `Try ${step.title}.`), ` ${step.reason}`),
       el("p", {}, "Save the spec as ", el("code", {}, `${step.name}.yaml`), ", then run ", el("code", {}, step.command)), el("div", { class: "controls" }, copy), spec);
   });
   const links = [];
