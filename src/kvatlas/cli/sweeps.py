@@ -132,16 +132,15 @@ def plan_command(
     estimate = planned.estimate(rate, int(memory * 2**30) if memory else None)
     rows = []
     if detect is not None:
-        rows = designs([len(problems) for problems in planned.problems.values()], detect)
+        rows = designs(planned.sizes, detect)
 
     # What the problems can prove of the settings, if a full cache is beside them.
     baselines = {policy.setting.policy for policy, is_baseline in planned.policies if is_baseline}
     compared = {policy.setting.policy for policy, is_baseline in planned.policies if not is_baseline}
     provable = None
     if "full" in baselines and compared:
-        sizes = [len(problems) for problems in planned.problems.values()]
         margin = margin_from_points(planned.spec.lose_at_most)
-        provable = provable_losses(sizes, margin, len(compared), planned.spec.samples)
+        provable = provable_losses(planned.sizes, margin, planned.orders, planned.spec.samples)
 
     if as_json:
         document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}
