@@ -6,8 +6,8 @@
 Several runs may be given. With `--skip 60` the first 60 problems of each benchmark are left out, for a second look at
 problems that were decoded later. For each model `rows` has the differences to `random`, or to the policy that
 `--against` names, with the same values, in points, with 95 % limits for all settings of the model at once
-(kvatlas.stats.against_policy). For each budget, `prompt` has, over all policies that are there with the prompt kept
-and without: `kept_minus_not`, the mean gain by keeping the prompt, and `spread_kept` and `spread_not`, the standard
+(kvatlas.stats.against_policy). For each budget, `prompt` has, over all policies that are there with the prompt kept and
+without: `kept_minus_not`, the mean gain by keeping the prompt, and `spread_kept` and `spread_not`, the standard
 deviation of Pass@1 between policies, from which the sampling error is taken out, so that policies which are alike have
 a spread near 0; `explained` is the share of the variance between policies that is gone when all of them keep the
 prompt. Intervals are 95 % and come from problems drawn again within each benchmark (bootstrap, 2,000 times).

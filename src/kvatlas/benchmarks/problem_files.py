@@ -261,7 +261,8 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
         whole = True
 
     if not rows:
-        raise KvatlasError(f"{where} holds no problems.")
+        example = '{"question": "1 + 1", "answer": "2"}'
+        raise KvatlasError(f"{where} holds no problems; expected a row for each, in JSON lines as {example}.")
     if not problems:
         raise KvatlasError(f"{where} holds no problem with an answer.")
     return ProblemFile(tuple(problems), rows, first, whole)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,7 +81,13 @@ def demo_command(
 
 @app.command("plan")
 def plan_command(
-    spec: SpecFile,
+    spec: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SPEC.yaml|RECIPE|PROBLEMS",
+            help="A sweep spec, a recipe's name, or with --suggest a benchmark or problem file.",
+        ),
+    ],
     problems: options.FirstProblems = None,
     samples: options.SpecSamples = None,
     set_: options.Changes = None,
@@ -157,6 +164,9 @@ def plan_command(
         sentences = say("provable", provable, tokens) if is_drawn else say("provable_greedy", provable)
         print_text("\n" + " ".join(sentences))
         print_text(f"\n{control_sentence(planned)}")
+    engines = engines_sentence(planned)
+    if engines:
+        print_text(f"\n{engines}")
     for sentence in planned.warnings:
         print_text(f"\nWarning: {sentence}")
 
@@ -215,6 +225,15 @@ def control_sentence(planned: Plan) -> str:
         )
     least = min(controls, key=lambda setting: setting.values["ratio"])
     return f"The control is {least}: a run that does not see its loss sees none."
+
+
+def engines_sentence(planned: Plan) -> str:
+    """Return a sentence on the engines that could run the settings of a plan."""
+    from kvatlas.deploy.engine_config import could_run
+
+    lengths = [length for prompts in planned.prompts.values() for length in prompts]
+    settings = [policy.setting for policy, is_baseline in planned.policies if not is_baseline]
+    return could_run(settings, int(median(lengths)))
 
 
 @app.command("run")

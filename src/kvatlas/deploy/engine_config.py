@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -13,6 +14,7 @@ import yaml
 
 from kvatlas import benchmarks, models, policies
 from kvatlas.benchmarks import Benchmark
+from kvatlas.class_files import permit
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.policies import CompressingPolicy, floor_ratio, parameters
 from kvatlas.policies.query_statistics import load_statistics
@@ -22,7 +24,7 @@ from kvatlas.results.store import check_new_folder
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, systems_of
 from kvatlas.stats.table import select
-from kvatlas.sweeps.spec import BenchmarkSpec
+from kvatlas.sweeps.spec import BenchmarkSpec, named_classes
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -39,14 +41,17 @@ class MeasuredCell:
     sampling: Mapping[str, Any]
 
     @classmethod
-    def from_run(cls, folder: Path, name: str = "") -> MeasuredCell:
+    def from_run(cls, folder: Path, name: str = "", allow_code: bool = False) -> MeasuredCell:
         """Return the cell that `name` stands for (words as `compare --policy` takes), else the recommended one.
 
-        Raises KvatlasError if there is not exactly one such cell, or if the run is not a sweep.
+        With `allow_code` the code of files that the run names may run. Raises KvatlasError if there is not exactly one
+        such cell, or if the run is not a sweep.
         """
         run = RunData.open(folder)
         if not run.manifest.spec:
             raise KvatlasError(f"{str(folder)!r} is not a sweep, so the prompts of its problems are unknown.")
+        if allow_code:
+            permit(*named_classes(run.manifest.spec))
         if name:
             (system,) = choose(systems_of([run], "pass@1"), [name])
             model = system.model
@@ -210,6 +215,36 @@ def export_setting(
     )
     exported_policy = policies.from_setting(Setting.from_parameters(base, **exported))
     return Exported(text, exported_policy.setting, tuple(changed))
+
+
+def could_run(settings: Iterable[Setting], prompt: int | None = None) -> str:
+    """Return a sentence on the targets that could run settings, and how many of them as they are.
+
+    `prompt` is the typical length of a prompt. Settings that never compress are left out; the sentence is empty if all
+    are.
+    """
+    fitting: Counter[tuple[str, str]] = Counter()
+    exact: Counter[tuple[str, str]] = Counter()
+    compressing = [setting for setting in settings if setting.policy != "full"]
+    for target, setting in itertools.product(TARGETS, compressing):
+        try:
+            export = export_setting(setting, target, prompt, nearest=True)
+        except KvatlasError:
+            continue
+        name = (target, setting.policy)
+        fitting[name] += 1
+        exact[name] += not export.changed
+
+    if not compressing:
+        return ""
+    if not fitting:
+        return f"Could be run by: `kvatlas serve` alone; {', '.join(TARGETS)} have none of these policies."
+    parts = [
+        f"{target} ({policy}, {exact[target, policy]} of {count} settings as planned)"
+        for (target, policy), count in fitting.items()
+    ]
+    nearest = " `kvatlas deploy export --nearest` writes the nearest of the others." if exact != fitting else ""
+    return f"Could be run by: {', '.join(parts)}.{nearest}"
 
 
 def _expressible_values(

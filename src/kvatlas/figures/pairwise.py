@@ -315,8 +315,8 @@ def _draw_counts(
             )
 
         panel.set(xticks=bins.places, xticklabels=bins.texts, yticks=bins.places, yticklabels=bins.texts)
-        # Numbers on the line of equal values stay legible.
-        draw_parity(panel, ends, options, alpha=0.45)
+        # The line of equal values runs behind the numbers and their bins.
+        draw_parity(panel, ends, options, order=0.5)
         panel.set(xlim=ends, ylim=ends)
         panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
 
