@@ -16,7 +16,6 @@ from trace_picture import draw, find_lost
 
 from kvatlas.autopsy.autopsy_figure import save_autopsies
 from kvatlas.cli import command
-from kvatlas.text import model_name
 
 IMAGES = Path(__file__).parent / "images"
 GUIDE = Path(__file__).parent / "figures.md"
@@ -78,14 +77,10 @@ def with_caption(guide: str, name: str, text: str) -> str:
 
 def draw_autopsies() -> None:
     """Redraw the picture of docs/findings/saving-tokens.md from the results of `bench/autopsies.py`."""
-    cells = json.loads((IMAGES.parents[1] / "bench" / "results" / "autopsies.json").read_text("utf-8"))["cells"]
+    document = json.loads((IMAGES.parents[1] / "bench" / "results" / "equal_arms.json").read_text("utf-8"))
     summaries = {}
-    for cell in cells:
-        model = "SmolLM2-think" if cell["model"] == "smollm2-135m-think" else model_name(cell["model"])
-        name = f"{model} | {cell['benchmark']}"
-        if name in summaries:
-            name = f"{model}, seed {cell['seed']} | {cell['benchmark']}"
-        summaries[name] = cell["summary"]
+    for model, numbers in document["numbers"].items():
+        summaries[f"{model} | {document['outcomes'][model]['benchmark']}"] = numbers["summary"]
     save_autopsies(summaries, IMAGES / "autopsy.png")
     (IMAGES / "autopsy.data.csv").unlink()
 

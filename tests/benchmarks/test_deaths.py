@@ -2,9 +2,9 @@
 
 import random
 import re
-from dataclasses import replace
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest

@@ -1,6 +1,5 @@
 """`cam` and `lagkv` against kvpress' presses on random numbers: the same tokens stay, with the same values."""
 
-
 import pytest
 import torch
 

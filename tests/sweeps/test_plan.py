@@ -308,6 +308,7 @@ def test_models_are_named_once_and_options_reach_their_keys(
     assert keys(name="R1", device="cpu", cache="somewhere") == plain
     for options in ({"dtype": "bfloat16"}, {"weights": "bfloat16"}, {"think_close": "so:"}, {"think_open": "<think>"}):
         assert not keys(**options) & plain
+    assert not keys(weights="int8") & (plain | keys(weights="bfloat16"))
     twice = [{"model": model}, {"model": model, "dtype": "bfloat16"}]
     with pytest.raises(KvatlasError, match="Two entries of the spec are the model"):
         make_plan(parse_spec(spec_data(models=twice)))

@@ -51,6 +51,7 @@ _IDENTITIES = {
     "window": (4, 3),
     "streaming": (5, 4),
     "h2o": (1, 1),
+    "cam": (1, 4),
     "snapkv": (2, 0),
     "rkv": (3, 5),
     "keydiff": (4, 0),

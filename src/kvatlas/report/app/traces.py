@@ -46,7 +46,7 @@ def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -
     if trace.grade.status is not Status.OK:
         outcome = f"wrong ({trace.grade.outcome})"
     answer = trace.grade.answer
-    document = {
+    document: dict[str, Any] = {
         "problem": trace.problem,
         "sample": trace.sample,
         "verdict": outcome,
