@@ -12,6 +12,7 @@ import pytest
 
 from kvatlas import add_column, models
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken, writing
+from kvatlas.autopsy.summary import ARMS
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import parse_plan, read_maze
 from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace
@@ -390,7 +391,8 @@ def test_the_tokens_that_would_have_saved_an_answer_are_marked_in_place(
         setting = store.manifest().expected[1].setting
         keys = [(key, trace) for key, trace in store.traces() if trace.setting == setting]
     saving = tuple(SavingToken(position, "", 79 - position, 9.0, 5, 17) for position in (21, 30))
-    arms = {"nothing": (True,) * 3 + (False,) * 13, "random": (True,) * 4 + (False,) * 12}
+    arms = dict.fromkeys(ARMS, (False,) * 16) | {"kind": (True,) * 5 + (False,) * 11}
+    arms |= {"nothing": (True,) * 3 + (False,) * 13, "random": (True,) * 4 + (False,) * 12}
     arms |= {"cause": (True,) * 11 + (False,) * 5, "no_compression": (True,) * 16}
     with writing(folder) as add:
         for run_key, trace in keys:
@@ -400,7 +402,8 @@ def test_the_tokens_that_would_have_saved_an_answer_are_marked_in_place(
     page.wait_for_selector("#trace .autopsy")
     said = page.locator(".autopsy").inner_text()
     assert "after 60 new tokens, these evicted tokens restore the right answer" in said
-    assert "right 11 times with them, 4 times with as many random tokens, 3 times with neither" in said
+    assert "right 11 times with them, 5 times with others of their kinds, 4 times with as many random tokens" in said
+    assert "3 times with neither" in said
     nodes = page.locator("#trace pre .token")
     names = nodes.evaluate_all("(nodes) => nodes.map((node) => [...node.classList])")
     assert [index for index, classes in enumerate(names) if "saving" in classes] == [1, 10]
