@@ -1,4 +1,4 @@
-"""Decoding speed: our loop, transformers' DynamicCache and `generate`, the roofline, and the demo's grid.
+"""Decoding speed: our loop, transformers' caches and `generate`, the roofline, and the demo's grid.
 
     python bench/decode.py                                # batch 8 at 1k and 4k, batch 1 and 32 at 1k, the demo's grid
     python bench/decode.py --cases 8x4096 --bits 8 4 3 2 --demo 0    # one case, and packed keys and values
@@ -11,12 +11,16 @@ mean cache length; the arms take turns, ratios are medians over rounds:
 - `window`: our loop under a KV budget, sampling as published (temperature 0.6, top-k 20, top-p 0.95).
 - `dynamic`: a loop over transformers' DynamicCache, greedy, which compresses at the same points by gathering what
   stays. Steps are measured at the mean length; a compression, by itself, is spread over the steps of its cycle.
+- `static`: the same loop over transformers' StaticCache of the mean length and the measured steps, uncompressed.
 - `generate`: transformers' generate with the full cache at that length.
 - `bits B`: our loop with keys and values of B bits and the full cache.
 
 `roofline`: a step has to read the weights and all kept keys and values once, and to multiply and add for all linear
 layers and attention. Both are divided by what one thread reached in the same round. The longer of these times is the
-bound; `share` is that time / the time of our step, `overhead` the share of our step outside the model's forward pass.
+bound; `share` is that time / the time of our step, `best_share` the least of such times over that of the fastest step
+(other work on the machine only takes time), `overhead` the share of our step outside the model's forward pass.
+`speed_against_best_peer` is the ratio to the fastest of transformers' arms, `speed_against_by_least_times` ratios of
+the fastest rounds.
 
 `demo` is the demo's grid on chains with `embedded:tiny-llama`, or that of another spec (`demo_grid.py`): decoded tokens
 per CPU second, in fresh processes, by the source trees `--trees`, whose kernels are compiled. Prints one JSON document.
@@ -37,7 +41,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
 from common import FilledEngine, arguments, bench_model, keep
 from kvatlas import policies
@@ -58,6 +62,8 @@ SHAPE = {
     "tie_word_embeddings": True,
 }
 GRID = "src/kvatlas/sweeps/demo.yaml"
+#: The arms of transformers.
+PEERS = ("dynamic", "static", "generate")
 #: Of the published setting in the middle of the grid: window 1000 and ratio 0.3 at a budget of 5000.
 WINDOW, RATIO = 0.2, 0.3
 
@@ -96,7 +102,9 @@ def _fastest(*work: Callable[[], object]) -> float:
 class Case:
     """All arms at one batch size and one mean cache length."""
 
-    def __init__(self, handle: ModelHandle, model: LlamaForCausalLM, batch: int, tokens: int, bits: list[int]) -> None:
+    def __init__(
+        self, handle: ModelHandle, model: LlamaForCausalLM, batch: int, tokens: int, bits: list[int], steps: int
+    ) -> None:
         self.handle, self.model, self.batch, self.tokens = handle, model, batch, tokens
         share = WINDOW + RATIO * (1 - WINDOW)
         self.budget = budget = round(2 * tokens / (1 + share))
@@ -110,9 +118,12 @@ class Case:
             full = policies.from_setting(Setting.from_parameters("full", kv_bits=own))
             self.packed[f"bits {own}"] = FilledEngine(handle, [full], self.engine.sampling, batch, tokens + 64), full
         self.cache = DynamicCache(config=model.config)
+        self.static_cache = StaticCache(config=model.config, max_cache_len=tokens + steps)
         size = (batch, handle.shape.kv_heads, tokens, handle.shape.head_dim)
         for layer in range(handle.shape.layers):
-            self.cache.update(torch.randn(size), torch.randn(size), layer)
+            keys, values = torch.randn(size), torch.randn(size)
+            self.cache.update(keys, values, layer)
+            self.static_cache.update(keys, values, layer)
 
     @property
     def read_bytes(self) -> int:
@@ -153,12 +164,21 @@ class Case:
     def dynamic(self, steps: int) -> float:
         """Seconds of steps over a DynamicCache, which is cut back to the mean length at first."""
         self._cut()
+        return self._greedy_steps(self.cache, steps)
+
+    def static(self, steps: int) -> float:
+        """Seconds of steps over a StaticCache, which goes on from the mean length."""
+        for layer in self.static_cache.layers:
+            layer.cumulative_length.fill_(self.tokens)
+        return self._greedy_steps(self.static_cache, steps)
+
+    def _greedy_steps(self, cache: DynamicCache | StaticCache, steps: int) -> float:
         ids = torch.full((self.batch, 1), 7)
         began = time.thread_time()
         with torch.inference_mode():
             for step in range(steps):
                 at = torch.full((self.batch, 1), self.tokens + step)
-                output = self.model(input_ids=ids, position_ids=at, past_key_values=self.cache, use_cache=True)
+                output = self.model(input_ids=ids, position_ids=at, past_key_values=cache, use_cache=True)
                 ids = output.logits[:, -1:].argmax(-1)
         return time.thread_time() - began
 
@@ -191,7 +211,7 @@ class Case:
     def measure(self, steps: int, rounds: int, machine: Machine) -> dict[str, Any]:
         """Medians over rounds in which the arms and what the machine can do take turns."""
         arms: dict[str, Callable[[int], float]]
-        arms = {"window": self.window, "dynamic": self.dynamic, "generate": self.generate}
+        arms = {"window": self.window, "dynamic": self.dynamic, "static": self.static, "generate": self.generate}
         arms |= {name: partial(self.steps_packed, name=name) for name in self.packed}
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         overhead, reading, computing = [], [], []
@@ -208,10 +228,15 @@ class Case:
         spread = {
             "window": median(self.window_compression() for _ in range(3)) / self.cycle,
             "dynamic": median(self.dynamic_compression() for _ in range(3)) / self.cycle,
-            **dict.fromkeys(["generate", *self.packed], 0.0),
+            **dict.fromkeys(["static", "generate", *self.packed], 0.0),
         }
         whole = {name: [taken + spread[name] for taken in result] for name, result in seconds.items()}
         limits = [max(both) for both in zip(reading, computing, strict=True)]
+        against = {
+            name: round(median(t / o for t, o in zip(whole[name], whole["window"], strict=True)), 2)
+            for name in whole
+            if name != "window"
+        }
         return {
             "batch": self.batch,
             "kv_tokens": self.tokens,
@@ -220,11 +245,11 @@ class Case:
             "step_ms": {name: _ms(result) for name, result in seconds.items()},
             "compression_ms_per_step": {name: round(1000 * result, 3) for name, result in spread.items()},
             "tokens_per_second": {name: round(self.batch / median(result), 1) for name, result in whole.items()},
-            "speed_against": {
-                name: round(median(t / o for t, o in zip(whole[name], whole["window"], strict=True)), 2)
-                for name in whole
-                if name != "window"
+            "speed_against": against,
+            "speed_against_by_least_times": {
+                name: round(min(whole[name]) / min(whole["window"]), 2) for name in against
             },
+            "speed_against_best_peer": min(against[name] for name in PEERS),
             "roofline": {
                 "read_bytes": self.read_bytes,
                 "flops": self.flops,
@@ -232,6 +257,7 @@ class Case:
                 "computing_ms": _ms(computing),
                 "bound": "memory" if median(reading) >= median(computing) else "compute",
                 "share": round(median(limit / s for limit, s in zip(limits, seconds["window"], strict=True)), 3),
+                "best_share": round(max(min(reading), min(computing)) / min(seconds["window"]), 3),
             },
             "bandwidth": round(median(self.read_bytes / item for item in reading)),
             "flops_per_second": round(median(self.flops / item for item in computing)),
@@ -280,7 +306,7 @@ def main() -> None:
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
         machine = Machine()
         for batch, tokens in (map(int, case.split("x")) for case in options.cases):
-            case = Case(handle, model, batch, tokens, options.bits)
+            case = Case(handle, model, batch, tokens, options.bits, options.steps)
             outcome.append(case.measure(options.steps, options.rounds, machine))
             del case
         parameters = model.num_parameters()

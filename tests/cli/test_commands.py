@@ -484,7 +484,7 @@ def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path)
     err = kvatlas.refuse("predictor", "calibrate", half, *words, "--model-option", "dtype=float33")
     assert "The model option dtype is 'float33'; expected auto, float32" in err
     half_precision = ("--model-option", "dtype=float16", "--model-option")
-    for value, expected in (("half", "'half'; expected auto or bfloat16"), ("bfloat16", "expected float32 on cpu")):
+    for value, expected in (("half", "'half'; expected auto, bfloat16, int8"), ("bfloat16", "expected float32 on cpu")):
         err = kvatlas.refuse(*RUN, *half_precision, f"weights={value}")
         assert "The model option weights is" in err
         assert expected in err

@@ -106,32 +106,38 @@ def test_a_packed_model_computes_what_its_own_layers_do_and_is_as_it_was_afterwa
     assert "forward" not in vars(model.get_decoder())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("kind", [*FUSED, "granite", "qwen3", "bamba", "mixtral", "gpt_oss"])
-def test_weights_in_bfloat16(kind: str, tiny_llama: ModelHandle) -> None:
+def test_weights_in_short_types(kind: str, dtype: torch.dtype, tiny_llama: ModelHandle) -> None:
     """Close to the model in fp32, the same numbers alone and beside another sequence; what is left of weights stays."""
     model, tokens = build(kind, vocab_size=len(tiny_llama.tokenizer)), torch.arange(3, 40)[None]
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.inference_mode():
         own = model(tokens).logits
-        with pack_model(model, PackedTables(torch.bfloat16)):
+        with pack_model(model, PackedTables(dtype)):
             packed = [module.packed.weight for module in model.modules() if isinstance(module, PackedLinear)]
-            assert all(weight.dtype is torch.bfloat16 for weight in packed)
+            types = {weight.dtype for weight in packed}
+            assert types == {torch.bfloat16} if dtype is torch.bfloat16 else torch.uint8 in types
             assert kind not in FUSED or (fused(model) and packed)
             # Rounding sends some tokens to other experts.
-            bound = 0.5 if kind in ("mixtral", "gpt_oss") else 0.1
+            bound = 0.5 if kind in ("mixtral", "gpt_oss") else 0.1 if dtype is torch.bfloat16 else 0.2
             assert torch.dist(model(tokens).logits, own) < bound * own.norm()
             ((new, logits),) = decode(model, tiny_llama.tokenizer)
             (beside_tokens, beside), _ = decode(model, tiny_llama.tokenizer, 2)
     assert new == beside_tokens
     assert torch.equal(logits, beside)
     for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key]) or torch.equal(value, before[key].bfloat16().float())
+        if dtype is torch.bfloat16:
+            assert torch.equal(value, before[key]) or torch.equal(value, before[key].bfloat16().float())
+        else:
+            torch.testing.assert_close(value, before[key], rtol=0, atol=float(before[key].abs().max()) / 250)
 
 
 def test_a_model_that_rounding_breaks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "ROUNDING_SHORT", 1e-5)
-    with pytest.raises(KvatlasError, match="The model option weights is 'bfloat16'"):
-        pack_model(build("llama"), PackedTables(torch.bfloat16))
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.int8, "int8")):
+        monkeypatch.setitem(packing.ROUNDING, dtype, 1e-5)
+        with pytest.raises(KvatlasError, match=f"The model option weights is '{name}'"):
+            pack_model(build("llama"), PackedTables(dtype))
 
 
 def test_a_model_whose_experts_rounding_breaks_is_not_packed_in_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,15 +76,18 @@ def test_mapped_weights_compute_the_same_numbers(
     assert torch.equal(logits(model.load()), expected)
 
 
-def test_weights_in_bfloat16_lie_in_a_file_of_their_own(random_models: dict[str, ModelHandle], cache: Path) -> None:
+@pytest.mark.parametrize(("weights", "size"), [("bfloat16", 0.75), ("int8", 0.5)])
+def test_short_weights_lie_in_a_file_of_their_own(
+    weights: str, size: float, random_models: dict[str, ModelHandle], cache: Path
+) -> None:
     exact = random_models["llama"]
-    short = replace(exact, options=replace(exact.options, weights="bfloat16"))
+    short = replace(exact, options=replace(exact.options, weights=weights))
     expected = logits(loaded_alone(short))
     assert not torch.equal(logits(exact.load()), expected)
     assert torch.equal(logits(short.load()), expected)
     assert torch.equal(logits(short.load()), expected)
     first, second = sorted(files(cache), key=lambda file: file.stat().st_size)
-    assert first.stat().st_size < 0.75 * second.stat().st_size
+    assert first.stat().st_size < size * second.stat().st_size
     for model, file in ((short, first), (exact, second)):
         assert model.weight_bytes == pytest.approx(file.stat().st_size, rel=0.1)
 

@@ -82,6 +82,29 @@ static struct linear linear(int64_t inputs, int64_t outputs) {
     return (struct linear){numbers(panels * inputs * LANES), numbers(panels * LANES), inputs, outputs};
 }
 
+/* Weights in bytes: codes of 1 to 255, and scales of about a hundredth. */
+static uint8_t *byte_weights(int64_t inputs, int64_t outputs) {
+    int64_t groups = (outputs + LANES - 1) / LANES * (inputs / GROUP_OF_BYTES);
+    uint8_t *made = zeros(groups * WEIGHT_BYTES);
+    for (int64_t g = 0; g < groups; g++) {
+        for (int64_t i = 0; i < CODE_BYTES; i++) made[g * WEIGHT_BYTES + i] = (uint8_t)(128 + (int)(number() * 31));
+        for (int64_t i = 0; i < LANES; i++)
+            *(half_at *)(made + g * WEIGHT_BYTES + CODE_BYTES + 2 * i) = (_Float16)(0.01f + 0.001f * number());
+    }
+    return made;
+}
+
+/* Linear layers in bytes of rows that fill tiles or do not. */
+static void bytes(void) {
+    for (int64_t rows = 1; rows < 37; rows += rows < 20 ? 1 : 8) {
+        float *x = numbers(rows * 96), *y = zeros(4 * rows * 70);
+        void *codes = zeros(4 * kvatlas_byte_words(rows, 96));
+        kvatlas_to_bytes(x, 96, rows, 96, codes, BYTES);
+        kvatlas_linear_bytes(codes, byte_weights(96, 70), numbers(80), y, 70, rows, 96, 70, BYTES);
+        digest("bytes", y, rows * 280);
+    }
+}
+
 /* The parts of a decoder layer beside attention, and a compaction of a pool of its states. */
 static void decoder_layer(enum kind kind) {
     enum { ROWS = 6, HIDDEN = 40, HEAD = 12, HEADS = 4, INNER = 20 };
@@ -118,7 +141,7 @@ void _start(void) {
         int64_t *largest = zeros(8 * rows * 9);
         kvatlas_largest(x, 75, rows, 75, 9, y, largest), digest("largest", largest, rows * 72);
     }
-    decoder_layer(FLOATS), decoder_layer(PAIRS);
+    decoder_layer(FLOATS), decoder_layer(PAIRS), bytes();
     int64_t streams[] = {5, 1ll << 61}, places[] = {7, 1 << 30};
     double noise[2 * 21];
     kvatlas_uniform(streams, places, 0, 0, 0, noise, 2, 21), digest("noise", noise, sizeof noise);

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -47,6 +48,89 @@ def test_linear(dtype: torch.dtype, seed: int, words: int, outputs: int, biased:
     assert torch.equal(native.unpack_weights(layers[0].weight, outputs), weight.to(dtype))
 
 
+def read_in_bytes(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """A layer in int8 in plain numpy: codes of groups of 32, exact sums, one multiply-add a group from the bias up."""
+    single = np.float32
+    outputs, inputs = weight.shape
+    groups = inputs // 32
+    weight_groups = weight.reshape(outputs, groups, 32)
+    weight_scales = (np.abs(weight_groups).max(-1) / single(127)).astype(np.float16).astype(single)
+    weight_codes = np.rint(weight_groups / weight_scales[..., None]).clip(-127, 127).astype(np.int64)
+    x_groups = x.reshape(len(x), groups, 32)
+    largest = np.abs(x_groups).max(-1)
+    x_codes = np.rint(x_groups * (single(127) / largest)[..., None]).astype(np.int64)
+    x_scales = largest / single(127)
+
+    result = np.zeros((len(x), outputs), single) if bias is None else np.tile(bias, (len(x), 1))
+    for group in range(groups):
+        sums = x_codes[:, group] @ weight_codes[:, group].T
+        scales = weight_scales[None, :, group] * x_scales[:, group, None]
+        # In float64 the product is exact, so that the sum is rounded once.
+        result = (sums.astype(np.float64) * scales + result).astype(single)
+    return result
+
+
+@QUICK
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 9),
+    st.integers(1, 90),
+    st.booleans(),
+    st.sampled_from((1, 2, 3, 5, 7, 8, 13, 16, 17, 45)),
+)
+def test_linear_in_int8(seed: int, groups: int, outputs: int, biased: bool, rows: int) -> None:
+    """The bits of the slow reading, on processors that multiply four bytes at once, and on others."""
+    source = torch.Generator().manual_seed(seed)
+    inputs = 32 * groups
+    weight, bias = torch.randn(outputs, inputs, generator=source), torch.randn(outputs, generator=source)
+    # Some numbers are far larger than their neighbours.
+    x = torch.randn(45, inputs, generator=source) ** 5
+    layers = [kernels.linear(weight, bias if biased else None, torch.int8) for kernels in ALL]
+    expected = read_in_bytes(x.numpy(), weight.numpy(), bias.numpy() if biased else None)
+    result = layers[0](x)
+    assert np.array_equal(result.numpy(), expected)
+    assert layers[0].kind == (native.BYTES_AT_ONCE if BEST.multiplies_bytes else native.BYTES)
+    again = BEST.packed_linear(layers[0].weight, bias if biased else None, outputs)
+    again.kind = native.BYTES
+    for layer in (*layers, again):
+        assert torch.equal(layer(x[-rows:]), result[-rows:])
+    # Columns of a wider table, as the halves of one product are.
+    assert torch.equal(layers[0](torch.cat([x, x], 1)[:, :inputs]), result)
+
+
+def test_weights_in_int8_are_near_the_original_and_stay_where_bytes_do_not_suit() -> None:
+    source = torch.Generator().manual_seed(3)
+    weight = torch.randn(50, 96, generator=source)
+    weight[7] = 0.0
+    # Numbers that are codes times a scale already, as in a file of 8 bits, are kept.
+    scales = torch.rand(50, 3, 1, generator=source).half().float()
+    codes = torch.randint(-127, 128, (50, 3, 32), generator=source)
+    codes[..., 0] = 127
+    exact = (codes * scales).view(50, 96)
+    for kernels in ALL:
+        near = native.unpack_weights(kernels.linear(weight, None, torch.int8).weight, 50)
+        largest = weight.view(50, 3, 32).abs().amax(-1, keepdim=True)
+        assert ((near - weight).view(50, 3, 32).abs() <= largest * (0.501 / 127)).all()
+        assert torch.equal(native.unpack_weights(kernels.linear(exact, None, torch.int8).weight, 50), exact)
+    for other in (weight[:, :40], weight * 1e8):
+        assert BEST.linear(other, None, torch.int8).kind == native.FLOATS
+
+
+def test_inputs_that_are_no_numbers_stay_none_in_int8() -> None:
+    x = torch.randn(6, 64, generator=torch.Generator().manual_seed(4))
+    x[1, 3] = float("nan")
+    x[2, 40] = float("inf")
+    x[3, 40] = -float("inf")
+    x[4] = 0.0
+    x[5] = 1e-36
+    weight, bias = torch.randn(20, 64), torch.randn(20)
+    for kernels in ALL:
+        result = kernels.linear(weight, bias, torch.int8)(x)
+        assert result[1:4].isnan().all()
+        assert result[0].isfinite().all()
+        assert torch.equal(result[4:], bias.expand(2, -1))
+
+
 def test_an_odd_number_of_inputs_stays_in_fp32() -> None:
     weight = torch.randn(20, 7)
     layer = BEST.linear(weight, None, torch.bfloat16)
@@ -69,13 +153,22 @@ def test_numbers_that_are_none_stay_none_in_bfloat16() -> None:
 
 
 @QUICK
-@given(st.integers(0, 2**31), st.integers(1, 90), st.integers(1, 90), st.sampled_from((torch.float32, torch.bfloat16)))
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 90),
+    st.integers(1, 90),
+    st.sampled_from((torch.float32, torch.bfloat16, torch.int8)),
+)
 def test_rows_of_packed_weights(seed: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     source = torch.Generator().manual_seed(seed)
+    if dtype is torch.int8:
+        inputs = -(-inputs // 32) * 32
     weight = torch.randn(outputs, inputs, generator=source)
     chosen = torch.randint(0, outputs, (2, 7), generator=source)
     layer = BEST.linear(weight, None, dtype)
-    assert torch.equal(layer.rows(chosen), weight.to(layer.weight.dtype).float()[chosen])
+    assert torch.equal(layer.rows(chosen), native.unpack_weights(layer.weight, outputs).float()[chosen])
+    if dtype is not torch.int8:
+        assert torch.equal(layer.rows(chosen), weight.to(layer.weight.dtype).float()[chosen])
     for outside in (-1, outputs):
         with pytest.raises(IndexError, match="is not one of"):
             layer.rows(torch.tensor([outside]))
@@ -144,13 +237,13 @@ def test_rotation_is_that_of_transformers_to_the_bit(seed: int, rows: int, heads
     st.sampled_from((1, 2)),
     st.sampled_from((6, 16, 36)),
     st.booleans(),
-    st.sampled_from((torch.float32, torch.bfloat16)),
+    st.sampled_from((torch.float32, torch.bfloat16, torch.int8)),
 )
 def test_a_decoder_layer_is_its_parts_to_the_bit(
     seed: int, rows: int, group: int, size: int, rotary: bool, dtype: torch.dtype
 ) -> None:
     source = torch.Generator().manual_seed(seed)
-    hidden, inner, kv_heads, cached = 40, 48, 2, 30
+    hidden, inner, kv_heads, cached = (64, 96, 2, 30) if dtype is torch.int8 else (40, 48, 2, 30)
     heads = group * kv_heads
     shapes = [((heads + 2 * kv_heads) * size, hidden), (hidden, heads * size), (2 * inner, hidden), (hidden, inner)]
     weights = [torch.randn(shape, generator=source) for shape in shapes]

@@ -100,7 +100,7 @@ CASES = [
     *(
         pytest.param(kind, options, 1, marks=pytest.mark.deep)
         for kind in ("llama", "gpt_oss")
-        for options in ({"weights": "bfloat16"}, {"dtype": "bfloat16"})
+        for options in ({"weights": "bfloat16"}, {"weights": "int8"}, {"dtype": "bfloat16"})
     ),
 ]
 

@@ -1,8 +1,9 @@
-"""The held-out test of autopsies: right answers with saving and with random tokens put back, and their difference."""
+"""The held-out test of autopsies: right answers with saving tokens and with others of their kinds put back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,19 +19,19 @@ if TYPE_CHECKING:
 
 #: The marks of the arms that are drawn, with their names and their places among the colours of lines.
 _MARKS: Mapping[str, tuple[str, str, int]] = {
-    "random": ("s", "random tokens", 6),
+    "kind": ("s", "others of their kinds", 6),
     "cause": ("D", "saving tokens", 0),
     "no_compression": ("|", "no compression", 2),
 }
 #: The marks as characters of the legend.
 _SIGNS: Mapping[str, str] = {"s": "■", "D": "◆", "|": "|"}
 #: How far the marks of an arm stand above the middle of their row; rows are 1 apart.
-_PLACES: Mapping[str, float] = {"random": -0.14, "cause": 0.14}
+_PLACES: Mapping[str, float] = {"kind": -0.14, "cause": 0.14}
 #: Inches of a row, between the panels, and below them.
 _ROW = 0.42
 _GAP = 0.22
 _BELOW = 0.34
-_LABEL = "saving − random, points"
+_LABEL = "saving − others, points"
 #: Inches of a figure whose legend begins at its edge.
 _NARROW = 5.0
 #: The width of the panel of differences, as a share of that of both.
@@ -69,7 +70,7 @@ def autopsy_figure(tests: Mapping[str, HeldOut | None], options: FigureOptions |
             model, _, benchmark = options.named(name).partition(" | ")
             about = ", ".join(filter(None, [benchmark, counted(test["answers"], "answer")]))
             rows.append(_Row([*style.wrapped(model, room), *style.wrapped(about, room)], test))
-        names_width = max(text_width(line) for row in rows for line in row.lines)
+        names_width = max(map(text_width, chain.from_iterable(row.lines for row in rows)))
         most_lines = max(len(row.lines) for row in rows)
         row_height = max(_ROW, (most_lines + 0.5) * style.SMALL_TYPE * style.LINE)
 
@@ -102,13 +103,14 @@ def autopsy_figure(tests: Mapping[str, HeldOut | None], options: FigureOptions |
 
 def _title(tests: Sequence[HeldOut]) -> str:
     """Return the finding: of one cell the shares, of several in how many the difference is proven."""
-    proven = sum(test["cause_over_random"]["low"] > 0 for test in tests)
+    proven = sum(test["cause_over_kind"]["low"] > 0 for test in tests)
     if not proven:
-        return "Saving tokens are not proven to bring back more lost answers than random ones"
+        return "Saving tokens are not proven to bring back more lost answers than others of their kinds"
     if len(tests) > 1:
-        return f"Saving tokens bring back more lost answers than random ones, proven in {proven} of {len(tests)} cells"
-    saving, random = (fixed(tests[0]["right"][arm]["value"], 0) for arm in ("cause", "random"))
-    return f"Saving tokens make {saving} % of these lost answers right, random ones {random} %, proven"
+        where = f"proven in {proven} of {len(tests)} cells"
+        return f"Saving tokens bring back more lost answers than others of their kinds, {where}"
+    saving, others = (fixed(tests[0]["right"][arm]["value"], 0) for arm in ("cause", "kind"))
+    return f"Saving tokens make {saving} % of these lost answers right, others of their kinds {others} %, proven"
 
 
 def _about(tests: Sequence[HeldOut], options: FigureOptions) -> list[str]:
@@ -177,7 +179,7 @@ def _draw_differences(panel: Axes, rows: Sequence[_Row], options: FigureOptions)
     ink = options.colours.ink
     ends = [0.0]
     for index, row in enumerate(rows):
-        difference = row.test["cause_over_random"]
+        difference = row.test["cause_over_kind"]
         limits = [difference["low"], difference["high"]]
         ends += [difference["value"], *limits]
         if options.intervals is not False:
@@ -236,14 +238,14 @@ def save_autopsies(summaries: Mapping[str, Mapping[str, Any]], path: Path) -> li
     """
     tests: dict[str, HeldOut | None] = {name: summary["held_out"] for name, summary in summaries.items()}
     figure = autopsy_figure(tests)
-    rows: list[Sequence[Any]] = [["cell", "tokens", "answers", *ARMS, "saving_minus_random"]]
+    rows: list[Sequence[Any]] = [["cell", "tokens", "answers", *ARMS, "saving_minus_others"]]
     for name, test in tests.items():
         if test is None:
             continue
         for tokens, group in test["by_size"].items():
             rows.append([guarded(name), tokens, group["answers"], *(_limits(group[arm]) for arm in ARMS), ""])
         shares = [_limits(test["right"][arm]) for arm in ARMS]
-        rows.append([guarded(name), "all", test["answers"], *shares, _limits(test["cause_over_random"])])
+        rows.append([guarded(name), "all", test["answers"], *shares, _limits(test["cause_over_kind"])])
     return style.save(figure, path, data=style.rows_csv(rows))
 
 

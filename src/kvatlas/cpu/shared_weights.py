@@ -44,7 +44,7 @@ class PackedTables:
     """The packed tables of a model in the order in which they are asked for: made here, or taken from a file.
 
     `steps` are the steps of packing that were done, in order; None before a model is packed. Tables that are made here
-    are in `dtype`: fp32 or bfloat16.
+    are in `dtype`: fp32, bfloat16 or int8.
     """
 
     dtype: torch.dtype = torch.float32
@@ -65,8 +65,8 @@ class PackedTables:
         else:
             packed = self.stored[len(self.used)]
             outputs = sum(len(weight) for weight in weights)
-            shape = (-(-outputs // LANES), weights[0].shape[1], LANES)
-            if packed.shape != shape:
+            shape = (-(-outputs // LANES), weights[0].shape[1])
+            if packed.shape[:2] != shape:
                 raise ValueError(f"a packed table is {tuple(packed.shape)}, expected {shape}")
             layer = self.native.packed_linear(packed, bias, outputs)
         self.used.append(layer.weight)
@@ -101,7 +101,7 @@ class WeightsFile:
         # The layers of a model may change with transformers.
         made_with = {"format": FORMAT, "transformers": version("transformers")}
         self.identity = digest({**made_with, "files": stats})
-        kind = "packed" if dtype is torch.float32 else "packed-bfloat16"
+        kind = "packed" if dtype is torch.float32 else f"packed-{str(dtype).removeprefix('torch.')}"
         self.path = folder / f"{kind}-{digest(sorted(stats))[:32]}.bin"
 
     def load(

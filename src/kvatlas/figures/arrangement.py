@@ -178,8 +178,10 @@ def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: boo
         words = [mark for mark in words if mark != BEST and not mark.startswith(LOSES)]
     if has_intervals and options.kept:
         words.append("small type: tokens after a compression")
-    if any(panel.map.recommended in panel.cells for panel in panels):
-        words.append("ringed: recommended")
+    ringed = [panel.map for panel in panels if panel.map.recommended in panel.cells]
+    if ringed:
+        # Without a full cache nothing says what a setting loses.
+        words.append(f"ringed: {'cheapest not found worse' if ringed[0].keeps is None else 'recommended'}")
 
     shared_interval = _shared_interval(panels)
     if has_intervals and not options.kept:

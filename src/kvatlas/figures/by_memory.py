@@ -34,6 +34,8 @@ _NARROW = 5.0
 #: Points of a marker, and inches around it that names keep free.
 _MARKER = 4.5
 _FREE = 0.045
+#: The order of drawing of names: above the grid, which their ground hides, and below all lines.
+_NAME_ORDER = 0.8
 #: Inches from a marker to the name of its line.
 _NAME_GAP = 0.06
 
@@ -227,7 +229,7 @@ def _draw_memory_map(panel: Axes, one: MemoryMap, room: float, options: FigureOp
         ends = [_point_of(one.map.cells[coord]) for coord in (best.better, best.other)]
         panel.plot(*zip(*ends, strict=True), color=options.colours.ink, lw=0.9, zorder=2.5)
 
-    boxes = [] if full is None else [_draw_full(panel, full, lines, options)]
+    boxes = [] if full is None else [_draw_full(panel, full, lines, half is not None, options)]
     if room:
         write_names(panel, [LineEnd(line.y[-1], line.name, line.colour) for line in lines], room)
     else:
@@ -306,8 +308,11 @@ class _Box(NamedTuple):
         return self.left - gap < x < self.right + gap and self.bottom - gap < y < self.top + gap
 
 
-def _draw_full(panel: Axes, full: Cell, lines: Sequence[_WindowLine], options: FigureOptions) -> _Box:
-    """Draw the full cache as a line with its value where the fewest lines are; return the box of that text."""
+def _draw_full(panel: Axes, full: Cell, lines: Sequence[_WindowLine], has_bar: bool, options: FigureOptions) -> _Box:
+    """Draw the full cache as a line with its value where the fewest lines are; return the box of that text.
+
+    The text stands right of the bar at the left, if there is one.
+    """
     height = 100 * full.estimate.value
     panel.axhline(height, color=options.colours.ink, lw=0.8, zorder=1)
     text = f"full cache {percent_text(full.estimate.value)}"
@@ -316,7 +321,8 @@ def _draw_full(panel: Axes, full: Cell, lines: Sequence[_WindowLine], options: F
     text_height = style.SMALL_TYPE * style.LINE + 0.03
     width = text_width(text) + 0.05
     # The text stands on the line, or below it; at the left or at the right.
-    corners = product((place, place - text_height), (0.0, wide - width))
+    left = 0.06 * wide if has_bar else 0.0
+    corners = product((place, place - text_height), (left, wide - width))
     boxes = [_Box(left, low, left + width, low + text_height) for low, left in corners]
     strokes = [_along_line(_in_inches(panel, list(zip(line.x, line.y, strict=True)))) for line in lines]
     points = list(chain.from_iterable(strokes))
@@ -329,6 +335,8 @@ def _draw_full(panel: Axes, full: Cell, lines: Sequence[_WindowLine], options: F
         fontsize=style.SMALL_TYPE,
         color=options.colours.ink,
         va="center",
+        zorder=_NAME_ORDER,
+        bbox={"facecolor": panel.get_facecolor(), "edgecolor": "none", "pad": 0.3},
     )
     return box
 
@@ -378,7 +386,8 @@ def _write_windows(panel: Axes, lines: Sequence[_WindowLine], texts: Sequence[_B
             fontweight="bold",
             color=line.colour,
             va="center",
-            zorder=6,
+            zorder=_NAME_ORDER,
+            bbox={"facecolor": panel.get_facecolor(), "edgecolor": "none", "pad": 0.3},
         )
 
 

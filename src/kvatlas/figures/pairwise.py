@@ -135,7 +135,8 @@ def pairwise_figure(
         names.append(f"{name} ({unsaid})" if unsaid else name)
     label = options.named(axis_label(metric))
     # The pairs in which one is proven to be ahead, allowing for all pairs.
-    proven = [p <= LEVEL for p in holm([pair.difference.p for _, _, pair in pairs])]
+    p_values = [pair.difference.p for _, _, pair in pairs]
+    proven = [p <= LEVEL for p in holm(p_values)]
 
     with options.applied():
         bins = _ValueBins.of(pairs)
@@ -315,8 +316,8 @@ def _draw_counts(
             )
 
         panel.set(xticks=bins.places, xticklabels=bins.texts, yticks=bins.places, yticklabels=bins.texts)
-        # Numbers on the line of equal values stay legible.
-        draw_parity(panel, ends, options, alpha=0.45)
+        # The line of equal values runs behind the numbers and their bins.
+        draw_parity(panel, ends, options, order=0.5)
         panel.set(xlim=ends, ylim=ends)
         panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
 

@@ -107,11 +107,18 @@ class ModelHandle:
     @cached_property
     def weight_bytes(self) -> int | None:
         """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
-        size = self.files.measure_weights(self.precision)
-        if size is None or self.precision == self.dtype or self.config.get("tie_word_embeddings"):
+        size = self.files.measure_weights(self.dtype)
+        if size is None or self.precision == self.dtype:
             return size
-        # An embedding of its own is no linear layer, and keeps the two other bytes of each number.
-        return size + 2 * self.vocabulary * int(self.config.get("hidden_size", 0))
+        numbers = size // 4
+        if self.precision == "int8":
+            # A byte for each, and two for the scale of 32.
+            return numbers * 17 // 16
+        # An embedding of its own is no linear layer, and stays in fp32.
+        embedded = 0
+        if not self.config.get("tie_word_embeddings"):
+            embedded = self.vocabulary * int(self.config.get("hidden_size", 0))
+        return 2 * (numbers - embedded) + 4 * embedded
 
     @cached_property
     def weights_digest(self) -> str:
@@ -209,7 +216,8 @@ class ModelHandle:
                 adapter.merge(self.name, model)
             return model
 
-        packed_dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        # Half precision has no kernels of its own.
+        packed_dtype = getattr(torch, self.precision) if self.precision in ("bfloat16", "int8") else torch.float32
         if self.shares_weights:
             files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
             if adapter.address:

@@ -225,9 +225,13 @@ def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions, losses:
     if not title and all(map_.keeps is None for map_ in maps):
         title = effect_title(result.effects)
 
+    # The colours of a panel's own range tell tenths apart.
     is_plain = show.figure is not None and show.figure.plain
+    panels = metric_panels(maps, exact=is_plain or show.shared is False)
+    if losses and not is_plain:
+        panels = loss_panels(maps, losses)
     return plot(
-        loss_panels(maps, losses) if losses and not is_plain else metric_panels(maps, exact=is_plain),
+        panels,
         shared=show.shared,
         one_bar=show.mean,
         title=title,
@@ -239,9 +243,14 @@ def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions, losses:
 
 def recommended_notes(result: Result, maps: Sequence[Map]) -> list[Note]:
     """Return a note that names the settings that are ringed on these maps, with what they save and lose."""
-    ringed = {(map_.model, map_.cells[map_.recommended].setting) for map_ in maps if map_.recommended is not None}
+    with_ring = [map_ for map_ in maps if map_.recommended is not None]
+    ringed = {(map_.model, map_.cells[map_.recommended].setting) for map_ in with_ring if map_.recommended is not None}
     words = [recommended_words(one) for one in result.choices if (one.model, one.recommended) in ringed]
-    return [Note(NoteKind.RECOMMENDED, f"Recommended: {'; '.join(words)}")] if words else []
+    if not words:
+        return []
+    # Without a full cache nothing says what a setting loses.
+    kind = "Cheapest not found worse" if with_ring[0].keeps is None else "Recommended"
+    return [Note(NoteKind.RECOMMENDED, f"{kind}: {'; '.join(words)}")]
 
 
 def _draw_panels(result: Result, panels: Sequence[Panel], out: Path, show: MapOptions, title: str = "") -> list[Path]:

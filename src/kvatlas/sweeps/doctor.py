@@ -42,7 +42,7 @@ STEPS = 64
 #: Compared steps of a model: the prompt's, and of single tokens after it.
 COMPARED = 4
 #: Differences of logits in standard deviations: the largest certain rounding, and the largest possible one.
-ROUNDING = {"float32": (1e-3, 0.03), "bfloat16": (0.15, 0.6), "float16": (0.03, 0.2)}
+ROUNDING = {"float32": (1e-3, 0.03), "bfloat16": (0.15, 0.6), "float16": (0.03, 0.2), "int8": (0.15, 0.6)}
 #: The bits at which keys are tried, and the largest loss of attention in nats that they survive. The losses of SmolLM2
 #: and Qwen2.5 at 4 bits are .07 and .13; those of Qwen2.5 with biases in its packed keys are 20.
 TRIED_BITS = (8, 4)

@@ -7,7 +7,8 @@ The environment variable KVATLAS_NATIVE=off switches them off.
 Numbers never depend on the target, the number of rows or their neighbours: see the contract in `kernels.c`.
 All tensors are fp32 on the CPU unless otherwise stated, contiguous in their last dimension. Layers check the widths of
 their inputs; `engine.attention.attend` checks the shapes of attention. Weights of linear layers may be bfloat16: what
-is multiplied by them is rounded to bfloat16, too, and sums stay fp32.
+is multiplied by them is rounded to bfloat16, too, and sums stay fp32. They may also be int8, in groups of 32 inputs
+with a scale: what is multiplied by them is rounded to 8 bits in the same groups, and sums of a group are exact.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 #: Outputs in a panel of packed weights, tokens in the smallest page.
 LANES = 16
+#: Inputs in a row that share a scale in int8, and the largest code.
+GROUP = 32
+LARGEST_CODE = 127
+#: Panels that are packed in int8 at a time: their numbers take some memory.
+PANELS_AT_A_TIME = 256
 VARIABLE = "KVATLAS_NATIVE"
 _FOLDER = Path(__file__).parent / "lib"
 _SUFFIXES = {"linux": ".so", "darwin": ".dylib", "windows": ".dll"}
@@ -72,21 +78,64 @@ def pack_weights(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return weights [outputs, inputs] as panels [ceil(outputs / 16), inputs, 16], zeros behind the last output.
 
     In bfloat16 the two inputs of a pair lie side by side, [ceil(outputs / 16), inputs / 2, 16, 2] in the same memory.
-    An odd number of inputs has no pairs, so such weights stay fp32.
+    An odd number of inputs has no pairs, so such weights stay fp32. In int8 they are bytes [ceil(outputs / 16), inputs,
+    17]: the codes of each group and its scales (see `kernels.c`). Inputs that are no multiple of 32 stay fp32, and
+    so do weights beyond the range of scales in half precision.
     """
     import torch
     from torch.nn.functional import pad
 
     outputs, inputs = weight.shape
+    if dtype is torch.int8:
+        packed = _pack_bytes(weight.detach()) if inputs % GROUP == 0 else None
+        return pack_weights(weight, torch.float32) if packed is None else packed
     numbers = 2 if dtype is torch.bfloat16 and inputs % 2 == 0 else 1
     rows = pad(weight.detach().to(dtype if numbers == 2 else torch.float32), (0, 0, 0, -outputs % LANES))
     words = rows.view(-1, LANES, inputs // numbers, numbers).transpose(1, 2)
     return words.reshape(-1, inputs, LANES).contiguous()
 
 
-def unpack_weights(packed: Tensor, outputs: int) -> Tensor:
-    """Return the weights [outputs, inputs] of `pack_weights`, in their type."""
+def _pack_bytes(weight: Tensor) -> Tensor | None:
+    """Return weights in int8 as `pack_weights` does; None if a scale is beyond half precision."""
+    import torch
+    from torch.nn.functional import pad
+
+    outputs, inputs = weight.shape
+    groups = inputs // GROUP
+    packed = torch.empty(-(-outputs // LANES), groups, GROUP * (LANES + 1), dtype=torch.uint8)
+    at_a_time = PANELS_AT_A_TIME * LANES
+    for first in range(0, outputs, at_a_time):
+        rows = weight[first : first + at_a_time].float()
+        numbers = pad(rows, (0, 0, 0, -len(rows) % LANES)).view(-1, LANES, groups, GROUP)
+        scales = (numbers.abs().amax(-1) / LARGEST_CODE).half()
+        if not scales.isfinite().all():
+            return None
+        codes = (numbers / scales.float()[..., None]).nan_to_num_(0.0, 0.0, 0.0).round_()
+        # A word of a panel has four codes of each output.
+        codes = codes.clamp_(-LARGEST_CODE, LARGEST_CODE).view(-1, LANES, groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
+        panels = packed[first // LANES :][: len(codes)]
+        panels[:, :, : GROUP * LANES] = (codes + 128).to(torch.uint8).flatten(2)
+        panels[:, :, GROUP * LANES :] = scales.transpose(1, 2).contiguous().view(torch.uint8)
+    return packed.view(-1, inputs, LANES + 1)
+
+
+def _unpack_bytes(packed: Tensor, outputs: int) -> Tensor:
+    import torch
+
     panels, inputs, _ = packed.shape
+    groups = packed.reshape(panels, -1, GROUP * (LANES + 1))
+    shape = (*groups.shape[:2], GROUP // 4, LANES, 4)
+    codes = groups[:, :, : GROUP * LANES].reshape(shape).permute(0, 3, 1, 2, 4)
+    scales = groups[:, :, GROUP * LANES :].contiguous().view(torch.float16).transpose(1, 2)
+    numbers: Tensor = (codes.float() - 128).flatten(3) * scales.float()[..., None]
+    return numbers.view(-1, inputs)[:outputs]
+
+
+def unpack_weights(packed: Tensor, outputs: int) -> Tensor:
+    """Return the weights [outputs, inputs] of `pack_weights`: in their type, or in fp32 for those in int8."""
+    panels, inputs, _ = packed.shape
+    if packed.element_size() == 1:
+        return _unpack_bytes(packed, outputs)
     numbers = 4 // packed.element_size()
     words = packed.view(panels, inputs // numbers, LANES, numbers).transpose(1, 2)
     return words.reshape(-1, inputs)[:outputs].contiguous()
@@ -118,7 +167,7 @@ _SIDE: dict[str, Any] = {
     "recent": c_void_p,
 }
 #: Values of `kind` in `kernels.c`.
-FLOATS, PAIRS, PAIRS_AT_ONCE = range(3)
+FLOATS, PAIRS, PAIRS_AT_ONCE, BYTES, BYTES_AT_ONCE = range(5)
 #: `bits` and what follows it of keys or values that are not packed.
 _UNPACKED: tuple[int, int, int, int, int | None] = (0, 0, 0, 0, None)
 
@@ -209,10 +258,12 @@ class Linear:
         self.whole = whole
         self.inputs = weight.shape[1]
         self.outputs = outputs
-        #: Words of weights and inputs are floats, or pairs of bfloat16 numbers.
+        #: Words of weights and inputs are floats, pairs of bfloat16 numbers, or four bytes.
         self.kind = FLOATS
         if weight.element_size() == 2:
             self.kind = PAIRS_AT_ONCE if library.kvatlas_multiplies_pairs() else PAIRS
+        elif weight.element_size() == 1:
+            self.kind = BYTES_AT_ONCE if library.kvatlas_multiplies_bytes() else BYTES
         #: Words of a row.
         self.words = self.inputs * weight.element_size() // 4
         #: Of the weights and the bias.
@@ -221,6 +272,11 @@ class Linear:
         self._call = library.kvatlas_linear
         self._empty = torch.empty
         self._unpack = library.kvatlas_unpack
+
+    @property
+    def in_bytes(self) -> bool:
+        """True for weights in int8."""
+        return self.kind in (BYTES, BYTES_AT_ONCE)
 
     def part(self, first: int, outputs: int) -> Linear:
         """Return so many outputs from `first` (a multiple of 16) on as a layer on the same memory."""
@@ -231,7 +287,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """Return x [..., inputs] W^T + bias, [..., outputs]; x may be columns of a wider table [rows, columns].
 
-        It is rounded to bfloat16 if the weights are.
+        It is rounded to bfloat16 or int8 if the weights are.
         """
         inputs = self.inputs
         outputs = self.outputs
@@ -242,6 +298,12 @@ class Linear:
         y = x.new_empty((*x.shape[:-1], outputs))
         rows = x.numel() // inputs
         x_stride = x.stride(-2)
+        if self.in_bytes:
+            codes = self._empty(self.library.kvatlas_byte_words(rows, inputs))
+            self.library.kvatlas_to_bytes(x.data_ptr(), x_stride, rows, inputs, codes.data_ptr(), self.kind)
+            pointers_in_bytes = (codes.data_ptr(), *self.addresses, y.data_ptr())
+            self.library.kvatlas_linear_bytes(*pointers_in_bytes, y.stride(-2), rows, inputs, outputs, self.kind)
+            return y
         if self.kind != FLOATS:
             x = x.to(self.weight.dtype).contiguous()
             x_stride = self.words
@@ -255,8 +317,12 @@ class Linear:
         chosen = chosen.contiguous()
         rows = self._empty((*chosen.shape, self.inputs))
         weight, _ = self.addresses
-        pointers = (chosen.data_ptr(), rows.data_ptr())
-        if not self._unpack(weight, self.outputs, *pointers, chosen.numel(), self.words, self.kind):
+        pointers = (weight, self.outputs, chosen.data_ptr(), rows.data_ptr(), chosen.numel())
+        if self.in_bytes:
+            found = self.library.kvatlas_unpack_bytes(*pointers, self.inputs)
+        else:
+            found = self._unpack(*pointers, self.words, self.kind)
+        if not found:
             raise IndexError(f"an output is not one of {self.outputs}")
         return rows
 
@@ -285,6 +351,11 @@ class Native:
         for name, arguments in {
             "linear": [pointer, integer, pointer, pointer, pointer, *[integer] * 5],
             "multiplies_pairs": [],
+            "multiplies_bytes": [],
+            "byte_words": [integer, integer],
+            "to_bytes": [pointer, integer, integer, integer, pointer, integer],
+            "linear_bytes": [pointer, pointer, pointer, pointer, *[integer] * 5],
+            "unpack_bytes": [pointer, integer, pointer, pointer, integer, integer],
             "shorten": [pointer, integer, integer],
             "unpack": [pointer, integer, pointer, pointer, *[integer] * 3],
             "attend": [pointer, pointer],
@@ -304,6 +375,9 @@ class Native:
             function.restype = None
         library.kvatlas_attention_scratch.restype = c_int64
         library.kvatlas_multiplies_pairs.restype = ctypes.c_int
+        library.kvatlas_multiplies_bytes.restype = ctypes.c_int
+        library.kvatlas_byte_words.restype = c_int64
+        library.kvatlas_unpack_bytes.restype = c_int64
         library.kvatlas_unpack.restype = c_int64
         library.kvatlas_largest.restype = c_int64
         self._attend = library.kvatlas_attend
@@ -320,8 +394,13 @@ class Native:
         """True if this processor multiplies pairs of bfloat16 numbers at once."""
         return bool(self.library.kvatlas_multiplies_pairs())
 
+    @property
+    def multiplies_bytes(self) -> bool:
+        """True if this processor multiplies four bytes at once."""
+        return bool(self.library.kvatlas_multiplies_bytes())
+
     def linear(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Linear:
-        """Return a layer with a packed copy of `weight` [outputs, inputs] in `dtype`: fp32 (None) or bfloat16."""
+        """Return a layer with a packed copy of `weight` [outputs, inputs]; `dtype` is fp32 (None), bfloat16 or int8."""
         return self.packed_linear(pack_weights(weight, dtype or self._float32), bias, weight.shape[0])
 
     def packed_linear(self, weight: Tensor, bias: Tensor | None, outputs: int) -> Linear:

@@ -34,7 +34,7 @@ class _DecoderLayer(ctypes.Structure):
 class _Pass(ctypes.Structure):
     _fields_ = [
         ("tokens", c_int64),
-        *((name, c_void_p) for name in ("cos", "sin", "states", "normed", "heads", "seen", "inner", "gated")),
+        *((name, c_void_p) for name in ("cos", "sin", "states", "normed", "heads", "seen", "inner", "gated", "bytes")),
     ]
 
 
@@ -79,7 +79,12 @@ class DecoderPass:
         self.heads = states.new_empty(tokens, heads)
         self.seen = states.new_empty(tokens, seen)
         normed = states.new_empty(tokens, hidden)
-        work = (normed, self.heads, self.seen, states.new_empty(tokens, inner), states.new_empty(tokens, gated))
+        widest = max([product.inputs for product in products if product.in_bytes], default=0)
+        byte_words = products.projections.library.kvatlas_byte_words(tokens, widest)
+        work = (
+            *(normed, self.heads, self.seen, states.new_empty(tokens, inner), states.new_empty(tokens, gated)),
+            states.new_empty(byte_words),
+        )
         #: Held as long as their addresses are.
         self.tensors = (cos.contiguous(), sin.contiguous(), self.states, *work)
         self.struct = _Pass(tokens, *(tensor.data_ptr() for tensor in self.tensors))

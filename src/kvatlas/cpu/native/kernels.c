@@ -169,8 +169,8 @@ INLINE float largest(vec v) {
 
 /* What a word of 32 bits of a row or of packed weights holds: a float, or a pair of bfloat16 numbers of which the odd one
  * is added first. That is the order of the processors that multiply pairs, so others compute the same bits (but for
- * subnormal numbers, which the former take for 0). */
-enum kind { FLOATS, PAIRS, PAIRS_AT_ONCE };
+ * subnormal numbers, which the former take for 0). In bytes, a word of weights holds four codes: see below. */
+enum kind { FLOATS, PAIRS, PAIRS_AT_ONCE, BYTES, BYTES_AT_ONCE };
 
 /* True if this processor multiplies pairs, and this library was compiled for it. */
 API int kvatlas_multiplies_pairs(void) {
@@ -178,6 +178,17 @@ API int kvatlas_multiplies_pairs(void) {
     uint32_t features[4];
     cpuid(7, 1, features);
     return features[0] >> 5 & 1; /* AVX512_BF16 */
+#else
+    return 0;
+#endif
+}
+
+/* True if this processor multiplies bytes in fours, and this library was compiled for it. */
+API int kvatlas_multiplies_bytes(void) {
+#if defined(__AVX512F__)
+    uint32_t features[4];
+    cpuid(7, 0, features);
+    return features[2] >> 11 & 1; /* AVX512_VNNI */
 #else
     return 0;
 #endif
@@ -325,6 +336,229 @@ API int64_t kvatlas_unpack(const float *w, int64_t outputs, const int64_t *chose
             const uint32_t bits = *(const word_at *)(from + k * LANES);
             *(word_at *)x++ = bits << 16;
             *(word_at *)x++ = bits & 0xFFFF0000u;
+        }
+    }
+    return 1;
+}
+
+/* ---- Linear layers in bytes ---- */
+
+/* 32 inputs in a row are a group, with a scale for each output and one for each row of inputs. A number is its scale times
+ * a code of -127 to 127. The products of codes are added exactly, in integers; then sum * (weight scale * input scale) is
+ * added to the output by one multiply-add a group, in the order of the groups, from the bias up.
+ *
+ * A panel of weights [16 outputs] is [groups] of [8][16] words with four codes each, 128 added to every code, and of [16]
+ * scales in half precision behind them. Inputs come in tiles of rows, [groups][rows of the tile] of `struct group`. */
+#define GROUP_OF_BYTES 32
+#define GROUP_WORDS 8
+#define BYTE_ROWS 16
+#define AHEAD_GROUPS 8 /* between what is fetched and what is read */
+#define CODE_BYTES (GROUP_OF_BYTES * LANES)
+#define WEIGHT_BYTES (CODE_BYTES + 2 * LANES) /* of a group */
+
+/* 32 inputs of a row: `shift` takes back the 128 of the weights' codes. Processors that multiply four bytes at once read
+ * words of them, `codes` alone; for others `pairs` has the codes 0 and 2, then 1 and 3, of each word in 16 bits. */
+struct group {
+    float scale;
+    int32_t shift, codes[GROUP_WORDS];
+};
+struct wide_group {
+    float scale;
+    int32_t shift, pairs[2 * GROUP_WORDS];
+};
+
+INLINE ivec rounded(vec x) {
+    const vec magic = splat(12582912.0f); /* 1.5 * 2^23 */
+    return (ivec)(x + magic) - (ivec)magic;
+}
+
+/* Put 32 numbers into a group. One that is no finite number makes the scale, and with it every output, no number. */
+static void fill_group(const enum kind kind, const float *x, void *to) {
+    const vec low = load(x), high = load(x + LANES), zero = splat(0.0f);
+    const float most = largest(larger(larger(low, -low), larger(high, -high)));
+    const int is_finite = sum(low * zero + high * zero) == 0.0f;
+    /* Far smaller numbers than any that matters would have no inverse. */
+    const float inverse = is_finite && most > 1e-30f ? 127.0f / most : 0.0f;
+    const ivec usable = isplat(inverse > 0.0f ? -1 : 0);
+    int32_t codes[GROUP_OF_BYTES];
+    *(ivec_at *)codes = rounded(low * splat(inverse)) & usable;
+    *(ivec_at *)(codes + LANES) = rounded(high * splat(inverse)) & usable;
+
+    struct group *group = to;
+    group->scale = is_finite ? (inverse > 0.0f ? most / 127.0f : 0.0f) : __builtin_nanf("");
+    int32_t total = 0;
+    for (int i = 0; i < GROUP_OF_BYTES; i++) total += codes[i];
+    group->shift = -128 * total;
+    if (kind == BYTES_AT_ONCE) {
+        for (int k = 0; k < GROUP_WORDS; k++) {
+            const int32_t *c = codes + 4 * k;
+            group->codes[k] = (c[0] & 255) | (c[1] & 255) << 8 | (c[2] & 255) << 16 | (int32_t)((uint32_t)c[3] << 24);
+        }
+        return;
+    }
+    for (int k = 0; k < GROUP_WORDS; k++) {
+        const int32_t *c = codes + 4 * k;
+        ((struct wide_group *)to)->pairs[2 * k] = (c[0] & 0xFFFF) | (int32_t)((uint32_t)c[2] << 16);
+        ((struct wide_group *)to)->pairs[2 * k + 1] = (c[1] & 0xFFFF) | (int32_t)((uint32_t)c[3] << 16);
+    }
+}
+
+/* Bytes of a group of inputs. */
+INLINE int64_t group_bytes(const enum kind kind) {
+    return kind == BYTES_AT_ONCE ? sizeof(struct group) : sizeof(struct wide_group);
+}
+
+/* Words for so many rows of inputs in bytes. */
+API int64_t kvatlas_byte_words(int64_t rows, int64_t inputs) {
+    return rows * (inputs / GROUP_OF_BYTES) * (int64_t)(sizeof(struct wide_group) / 4);
+}
+
+/* Write rows of numbers, of which there are a multiple of 32, in tiles of 16 rows to `to`. */
+API void kvatlas_to_bytes(const float *x, int64_t x_stride, int64_t rows, int64_t inputs, void *to, int64_t kind) {
+    const int64_t groups = inputs / GROUP_OF_BYTES, bytes = group_bytes(kind);
+    uint8_t *tile = to;
+    for (int64_t first = 0; first < rows; first += BYTE_ROWS) {
+        const int64_t count = rows - first < BYTE_ROWS ? rows - first : BYTE_ROWS;
+        for (int64_t r = 0; r < count; r++)
+            for (int64_t g = 0; g < groups; g++)
+                fill_group(kind, x + (first + r) * x_stride + g * GROUP_OF_BYTES, tile + (g * count + r) * bytes);
+        tile += count * groups * bytes;
+    }
+}
+
+/* Scales in half precision; the conversion is exact. */
+INLINE vec load_scales(const uint8_t *at) {
+    typedef _Float16 halves __attribute__((vector_size(32), aligned(1), may_alias));
+    return __builtin_convertvector(*(const halves *)at, vec);
+}
+
+/* sum + the products of 32-bit words of weights with a word of inputs, four codes at once. */
+#if defined(__AVX512F__)
+#define ADD_FOURS(sum, weights, word) __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(word))
+#else
+#define ADD_FOURS(sum, weights, word)
+#endif
+
+/* Products of two pairs of 16-bit numbers in each word, added. */
+INLINE ivec multiply_pairs(ivec a, int32_t word) {
+#if defined(__AVX512BW__)
+    typedef short shorts __attribute__((vector_size(64)));
+    return (ivec)__builtin_ia32_pmaddwd512((shorts)a, (shorts)isplat(word));
+#elif defined(__AVX2__)
+    typedef short shorts __attribute__((vector_size(32)));
+    typedef int32_t words __attribute__((vector_size(32)));
+    const words pair = {word, word, word, word, word, word, word, word};
+    const words low = SHUFFLE(a, a, 0, 1, 2, 3, 4, 5, 6, 7), high = SHUFFLE(a, a, 8, 9, 10, 11, 12, 13, 14, 15);
+    const words first = (words)__builtin_ia32_pmaddwd256((shorts)low, (shorts)pair);
+    const words second = (words)__builtin_ia32_pmaddwd256((shorts)high, (shorts)pair);
+    return SHUFFLE(first, second, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+    return (a & 0xFFFF) * isplat((int16_t)word) + (a >> 16) * isplat(word >> 16);
+#endif
+}
+
+/* One panel of outputs for `rows` rows of a tile of `tile_rows`. */
+INLINE void byte_tile(const enum kind kind, const int rows, int64_t tile_rows, const uint8_t *x, const uint8_t *w,
+                      const float *bias, float *y, int64_t y_stride, int64_t groups, int64_t outputs) {
+    vec sums[BYTE_ROWS];
+    vec from = splat(0.0f);
+    if (bias) from = outputs == LANES ? load(bias) : load_part(bias, outputs);
+    for (int r = 0; r < rows; r++) sums[r] = from;
+
+    for (int64_t g = 0; g < groups; g++, w += WEIGHT_BYTES) {
+        const vec scales = load_scales(w + CODE_BYTES);
+        const ivec_at *words = (const ivec_at *)w;
+        for (int k = 0; k <= GROUP_WORDS; k++) __builtin_prefetch(w + AHEAD_GROUPS * WEIGHT_BYTES + k * 64, 0, 3);
+        if (kind == BYTES_AT_ONCE) {
+            const struct group *inputs = (const struct group *)x + g * tile_rows;
+            ivec weights[GROUP_WORDS];
+            for (int k = 0; k < GROUP_WORDS; k++) weights[k] = words[k];
+#pragma clang loop unroll(full)
+            for (int r = 0; r < rows; r++) {
+                /* Of few rows one chain would wait for itself. */
+                ivec total = isplat(inputs[r].shift), others = isplat(0);
+#pragma clang loop unroll(full)
+                for (int k = 0; k < GROUP_WORDS; k += 2) {
+                    ADD_FOURS(total, weights[k], inputs[r].codes[k]);
+                    if (rows <= 4) ADD_FOURS(others, weights[k + 1], inputs[r].codes[k + 1]);
+                    else ADD_FOURS(total, weights[k + 1], inputs[r].codes[k + 1]);
+                }
+                if (rows <= 4) total += others;
+                sums[r] = FMA(__builtin_convertvector(total, vec), scales * splat(inputs[r].scale), sums[r]);
+            }
+            continue;
+        }
+        const struct wide_group *inputs = (const struct wide_group *)x + g * tile_rows;
+        ivec totals[BYTE_ROWS];
+        for (int r = 0; r < rows; r++) totals[r] = isplat(inputs[r].shift);
+        for (int k = 0; k < GROUP_WORDS; k++) {
+            const ivec even_codes = words[k] & 0x00FF00FF, odd_codes = (ivec)((uvec)words[k] >> 8) & 0x00FF00FF;
+#pragma clang loop unroll(full)
+            for (int r = 0; r < rows; r++) {
+                totals[r] += multiply_pairs(even_codes, inputs[r].pairs[2 * k]);
+                totals[r] += multiply_pairs(odd_codes, inputs[r].pairs[2 * k + 1]);
+            }
+        }
+        for (int r = 0; r < rows; r++)
+            sums[r] = FMA(__builtin_convertvector(totals[r], vec), scales * splat(inputs[r].scale), sums[r]);
+    }
+    for (int r = 0; r < rows; r++) {
+        if (outputs == LANES) store(y + r * y_stride, sums[r]);
+        else store_part(y + r * y_stride, sums[r], outputs);
+    }
+}
+
+INLINE void linear_bytes(const enum kind kind, const uint8_t *x, const uint8_t *w, const float *bias, float *y,
+                         int64_t y_stride, int64_t rows, int64_t groups, int64_t outputs) {
+    const int64_t bytes = group_bytes(kind);
+    for (int64_t p = 0; p * LANES < outputs; p++, w += groups * WEIGHT_BYTES) {
+        const int64_t left = outputs - p * LANES, own = left < LANES ? left : LANES;
+        for (int64_t first = 0; first < rows; first += BYTE_ROWS) {
+            const int64_t count = rows - first < BYTE_ROWS ? rows - first : BYTE_ROWS;
+            const uint8_t *tile = x + first * groups * bytes;
+            int64_t r = 0;
+#define ROWS(number)                                                                                                   \
+    for (; r + number <= count; r += number)                                                                           \
+        byte_tile(kind, number, count, tile + r * bytes, w, bias ? bias + p * LANES : 0,                   \
+                  y + (first + r) * y_stride + p * LANES, y_stride, groups, own);
+            if (kind == BYTES_AT_ONCE) {
+                ROWS(16) ROWS(8)
+            }
+            ROWS(4) ROWS(2) ROWS(1)
+#undef ROWS
+        }
+    }
+}
+
+#if defined(__AVX512F__)
+__attribute__((target("avx512vnni"))) static void linear_bytes_at_once(const uint8_t *x, const uint8_t *w,
+                                                                       const float *bias, float *y, int64_t y_stride,
+                                                                       int64_t rows, int64_t groups, int64_t outputs) {
+    linear_bytes(BYTES_AT_ONCE, x, w, bias, y, y_stride, rows, groups, outputs);
+}
+#else
+#define linear_bytes_at_once(...) linear_bytes(BYTES, __VA_ARGS__)
+#endif
+
+/* y [rows][outputs] = x W^T + bias for inputs of `kvatlas_to_bytes` with the same `kind`. */
+API void kvatlas_linear_bytes(const void *x, const void *w, const float *bias, float *y, int64_t y_stride, int64_t rows,
+                              int64_t inputs, int64_t outputs, int64_t kind) {
+    if (kind == BYTES) linear_bytes(BYTES, x, w, bias, y, y_stride, rows, inputs / GROUP_OF_BYTES, outputs);
+    else linear_bytes_at_once(x, w, bias, y, y_stride, rows, inputs / GROUP_OF_BYTES, outputs);
+}
+
+/* x [rows][inputs] = the weights in bytes of the outputs `chosen` [rows]. Returns 0 if one is not among them. */
+API int64_t kvatlas_unpack_bytes(const uint8_t *w, int64_t outputs, const int64_t *chosen, float *x, int64_t rows,
+                                 int64_t inputs) {
+    const int64_t groups = inputs / GROUP_OF_BYTES;
+    for (int64_t r = 0; r < rows; r++, x += inputs) {
+        if (chosen[r] < 0 || chosen[r] >= outputs) return 0;
+        const int64_t lane = chosen[r] % LANES;
+        const uint8_t *at = w + chosen[r] / LANES * groups * WEIGHT_BYTES;
+        for (int64_t g = 0; g < groups; g++, at += WEIGHT_BYTES) {
+            const float scale = (float)*(const half_at *)(at + CODE_BYTES + 2 * lane);
+            for (int64_t k = 0; k < GROUP_OF_BYTES; k++)
+                x[g * GROUP_OF_BYTES + k] = scale * (float)(at[(k / 4 * LANES + lane) * 4 + k % 4] - 128);
         }
     }
     return 1;
@@ -1287,11 +1521,17 @@ struct pass {
     float *seen;            /* [tokens][output.inputs] */
     float *inner;           /* [tokens][inner.outputs] */
     float *gated;           /* [tokens][down.inputs] */
+    void *bytes;            /* `kvatlas_byte_words` of the widest inputs in bytes */
 };
 
-/* y = x W^T + bias; x is rounded in place if the weights are. */
-static void apply(const struct linear *l, float *x, float *y, int64_t rows) {
+/* y = x W^T + bias; x is rounded in place if the weights are bfloat16. */
+static void apply(const struct linear *l, float *x, float *y, int64_t rows, void *bytes) {
     int64_t words = l->inputs;
+    if (l->kind == BYTES || l->kind == BYTES_AT_ONCE) {
+        kvatlas_to_bytes(x, l->inputs, rows, l->inputs, bytes, l->kind);
+        kvatlas_linear_bytes(bytes, l->weight, l->bias, y, l->outputs, rows, l->inputs, l->outputs, l->kind);
+        return;
+    }
     if (l->kind != FLOATS) {
         kvatlas_shorten(x, rows, l->inputs);
         words /= 2;
@@ -1309,19 +1549,19 @@ static void add(float *x, const float *y, int64_t count) {
 /* The part of a layer before attention: `heads` from `states`. */
 API void kvatlas_project(const struct decoder_layer *d, const struct pass *p) {
     kvatlas_rms_norm(p->states, d->input_norm, p->normed, p->tokens, d->projections.inputs, d->input_eps);
-    apply(&d->projections, p->normed, p->heads, p->tokens);
+    apply(&d->projections, p->normed, p->heads, p->tokens, p->bytes);
     kvatlas_rotate(p->heads, d->projections.outputs, p->cos, p->sin, p->tokens, d->rotary_heads, d->head_size);
 }
 
 /* The part of a layer after attention: what was `seen` and the feed-forward layer are added to `states`. */
 API void kvatlas_feed_forward(const struct decoder_layer *d, const struct pass *p) {
     int64_t numbers = p->tokens * d->output.outputs, width = d->down.inputs;
-    apply(&d->output, p->seen, p->normed, p->tokens);
+    apply(&d->output, p->seen, p->normed, p->tokens, p->bytes);
     add(p->states, p->normed, numbers);
     kvatlas_rms_norm(p->states, d->inner_norm, p->normed, p->tokens, d->inner.inputs, d->inner_eps);
-    apply(&d->inner, p->normed, p->inner, p->tokens);
+    apply(&d->inner, p->normed, p->inner, p->tokens, p->bytes);
     kvatlas_silu_mul(p->inner, 2 * width, p->inner + width, 2 * width, p->gated, p->tokens, width);
-    apply(&d->down, p->gated, p->normed, p->tokens);
+    apply(&d->down, p->gated, p->normed, p->tokens, p->bytes);
     add(p->states, p->normed, numbers);
 }
 

@@ -167,7 +167,9 @@ class AppRun:
             notes = chain.from_iterable(map_.notes for map_ in maps)
             warnings += dict.fromkeys(note.text for note in notes if note.kind is NoteKind.PARTIAL)
 
-        document = run_document(result, maps, tested and bool(maps))
+        is_judged = tested and bool(maps)
+        weights = {name: model.weight_bytes for name, model in self.materials.models.items()} if is_judged else {}
+        document = run_document(result, maps, is_judged, weights)
         self.version += 1
         self.finished = tested
         self.result = result
