@@ -1,63 +1,214 @@
-"""The findings of the autopsies of runs, cell by cell: `kvatlas autopsy` made them.
+"""Autopsies with equal arms on problems that no run had decoded, and the outcomes behind each of their numbers.
 
-For each cell its summary with intervals, and a row for each lost answer: the problem, the kind of death, the number of
-tokens of the cause, the spans tried, the replays of the search and of the tests, and how many of the held-out answers
-are right in each arm.
+    python bench/autopsies.py --decode --runs runs/equal-arms
+    python bench/autopsies.py --runs runs/equal-arms --out bench/results/equal_arms.json
 
-    kvatlas sweep recipes/embedded/autopsy.yaml --out runs/autopsy
-    kvatlas autopsy runs/autopsy --policy dynts --most 120
-    python bench/autopsies.py --runs runs/autopsy --out bench/results/autopsies.json
+`--decode` decodes or resumes a sweep of each model and examines its lost answers; the predictions are in
+recipes/embedded/predictions.md. The document has for each model the outcomes of every arm of every lost answer as bits,
+and the `numbers` that docs/findings/saving-tokens.md quotes: the summary of `kvatlas autopsy`, the p-values of all
+differences of the page after Holm, and, of the answers that the cause saves in at least half of the streams more than
+random sets do, those that no compression to the end saves no better than nothing. bench/results/autopsies.json has the
+rows of the first autopsies, with other weights and four arms.
 """
 
 from __future__ import annotations
 
-from itertools import chain
+import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from common import arguments, keep
-from kvatlas.autopsy.autopsies import Autopsy, key_of, read_autopsies
-from kvatlas.autopsy.driver import find_lost
-from kvatlas.autopsy.summary import ARMS, summarise
-from kvatlas.results import Store
+from kvatlas.autopsy.autopsies import Autopsy, SavingToken, key_of, read_autopsies
+from kvatlas.autopsy.driver import find_lost, perform
+from kvatlas.autopsy.summary import ARMS, held_out_text, summarise, tested_causes
+from kvatlas.core import Setting
+from kvatlas.stats.numerics.multiple import holm
+from kvatlas.sweeps import make_plan, sweep
+from kvatlas.sweeps.spec import parse_spec
+from outcomes import Json
+
+PAGE = "docs/findings/saving-tokens.md"
+MODELS = ("embedded:tiny-llama", "embedded:tiny-qwen")
+FIRST = 3000
+PROBLEMS = 240
+SETTING = {"kv_budget": 288, "local_window": 32, "ratio": 0.1}
+#: Lost answers that are examined of each model at most.
+MOST = 100
+#: The rows of the page's table: arms, then differences.
+ARM_NAMES = {
+    "nothing": "nothing put back",
+    "random": "random tokens",
+    "kind": "others of their kinds",
+    "cause": "**saving tokens**",
+    "no_compression": "no compression from there on",
+    "cause_until_death": "saving tokens until the death",
+    "no_compression_until_death": "no compression until the death",
+}
+#: The differences of the page, by the names of their arms.
+ROWS = (
+    ("cause", "random", "**saving over random, points**"),
+    ("cause", "kind", "**saving over others of their kinds**"),
+    ("kind", "random", "others of their kinds over random"),
+    ("cause", "nothing", "saving over nothing"),
+    ("no_compression", "cause", "no compression over saving"),
+    ("cause_until_death", "no_compression_until_death", "until the death: saving over no compression"),
+)
 
 
-def row(autopsy: Autopsy) -> list[Any]:
-    replays = [autopsy.replays, autopsy.control_replays]
-    right = [sum(autopsy.held_out.get(arm, ())) for arm in ARMS] if autopsy.held_out else None
-    return [autopsy.problem, autopsy.death, len(autopsy.tokens), autopsy.spans, *replays, right]
+def decode(folder: Path) -> None:
+    for model in MODELS:
+        document = {
+            "models": [model],
+            "benchmarks": ["CHAIN8-12"],
+            "problems": FIRST + PROBLEMS,
+            "seed": 11,
+            "sampling": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 500},
+            "baseline": [{"policy": "full"}],
+            "settings": [{"policy": "dynts", **SETTING}],
+        }
+        plan = make_plan(parse_spec(document))
+        problems = {name: found[FIRST:] for name, found in plan.problems.items()}
+        run = folder / model.removeprefix("embedded:")
+        sweep(replace(plan, problems=problems), run, workers=1, on_message=print)
+        perform(find_lost(run, Setting.from_parameters("dynts", **SETTING)), run, MOST, tell)
 
 
-def cells_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the document of each cell of a run that has autopsies, in the order in which they were asked for."""
+def tell(examined: Autopsy, done: int, total: int) -> None:
+    print(f"{done}/{total} {examined.key[3]}: {examined.cause_text}{held_out_text(examined)}", flush=True)
+
+
+def outcomes_of(folder: Path) -> Json:
+    """Return the outcomes of the autopsies of a run of one model."""
+    (cell,) = find_lost(folder, Setting.from_parameters("dynts", **SETTING))
     found = read_autopsies(folder)
-    with Store.open(folder) as store:
-        manifest = store.manifest()
-    examined = {(key[0], key[1]) for key in found}
-    settings = {cell.setting for cell in manifest.expected if (cell.run_key, cell.setting.id) in examined}
-    documents = []
-    for cell in chain.from_iterable(find_lost(folder, setting) for setting in settings):
-        keys = list(map(key_of, cell.lost))
-        autopsies = [found[key] for key in keys if key in found]
-        documents.append(
-            {
-                "model": cell.model,
-                "benchmark": cell.benchmark,
-                "setting": str(cell.setting),
-                "seed": manifest.spec["seed"],
-                "answers": cell.answers,
-                "lost": len(cell.lost),
-                "summary": summarise(autopsies, len(cell.lost) / cell.answers),
-                "rows": list(map(row, autopsies)),
-            }
-        )
-    return documents
+    keys = list(map(key_of, cell.lost))[:MOST]
+    return {
+        "benchmark": cell.benchmark,
+        "setting": str(cell.setting),
+        "answers": cell.answers,
+        "lost": len(cell.lost),
+        "autopsies": [compact(found[key]) for key in keys if key in found],
+    }
+
+
+def compact(autopsy: Autopsy) -> Json:
+    """Return an autopsy with its outcomes as bits, without what no number is made of."""
+    document = dataclasses.asdict(autopsy)
+    for name in ("key", "version", "random_positions", "kept_by_others", "token"):
+        del document[name]
+    document["problem"] = autopsy.problem
+    document["random"] = bits(autopsy.random)
+    for name in ("held_out", "control"):
+        document[name] = {arm: bits(right) for arm, right in document[name].items()}
+    document["tokens"] = [list(dataclasses.astuple(token)) for token in autopsy.tokens]
+    return document
+
+
+def bits(outcomes: tuple[bool, ...]) -> str:
+    return "".join("01"[right] for right in outcomes)
+
+
+def autopsy_of(document: Json) -> Autopsy:
+    """Return the autopsy of a compact document."""
+    values = dict(document)
+    values["key"] = ("", "", "", values.pop("problem"), "0")
+    values["token"] = None
+    values["random"] = flags(values["random"])
+    for name in ("held_out", "control"):
+        values[name] = {arm: flags(right) for arm, right in values[name].items()}
+    values["tokens"] = tuple(SavingToken(*token) for token in values["tokens"])
+    return Autopsy(**values)
+
+
+def flags(text: str) -> tuple[bool, ...]:
+    return tuple(digit == "1" for digit in text)
+
+
+def numbers_of(outcomes: Json) -> Json:
+    """Return the summary of each model, and the p-values of all differences of the page after Holm."""
+    numbers = {}
+    for model, found in outcomes.items():
+        autopsies = list(map(autopsy_of, found["autopsies"]))
+        summary = summarise(autopsies, found["lost"] / found["answers"])
+        # What other settings keep was not asked.
+        del summary["kept_by_others"]
+        numbers[model] = {"summary": summary, "strong": strong_causes(autopsies)}
+
+    places = [(model, f"{first}_over_{second}") for model in numbers for first, second, _ in ROWS]
+    adjusted = holm([numbers[model]["summary"]["held_out"][name]["p"] for model, name in places])
+    for (model, name), p in zip(places, adjusted, strict=True):
+        numbers[model]["summary"]["held_out"][name]["adjusted_p"] = round(p, 5)
+    return numbers
+
+
+def strong_causes(autopsies: list[Autopsy]) -> dict[str, int]:
+    """Return how many causes save in half of the streams more than random sets, and what other arms do there."""
+    strong = []
+    for item in tested_causes(autopsies):
+        right = {arm: sum(item.held_out[arm]) for arm in ARMS}
+        if right["cause"] - right["random"] >= len(item.held_out["cause"]) / 2:
+            strong.append(right)
+    return {
+        "answers": len(strong),
+        "no_compression_at_most_2_above_nothing": sum(r["no_compression"] - r["nothing"] <= 2 for r in strong),
+        "until_death_at_most_2_above_nothing": sum(r["no_compression_until_death"] - r["nothing"] <= 2 for r in strong),
+        "cause_until_death_at_most_2_above_nothing": sum(r["cause_until_death"] - r["nothing"] <= 2 for r in strong),
+    }
+
+
+def lines(numbers: Json) -> list[str]:
+    """Return the lines of the page that hold the numbers."""
+    summaries = [found["summary"] for found in numbers.values()]
+    tests = [summary["held_out"] for summary in summaries]
+
+    def row(name: str, cells: list[str]) -> str:
+        return f"| {name} | {' | '.join(cells)} |"
+
+    rows = [
+        row("lost answers, all decoded again alike", [str(summary["reproduced"]) for summary in summaries]),
+        row("with a cause of at most 8 tokens, %", [limits(one["cause_of_at_most"]["8"]) for one in summaries]),
+        row("by luck alone, %", [f"{summary['by_luck']:.1f}" for summary in summaries]),
+        row("tested causes", [str(test["answers"]) for test in tests]),
+    ]
+    rows += [row(f"{name}, % right", [limits(test["right"][arm]) for test in tests]) for arm, name in ARM_NAMES.items()]
+    for first, second, name in ROWS:
+        differences = [test[f"{first}_over_{second}"] for test in tests]
+        rows.append(row(name, [limits(one) + (" *" if one["adjusted_p"] <= 0.05 else "") for one in differences]))
+    rows.append(row("causes proven alone", [f"{test['proven_alone']} of {test['answers']}" for test in tests]))
+    rows.append(row("saving over random, of all lost answers, points", [limits(test["of_all_lost"]) for test in tests]))
+    rows.append(row("room, points of Pass@1", [limits(test["room"]) for test in tests]))
+    like = [summary["in_right_answers"]["like_over_nothing"] for summary in summaries]
+    rows.append(row("like tokens in right answers, points", list(map(limits, like))))
+    return rows
+
+
+def limits(values: Json) -> str:
+    return f"{values['value']:.1f} ({values['low']:.1f} to {values['high']:.1f})"
 
 
 def main() -> None:
-    args = arguments(__doc__, runs=["runs/autopsy"])
-    cells = list(chain.from_iterable(cells_of(Path(name)) for name in args.runs))
-    keep(args, bench="autopsies", arms=list(ARMS), cells=cells)
+    options = arguments(__doc__, runs=Path("runs/equal-arms"), decode=False)
+    if options.decode:
+        decode(options.runs)
+        return
+
+    outcomes: dict[str, Any] = {}
+    for model in MODELS:
+        name = model.removeprefix("embedded:")
+        if (options.runs / name).is_dir():
+            outcomes[name] = outcomes_of(options.runs / name)
+    # Keys are texts in JSON, as an audit finds them.
+    numbers = keep_as_json(numbers_of(outcomes))
+    keep(options, bench="autopsies", numbers=numbers, outcomes=outcomes)
+    print("\n".join(lines(numbers)))
+
+
+def keep_as_json(document: Json) -> Json:
+    import json
+
+    found: Json = json.loads(json.dumps(document))
+    return found
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def closure(start: str) -> set[str]:
     return seen
 
 
-# Lazy imports count. A target that is not reached yet: a chain of 20.
+# Lazy imports count. A sampled token lies as deep: command, library, run, worker, engine, rows, cache, bits, core.
 @pytest.mark.parametrize(("module", "most"), [("stats.table", 15), ("figures.heatmap", 45), ("engine.engine", 35)])
 def test_few_files_are_needed_to_import_the_heart(module: str, most: int) -> None:
     needed = closure(f"{ROOT.name}.{module}")
@@ -78,4 +78,4 @@ def test_the_longest_chain_of_imports_is_short() -> None:
             known[module] = 1 + max((length(other, above | {module}) for other in NEEDS[module]), default=0)
         return known[module]
 
-    assert max(length(module, frozenset()) for module in NEEDS) <= 26
+    assert max(length(module, frozenset()) for module in NEEDS) <= 24

@@ -214,10 +214,11 @@ def read_value(owner: type, name: str, text: str) -> Any:
     the value of an unknown field, so that later checks can quote it.
     """
     declared = next((field for field in fields(owner) if field.name == name), None)
-    if declared is None or isinstance(declared.default, str):
+    if declared is None:
         return text
     types = _declared_types(owner, name)
-    if types == {str}:
+    # A number of tokens may also be a word.
+    if types == {str} or (isinstance(declared.default, str) and int not in types):
         return text
     value = number(text) if types <= {int, float} else text
     return parse_yaml(text) if isinstance(value, str) else value

@@ -4,6 +4,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -262,7 +263,10 @@ def test_the_token_is_where_it_happened() -> None:
     full = read(right, [0] * len(right))
     lost = [50] * text.index("d = c") + [0] * (len(text + answer) - text.index("d = c"))
     found = find_death(read(text + answer, lost), full)
-    assert found == LocatedDeath(Death.FORGOTTEN, text.index("c unknown"), text.index("c unknown"), "c")
+    start = text.index("c unknown")
+    assert replace(found, missed=()) == LocatedDeath(Death.FORGOTTEN, start, start, "c")
+    # The only statement of the value that was missed.
+    assert [(item.value, text[item.start : item.end]) for item in found.missed] == [("3", "c3")]
     # While a statement of the value is in the cache, it was misread.
     assert find_death(read(text + answer, [0] * len(lost)), full).kind is Death.MISREAD
 

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kvatlas.cli import options
 from kvatlas.core import KvatlasError
 from kvatlas.policies import permit
 from tests.approve import check_sentence
 from tests.command_line import Call
+from tests.stored import decode_run
 
 ROOT = Path(__file__).parents[2]
 MODEL = "embedded:tiny-llama"
@@ -187,6 +189,128 @@ def test_a_mistake_gets_its_field_its_value_and_a_way_out(
     for part in (*field, way_out):
         assert part in sentence
     check_sentence(f"mistake: {request.node.callspec.id}", sentence.replace(str(tmp_path), "FOLDER"))
+
+
+#: Further mistakes, by structure alone: the command line, the words for field and value, and those for the way out.
+MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    (f"{RUN} --policy rkvv --kv-budget 90", ("policy", "'rkvv'"), ("'rkv'",)),
+    (f"{RUN} --policy nowhere.py:One", ("nowhere.py:One",), ("No such file",)),
+    (f"{RUN} --policy broken.py:One", ("broken.py:One",), ("line 1",)),
+    (f"{RUN} {WINDOW} --ratio 1.5", ("ratio", "1.5"), ("from 0 to 1",)),
+    (f"{RUN} --policy 'rkv kv_budget=90 local_window=900 ratio=0.5'", ("local_window", "900"), ("1 to 89",)),
+    (f"{RUN} --policy 'rkv kv_budget=5k local_window=8 ratio=0.5'", ("kv_budget", "'5k'"), ("integer", "12MiB")),
+    (f"run {MODEL} AIME2024", ("benchmark", "'AIME2024'"), ("'AIME24'",)),
+    ("run tiny-lama CHAIN3", ("model", "'tiny-lama'"), ("'embedded:tiny-llama'",)),
+    ("run meta-llama/Llama-3-8B CHAIN3", ("model", "'meta-llama/Llama-3-8B'"), ("'hf:meta-llama/Llama-3-8B'",)),
+    ("run", ("'model'",), (MODEL,)),
+    ("plan no_settings.yaml", ("no_settings.yaml", "axes"), ("settings: {policy: rkv",)),
+    ("plan ratio_key.yaml", ("ratio_key.yaml", "'ratio'"), ("a key of settings or of axes",)),
+    ("plan typo.yaml", ("'rkv'", "'kv_budgt'"), ("'kv_budget'",)),
+    ("plan percent.yaml", ("ratio", "30"), ("from 0 to 1",)),
+    ("plan samples.yaml", ("samples.yaml", "samples", "'many'"), ("integer",)),
+    ("plan margin.yaml", ("lose_at_most", "'3%'"), ("number",)),
+    ("plan claim.yaml", ("claim", "'all'"), ("'these_problems'", "'problems_like_these'")),
+    ("plan tab.yaml", ("tab.yaml", "line 3"), ("indent with spaces",)),
+    ("plan nowhere.yaml", ("'nowhere.yaml'",), ("recipes are", "--suggest MODEL PROBLEMS")),
+    ("plan demo-quik", ("'demo-quik'",), ("'demo-quick'",)),
+    (f"plan --suggest {MODEL}", ("PROBLEMS",), ("with --suggest MODEL as CHAIN9",)),
+    (f"plan --suggest mine.jsonl {MODEL}", ("'mine.jsonl'", "a model"), ("comes first",)),
+    ("check no_answer.jsonl", ("no_answer.jsonl", "row 1", "solution"), ("--column answer=NAME",)),
+    ("check broken.jsonl", ("broken.jsonl", "line 2"), ("Expecting value",)),
+    ("check empty.jsonl", ("empty.jsonl",), ("expected a row for each", '"question"')),
+    ("list recipes dmeo", ("'dmeo'",), ("'demo'",)),
+    ("list benchmarks GSM8", ("'GSM8'",), ("'GSM8K'",)),
+    ("list policies pyramidkv", ("'pyramidkv'",), ("snapkv budgets=pyramid",)),
+    (f"serve {MODEL} --policy rkv", ("'rkv'", "kv_budget"), ("kv_budget=512",)),
+    (f"serve {MODEL} --port 99999", ("--port", "'99999'"), ("65535",)),
+    ("sweep good.yaml --out mine.jsonl", ("'mine.jsonl'",), ("name a folder",)),
+    ("sweep good.yaml --out new --executor slurm", ("executor", "'slurm'"), ("local, ray",)),
+    ("sweep good.yaml --out new --workers 0", ("--workers", "'0'"), ("greater than or equal to 1",)),
+    ("gate before.csv", ("AFTER",), ("after.csv",)),
+    ("gate before.csv other.csv", ("'p1'", "'p2'"), ("in common",)),
+    ("gate before.csv no_correct.csv", ("'no_correct.csv'", "right"), ("'correct' and 'score'",)),
+    ("gate before.csv before.csv", ("before.csv",), ("other seeds",)),
+    ("import notes.txt new", ("'notes.txt'",), (".eval",)),
+    ("describe folder", ("'folder'", "run.sqlite"), ("kvatlas sweep",)),
+    ("describe rnu", ("'rnu'",), ("'run'",)),
+    ("describe run --lose-at-most 5%", ("--lose-at-most", "'5%'"), ("a number of points, as 3",)),
+    ("describe run --claim these", ("--claim", "'these'"), ("'these_problems'",)),
+    ("map run", ("--out",), ("--out map.pdf",)),
+    ("map run --out map.doc", ("'map.doc'",), (".png, .svg, .pdf",)),
+    ("map run --policy rkv --out a.png", ("policy", "'rkv'"), ("dynts, random",)),
+    ("map run --metric accuracy --out a.png", ("metric", "'accuracy'"), ("pass@1",)),
+    ("map run --fix ratio=0.4 --out a.png", ("ratio", "0.4"), ("0.1, 0.3",)),
+    ("map run --look colums=2 --out a.png", ("'colums'",), ("'columns'",)),
+    ("map run --look columns=3 --out a.png", ("--look columns", "3"), ("1 or 2",)),
+    ("view run --out report.pdf", ("'report.pdf'",), ("a folder without a suffix",)),
+    ("export run --out traces.xls", ("'traces.xls'",), (".csv", ".jsonl")),
+    ("export run --format excel --out x", ("format", "'excel'"), ("csv, cells, latex",)),
+    (
+        "compare run --policy 'dynts local_window=17 ratio=0.1' --policy random --out p.png",
+        ("local_window=17",),
+        ("4, 8",),
+    ),
+    ("autopsy run --policy dynts", ("dynts", "4 settings"), ("local_window=8",)),
+    ("gate run other.csv", ("'run'", "9 cells"), ("'run@full'",)),
+    ("deploy verify localhost --against run --out new", ("'localhost'",), ("http://HOST:PORT",)),
+    (
+        f"deploy export run --to kvpress --policy '{MODEL} dynts local_window=4 ratio=0.1' --out new",
+        ("kvpress", "'dynts'"),
+        ("snapkv", "random"),
+    ),
+    ("grade run --grader gpt4", ("CHAIN3", "'gpt4'"), ("leave --grader out",)),
+]
+#: Files beside these.
+MORE_FILES = {
+    **FILES,
+    "no_settings.yaml": SPEC + "axes: {ratio: [0.3]}\n",
+    "ratio_key.yaml": SPEC + "settings: {policy: rkv, kv_budget: 90}\nratio: [0.3]\n",
+    "typo.yaml": SPEC + "settings: {policy: rkv, kv_budgt: 90}\n",
+    "percent.yaml": SPEC + "settings: {policy: rkv, kv_budget: 90, local_window: 8}\naxes: {ratio: [30]}\n",
+    "samples.yaml": SPEC.replace("samples: 1", "samples: many"),
+    "margin.yaml": SPEC + "lose_at_most: 3%\n",
+    "claim.yaml": SPEC + "claim: all\n",
+    "tab.yaml": SPEC.replace("problems", "\tproblems"),
+    "no_answer.jsonl": '{"question": "1 + 1", "solution": "2"}\n',
+    "broken.jsonl": '{"question": "1 + 1", "answer": "2"}\n{"question": "1 + 2", "answer": \n',
+    "empty.jsonl": "",
+    "broken.py": "class One(:\n",
+    "before.csv": "problem,correct\np1,1\n",
+    "other.csv": "problem,correct\np2,1\n",
+    "no_correct.csv": "problem,right\np1,1\n",
+}
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two policies over two axes."""
+    policies = [{"policy": name, "kv_budget": 90} for name in ("dynts", "random")]
+    axes = {"local_window": [4, 8], "ratio": [0.1, 0.3]}
+    spec = yaml.safe_load(SPEC) | {"settings": policies, "axes": axes}
+    return decode_run(spec, tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "way_out"), [pytest.param(*case, id=f"{case[0][:60]}") for case in MORE_MISTAKES]
+)
+def test_a_mistake_of_any_command_has_a_way_out(
+    kvatlas: Call,
+    finished_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    field: tuple[str, ...],
+    way_out: tuple[str, ...],
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "run").symlink_to(finished_run)
+    for name, text in MORE_FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    err = kvatlas.refuse(*shlex.split(words))
+    for part in (*field, *way_out):
+        assert part in err
 
 
 def test_a_margin_that_looks_like_a_share_is_asked_about(kvatlas: Call) -> None:

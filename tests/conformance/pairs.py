@@ -21,7 +21,7 @@ from torch import Tensor
 from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.policies import CompressingPolicy, select_tokens
-from tests.conformance import environment
+from tests.conformance import environment, random_pairs
 from tests.conformance.real import Activations, activations, real_model
 from tests.policies import authors
 
@@ -253,6 +253,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = their_results(real, Path(folder))
     rows = [row(real, pair, theirs) for pair, theirs in zip(PAIRS, results, strict=True)]
+    with tempfile.TemporaryDirectory() as folder:
+        rows += random_pairs.rows(Path(folder))
     rows += authors_rows()
     for line in rows:
         print(

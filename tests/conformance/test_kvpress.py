@@ -58,6 +58,7 @@ def test_policies_keep_what_presses_keep(real: Activations, theirs: list[Theirs]
         ("tova", "TOVAPress", {"local_window": 1}),
         ("keydiff", "KeyDiffPress", {"local_window": 1}),
         ("knorm", "KnormPress", {"local_window": 1}),
+        ("expected_attention", "ExpectedAttentionPress", {"queries": 32, "sinks": 6, "future": 100, "local_window": 1}),
         ("streaming", "StreamingLLMPress", {"sinks": 6, "local_window": 32}),
         ("random", "RandomPress", {"local_window": 1}),
     ],
@@ -70,5 +71,8 @@ def test_kvpress_reads_what_is_exported(policy: str, press: str, values: dict[st
     )
     name, interval, size, own = environment.run("-c", f"{text}\n{shown}").strip().splitlines()[-1].split(" ", 3)
     assert (name, interval, size) == (press, "64", "512")
-    for theirs, ours in (("window_size", "queries"), ("kernel_size", "kernel"), ("n_sink", "sinks")):
+    named = {"kernel": "kernel_size", "sinks": "n_sink", "future": "n_future_positions"}
+    if policy == "snapkv":
+        named["queries"] = "window_size"
+    for ours, theirs in named.items():
         assert ours not in values or f"'{theirs}': {values[ours]}" in own

@@ -1,6 +1,7 @@
 """Settings as configurations of serving engines: exact, or refused by name with the nearest."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import yaml
 
 from kvatlas import models
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.deploy.engine_config import TARGETS, export_setting
+from kvatlas.deploy.engine_config import TARGETS, OpenedThinking, could_run, export_setting
+from kvatlas.models import ModelHandle
 from kvatlas.policies.query_statistics import load_statistics
 from tests.command_line import Call
 from tests.stored import decode_run
@@ -78,14 +80,37 @@ def test_every_target_takes_its_own_terms_as_they_are() -> None:
 
 def test_every_scope_that_an_engine_has_is_written_in_its_word() -> None:
     """As the authors' own setting, whose choice of a KV head holds in all layers."""
-    words = {"head": "per_layer_perhead", "kv_head": "per_head"}
-    for scope, word in words.items():
-        made = export_setting(setting("tensorrt-llm", scope=scope), "tensorrt-llm")
+
+    def mode(asked: Setting) -> str:
+        made = export_setting(asked, "tensorrt-llm")
         assert made.changed == ()
-        assert yaml.safe_load(made.text)["kv_cache_compression_config"]["eviction_mode"] == word
-    values = {"kv_budget": 2048, "every": 128, "budget_over": "thinking", "every_from": "prompt"}
-    made = export_setting(Setting.from_parameters("triattention@paper", **values), "tensorrt-llm")
-    assert yaml.safe_load(made.text)["kv_cache_compression_config"]["eviction_mode"] == "per_head"
+        return str(yaml.safe_load(made.text)["kv_cache_compression_config"]["eviction_mode"])
+
+    words = {"head": "per_layer_perhead", "kv_head": "per_head", "union": "union"}
+    for scope, word in words.items():
+        assert mode(setting("tensorrt-llm", scope=scope)) == word
+    counted = {"budget_over": "thinking", "every_from": "prompt"}
+    budget = {"kv_budget": 2048, "every": 128}
+    assert mode(Setting.from_parameters("triattention@paper", **budget, **counted)) == "per_head"
+    # The engine's own settings need nothing besides.
+    presets = {"": "union", "-per-head": "per_head", "-per-layer-perhead": "per_layer_perhead"}
+    for ending, word in presets.items():
+        assert mode(Setting.from_parameters(f"triattention@tensorrt-llm{ending}", **budget)) == word
+
+
+def test_expected_attention_has_the_steps_since_the_last_compression() -> None:
+    values = {"kv_budget": 512, "every": 64, "every_from": "prompt", "keep_prompt": False, "local_window": 1}
+    asked = Setting.from_parameters("expected_attention", queries=128, **values)
+    with pytest.raises(KvatlasError, match="queries is 128 and can be 64"):
+        export_setting(asked, "kvpress")
+    made = export_setting(asked, "kvpress", nearest=True)
+    assert "ExpectedAttentionPress(n_future_positions=512, n_sink=4)" in made.text
+    assert "hidden_states_buffer_size=63," in made.text
+    assert export_setting(made.setting, "kvpress").text == made.text
+    rkv = setting("r-kv-vllm", every=16, queries=32, local_window=32)
+    with pytest.raises(KvatlasError, match="queries is 32 and can be 16"):
+        export_setting(rkv, "r-kv-vllm")
+    assert "WINDOW=16" in export_setting(rkv, "r-kv-vllm", nearest=True).text
 
 
 @pytest.mark.parametrize(
@@ -143,6 +168,7 @@ def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: 
     words = ("deploy", "export", run, "--out", out, "--policy", "triattention kv_budget=16")
     kvatlas.succeed(*words, "--to", "triattention-vllm")
     text = (out / "triattention-vllm.sh").read_text()
+    assert "# Limits:" not in text
     assert "# embedded:tiny-llama under triattention(" in text
     assert re.search(r"# CHAIN4: Pass@1 [\d.]+ % \(95 % CI [\d.]+ to [\d.]+\), n = 2", text)
     assert variables(text)["TRIATTN_RUNTIME_SPARSE_STATS_PATH"] == str(out / "statistics.pt")
@@ -158,7 +184,10 @@ def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: 
     assert torch.equal(head["q_abs_mean"], ours["norm"][1, 2])
     assert "local_window is 8 and can be 1" in kvatlas.refuse(*words, "--to", "tensorrt-llm")
     kvatlas.succeed(*words, "--to", "tensorrt-llm", "--nearest")
-    assert "not that cell but the nearest" in (out / "tensorrt-llm.yaml").read_text()
+    text = (out / "tensorrt-llm.yaml").read_text()
+    assert "not that cell but the nearest" in text
+    limits = next(line for line in text.splitlines() if line.startswith("# Limits:"))
+    assert all(word in limits for word in ("SM100", "BF16", "4 or 8 heads", "MLA", "SSM", "Qwen3-8B"))
 
 
 def test_a_press_that_chooses_otherwise_is_said_in_its_file(kvatlas: Call, tmp_path: Path) -> None:
@@ -173,3 +202,49 @@ def test_a_press_that_chooses_otherwise_is_said_in_its_file(kvatlas: Call, tmp_p
         words = ("deploy", "export", run, "--out", tmp_path, "--policy", policy, "--to", "kvpress", "--nearest")
         kvatlas.succeed(*words)
         assert ("rotates all buffered queries" in (tmp_path / "kvpress.py").read_text()) == (policy == "snapkv")
+
+
+def test_a_cap_on_thinking_is_a_budget_of_each_request_to_vllm(tiny_llama: ModelHandle) -> None:
+    for target in ("triattention-vllm", "r-kv-vllm"):
+        exported = export_setting(setting(target, thinking_tokens=512), target)
+        assert not exported.changed
+        assert '"thinking_token_budget": 512' in exported.text
+        assert '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}' in exported.text
+        assert "thinking_token_budget" not in export_setting(setting(target), target).text
+    for target in ("tensorrt-llm", "kvpress"):
+        with pytest.raises(KvatlasError, match="thinking_tokens is 512 and can be unlimited"):
+            export_setting(setting(target, thinking_tokens=512), target)
+    with pytest.raises(KvatlasError, match="thinking_token_budget=64"):
+        export_setting(Setting.from_parameters("full", thinking_tokens=64), "kvpress")
+
+
+def test_prompt_tokens_behind_the_opening_tag_count_in_vllm(
+    tiny_llama: ModelHandle, r1_model: Callable[..., ModelHandle]
+) -> None:
+    assert OpenedThinking.of(tiny_llama) == ("<think>", "</think>", 0)
+    # The template of DeepSeek-R1's distilled models has a line break behind the tag.
+    r1 = OpenedThinking.of(r1_model())
+    assert r1.tokens == 1
+    assert r1.budget(512) == 513
+
+
+def test_a_plan_names_the_engines_that_could_run_it(kvatlas: Call, tmp_path: Path) -> None:
+    """As they are, with other values, or not at all."""
+    assert could_run([setting("r-kv-vllm"), Setting.from_parameters("full")]) == (
+        "Could be run by: r-kv-vllm (rkv, 1 of 1 settings as planned)."
+    )
+    random = Setting.from_parameters("random", kv_budget=90, local_window=8, ratio=0.3)
+    said = could_run([setting("kvpress"), random], prompt=20)
+    assert "kvpress (snapkv, 1 of 1 settings as planned), kvpress (random, 0 of 1 settings as planned)" in said
+    assert "--nearest" in said
+    window = Setting.from_parameters("window", kv_budget=90, local_window=8, ratio=0.3)
+    assert could_run([window]).startswith("Could be run by: `kvatlas serve` alone")
+    assert could_run([Setting.from_parameters("full")]) == ""
+
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        "models: [embedded:tiny-llama]\nbenchmarks: [CHAIN4]\nproblems: 1\n"
+        "settings: {policy: random, kv_budget: 90, local_window: 8, ratio: 0.3}\n"
+    )
+    out = kvatlas.succeed("plan", spec, "--tokens-per-second", 1000)
+    assert "Could be run by: kvpress (random, 0 of 1 settings as planned)" in out

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvatlas import class_files
+from kvatlas.api import run as decode
 from kvatlas.core import Costs, Grade, Setting, Status, Trace
 from kvatlas.deploy.endpoint import _retry_after, _text_of_content
 from kvatlas.deploy.verify import _equal_texts
@@ -283,6 +285,25 @@ def test_top_k_is_sent_unless_an_endpoint_lacks_it(run: Path, stand: Stand, veri
     for option, sent in (((), True), (("--openai-only",), False)):
         assert verify(url, run, *option)[0] == 2
         assert ("top_k" in asked[-1][2]) is sent
+
+
+def test_code_of_the_run_is_run_only_where_it_is_allowed(
+    kvatlas: Call, stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a benchmark of a file: by `deploy verify` and by `gate` with an endpoint."""
+    guide = Path(__file__).parents[2] / "docs" / "adding-a-benchmark.md"
+    file = tmp_path / "sums.py"
+    file.write_text(guide.read_text("utf-8").split("```python\n")[1].split("```")[0])
+    run = tmp_path / "run"
+    decode("embedded:tiny-llama", f"{file}:Sum3", out=run, problems=1, max_new_tokens=20, workers=1)
+    url, _ = stand(lambda path, _: (200, {}, MODELS if path.endswith("models") else completion("6")))
+
+    verified_run = ("deploy", "verify", url, "--against", run, "--policy", "full", "--out", tmp_path / "served")
+    judged_run = ("gate", f"{run}@full", url, "--answers", tmp_path / "answers")
+    for words in (verified_run, judged_run):
+        monkeypatch.setattr(class_files, "_permitted", set())
+        assert "add --allow-code" in kvatlas.refuse(*words)
+        assert kvatlas(*words, "--allow-code")[0] in (0, 1, 3)
 
 
 NOWHERE = "http://127.0.0.1:9"

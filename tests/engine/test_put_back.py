@@ -56,6 +56,20 @@ def test_tokens_stay_and_others_leave(model: ModelHandle, name: str) -> None:
     assert [changed.eviction_trace.kept_by[place] for place in evicted] == [holders] * len(evicted)
 
 
+def test_tokens_that_are_released_compete_again(model: ModelHandle) -> None:
+    policy = policy_named("window")
+    plain = decode(model, policy, None)
+    first, second = sorted({step for step in plain.eviction_trace.evicted_at if step})[:2]
+    evicted = [place for place, step in enumerate(plain.eviction_trace.evicted_at) if step == first][:3]
+    prompt = plain.usage.prompt_tokens
+    # A compression has one new token more than have been through the model.
+    kept = decode(model, policy, PutBack(evicted, released_at=prompt + second))
+    released = decode(model, policy, PutBack(evicted, released_at=prompt + second - 1))
+    assert not any(kept.eviction_trace.evicted_at[place] == second for place in evicted)
+    assert all(released.eviction_trace.evicted_at[place] == second for place in evicted)
+    assert decode(model, policy, PutBack(evicted, released_at=0)).tokens == plain.tokens
+
+
 def test_those_with_the_lowest_scores_leave(model: ModelHandle) -> None:
     policy = policy_named("window")
     plain = decode(model, policy, None)
@@ -113,7 +127,7 @@ def fork_all(
     return engine, [generations[key] for key in sorted(generations)]
 
 
-@pytest.mark.parametrize("name", ["window", "random", "h2o", "snapkv", "rkv", "lazyeviction", "entropy"])
+@pytest.mark.parametrize("name", ["window", "random", "h2o", "snapkv", "rkv", "lazyeviction", "entropy", "cam"])
 def test_what_starts_at_a_checkpoint_equals_what_is_decoded_from_the_start(model: ModelHandle, name: str) -> None:
     policy = policy_named(name)
     plain = decode(model, policy, None)

@@ -58,13 +58,13 @@ def test_every_compression_drops_tokens(
     tiny_llama: ModelHandle, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], after: int, most: int
 ) -> None:
     selected = []
-    select = selection.select_tokens
+    select = selection.make_selection
 
-    def noted(*arguments: Any) -> torch.Tensor:
+    def noted(*arguments: Any) -> selection.Selection:
         selected.append(1)
         return select(*arguments)
 
-    monkeypatch.setattr("kvatlas.engine.rows.select_tokens", noted)
+    monkeypatch.setattr("kvatlas.engine.rows.make_selection", noted)
     _, generations = answer(tiny_llama, after, "random", **values)
     generation = generations["random"]
     assert generation.thinking_end == after

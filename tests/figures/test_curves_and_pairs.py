@@ -238,7 +238,7 @@ def test_pairs_of_one_model_name_it_and_the_benchmark(run: RunData, tmp_path: Pa
     two = [system for system in systems_of([run]) if system.model == "A"]
     figure = pairwise_figure(two, pairs_of(two), "progress")
     about = " ".join(texts(figure, tmp_path))
-    assert "A; SEQBENCH-6x6-B1; 90 problems; numbers" in about
+    assert "A; SEQBENCH-6x6-B1; 90 problems; ±: half" in about
     assert "full is ahead by" in about
     assert "proven" in about
 

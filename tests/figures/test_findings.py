@@ -73,9 +73,9 @@ def test_rows_and_columns_of_a_grid_are_named_once_with_the_lead_beside_each_row
     words = words_of(figure)
     assert [words.count(name) for name in ("A", "B", "dynts", "random", "Ratio")] == [1, 1, 1, 1, 2]
     assert words.count("dynts − random") == 1
-    assert {"+9.0", "+8.5", "points (+6.0 to +12.0)"} <= set(words)
-    # The full cache is a tick of each row's bar.
-    assert words.count("full 60") == 2
+    assert {"+9.0 points", "+8.5 points", "(+6.0 to +12.0)"} <= set(words)
+    # The full cache is a tick of the bar that stands beside both rows.
+    assert words.count("full 60") == 1
     assert faults(figure) == []
 
 

@@ -60,7 +60,7 @@ def _scales(figure):
 
 def test_series_has_its_finding_panels_labels_and_values(llama, tmp_path):
     words = texts(map_figure(with_regions(llama, bound_tests_of_maps(llama), 0.03)), tmp_path)
-    assert "R1-Llama under dynts: no cell is shown to be better than another" in words
+    assert "R1-Llama under dynts: no cell is shown to be better than another of its map" in words
     assert sum("R1-Llama" in word for word in words) == 1
     for item in llama:
         assert item.benchmark in words
@@ -70,7 +70,7 @@ def test_series_has_its_finding_panels_labels_and_values(llama, tmp_path):
     assert [words.count(label) for label in ("Local Window Size", "Ratio")] == [1, 4]
     assert "n 30, ± 19" in words
     assert "each panel has its own colour scale" in " ".join(words)
-    assert "Only averages were published" in " ".join(words)
+    assert "Only averages are known" in " ".join(words)
     words = texts(map_figure(llama, options=FigureOptions(intervals=True)), tmp_path)
     assert all(interval_text(cell.estimate) in words for item in llama for cell in item.cells.values())
     assert not [word for word in words if "±" in word]

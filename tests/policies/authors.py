@@ -56,7 +56,7 @@ def choosing(fact: dict[str, Any], folder: Path) -> tuple[CompressingPolicy, Sce
     return policy, replace(
         scene(policy, 0),
         model=SimpleNamespace(shape=shape),
-        positions=torch.arange(sizes["tokens"]).expand(1, sizes["kv_heads"], -1),
+        positions=torch.arange(sizes["tokens"]).expand(*policy.scope.width(shape), -1),
         prompt_length=prompt,
         length=sizes["tokens"],
         key=lambda _: keys,

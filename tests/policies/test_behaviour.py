@@ -65,8 +65,9 @@ def everything(scopes: int) -> list[Policy]:
     for number, name in enumerate(NAMES):
         policy = make(name)
         results.append(policy)
-        if "scope" in policies.policies.get(name).__dataclass_fields__:
-            others = [scope for scope in Scope if scope != policy.scope]
+        parameter = policies.policies.get(name).__dataclass_fields__.get("scope")
+        if parameter is not None:
+            others = [scope for scope in Scope if scope != policy.scope and parameter.metadata["accepts"](scope)]
             first = number % len(others)
             in_turn = others[first:] + others[:first]
             results += [make(name, scope=scope) for scope in in_turn[:scopes]]

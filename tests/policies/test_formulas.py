@@ -1,5 +1,6 @@
 """Every policy against a slow reading of its formula (float64, a token at a time), and against its authors' code."""
 
+import math
 import os
 import subprocess
 import sys
@@ -21,10 +22,11 @@ from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, ReferenceTrace, Scope, ScoreMemory, parameters, rkv, select_tokens
 from tests.policies import formulas
 from tests.policies.authors import FACTS, choosing
-from tests.policies.scenes import SHAPE, assert_keeps, make, scene
+from tests.policies.scenes import SHAPE, assert_keeps, make, places, scene
 
-#: Each scope on a cache of its own.
-SCENES = pytest.mark.parametrize(("scope", "seed"), [*zip(Scope, range(4), strict=True)])
+#: The scopes that every policy has, each on a cache of its own.
+MEANS = (Scope.GLOBAL, Scope.LAYER, Scope.HEAD, Scope.KV_HEAD)
+SCENES = pytest.mark.parametrize(("scope", "seed"), [*zip(MEANS, range(4), strict=True)])
 
 
 @SCENES
@@ -218,20 +220,56 @@ def test_streaming(keep_prompt: bool) -> None:
     assert kept == [*range(9 if keep_prompt else 5), *range(60 - 10 - (25 - (9 if keep_prompt else 5)), 60)]
 
 
-@SCENES
-@pytest.mark.parametrize("keep_prompt", [True, False])
-def test_triattention(scope: Scope, seed: int, keep_prompt: bool, tmp_path: Path) -> None:
+def random_statistics(seed: int, folder: Path) -> tuple[dict[str, Tensor], Path]:
+    """Return statistics of queries and a file with them."""
     random = torch.Generator().manual_seed(seed)
     planes = SHAPE.head_dim // 2
     center = torch.complex(*torch.randn(2, SHAPE.layers, SHAPE.heads, planes, generator=random))
     norm = center.abs() + torch.rand(center.shape, generator=random)
     frequency = 100.0 ** -(torch.arange(planes) / planes)
-    file = tmp_path / "statistics.safetensors"
+    file = folder / "statistics.safetensors"
     parts = {"center_real": center.real, "center_imag": center.imag, "norm": norm, "frequency": frequency}
     save_file({name: value.contiguous() for name, value in parts.items()}, file)
+    return parts, file
+
+
+@SCENES
+@pytest.mark.parametrize("keep_prompt", [True, False])
+def test_triattention(scope: Scope, seed: int, keep_prompt: bool, tmp_path: Path) -> None:
+    parts, file = random_statistics(seed, tmp_path)
     policy = make("triattention", scope=scope, statistics=str(file), reach=300, keep_prompt=keep_prompt)
     cached = scene(policy, seed)
     assert_keeps(policy, cached, formulas.triattention(policy, cached, parts))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("keep_prompt", [True, False])
+def test_a_union_is_the_best_of_each_head_together_by_the_largest_score(
+    seed: int, keep_prompt: bool, tmp_path: Path
+) -> None:
+    """Each head of each layer nominates as many tokens as stay; of the nominated ones those with the largest score."""
+    parts, file = random_statistics(seed, tmp_path)
+    policy = make("triattention", scope="union", statistics=str(file), reach=300, keep_prompt=keep_prompt)
+    cached = scene(policy, seed)
+    assert cached.positions.shape[:2] == (1, 1)
+    score = formulas.triattention(policy, cached, parts)
+    positions = cached.positions[0, 0].tolist()
+    certain, room = places(policy, positions, cached.prompt_length)
+    others = [slot for slot in range(len(positions) - policy.budget.window) if slot not in certain]
+
+    largest = dict.fromkeys(others, -math.inf)
+    nominated: set[int] = set()
+    for layer in range(SHAPE.layers):
+        for head in range(SHAPE.kv_heads):
+            scores = {slot: score(cached, layer, head, slot) for slot in others}
+            nominated |= set(sorted(others, key=scores.__getitem__, reverse=True)[:room])
+            largest = {slot: max(largest[slot], scores[slot]) for slot in others}
+    best = sorted(nominated, key=largest.__getitem__, reverse=True)[:room]
+
+    window = range(len(positions) - policy.budget.window, len(positions))
+    assert select_tokens(policy, cached).tolist() == [[sorted({*certain, *best, *window})]]
+    means = make("triattention", scope="global", statistics=str(file), reach=300, keep_prompt=keep_prompt)
+    assert select_tokens(means, cached).tolist() != select_tokens(policy, cached).tolist()
 
 
 def authors_file(parts: dict[str, Tensor], **metadata: Any) -> dict[str, Any]:
@@ -377,6 +415,8 @@ def test_no_score_is_nan_where_a_set_is_empty(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(UNFILED))
     own = {item.name for item in parameters(policies.policies.get(name))}
     values = {word: data.draw(st.sampled_from(choice)) for word, choice in CHOICES.items() if word in own}
+    if policies.policies.get(name).merges:
+        values["refresh"] = 1
     policy = make(name, **values)
     if policy.unequal and policy.scope is Scope.HEAD and data.draw(st.booleans()):
         policy = replace(policy, budget=replace(policy.budget, budgets="ada"))

@@ -12,6 +12,7 @@ from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request, rows
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, select_tokens
+from kvatlas.policies.selection import Selection, make_selection
 from tests.decoding import endless, prompts
 from tests.policies import formulas
 from tests.policies.scenes import assert_keeps, make, places, rule, scene
@@ -43,21 +44,21 @@ def events_of(
         given.append(score(self, cached).double().expand(cached.positions.shape))
         return given[-1]
 
-    def watched(own: CompressingPolicy, cached: CacheView, put_back: Any = None) -> torch.Tensor:
+    def watched(own: CompressingPolicy, cached: CacheView, put_back: Any = None) -> Selection:
         given.clear()
-        slots = select_tokens(own, cached, put_back)
+        selection = make_selection(own, cached, put_back)
         event = Event(
             cached.length,
             cached.positions.flatten(0, 1).tolist(),
-            cached.positions.gather(-1, slots).flatten(0, 1).tolist(),
+            cached.positions.gather(-1, selection.kept).flatten(0, 1).tolist(),
         )
         if given:
             event.scores = given[0].flatten(0, 1).tolist()
         events.append(event)
-        return slots
+        return selection
 
     monkeypatch.setattr(kind, "score", spy)
-    monkeypatch.setattr(rows, "select_tokens", watched)
+    monkeypatch.setattr(rows, "make_selection", watched)
     prompt = prompts(model, 1)[0][:25]
     engine = Engine(model, model.load(), [policy], Sampling(temperature=0.8, max_new_tokens=100), 8)
     list(engine.run([Request(0, prompt, 5, (policy,))]))

@@ -4,12 +4,16 @@ from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
+from matplotlib.text import Text
 
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken
-from kvatlas.autopsy.autopsy_command import print_autopsies
+from kvatlas.autopsy.autopsy_command import model_and_cell, print_autopsies, work_text
 from kvatlas.autopsy.autopsy_figure import autopsy_figure, save_autopsies
-from kvatlas.autopsy.summary import by_size, summarise
+from kvatlas.autopsy.driver import LostCount
+from kvatlas.autopsy.summary import by_size, held_out_text, summarise
 from kvatlas.core import KvatlasError
+from kvatlas.figures.style import FigureOptions
+from tests.figures.conftest import faults
 
 STREAMS = 16
 
@@ -20,12 +24,13 @@ def outcomes(right: int) -> tuple[bool, ...]:
 
 
 def autopsy(problem: int, tokens: int, cause: int = 12, random: int = 4) -> Autopsy:
-    """An autopsy whose cause makes so many of the held-out answers right, and random sets so many."""
+    """An autopsy whose cause makes so many of the held-out answers right, and other sets so many."""
     found = Autopsy(("run", "setting", "CHAIN", str(problem), "0"), "loop", 40, reproduced=True, spans=10)
     if tokens:
         found.tokens = tuple(SavingToken(index, "7", 50, 20, 10, 100) for index in range(tokens))
         found.random = (False,) * 4
-        arms = {"nothing": 2, "random": random, "cause": cause, "no_compression": 14}
+        arms = {"nothing": 2, "random": random, "kind": random, "cause": cause, "no_compression": 14}
+        arms |= {"cause_until_death": 6, "no_compression_until_death": 8}
         found.held_out = {arm: outcomes(right) for arm, right in arms.items()}
         found.control = {"nothing": outcomes(16), "like": outcomes(12)}
         found.kept_by_others = {"h2o(ratio=0.1)": (0.75, 0.25)}
@@ -43,6 +48,9 @@ def test_differences_are_those_of_the_arms_with_intervals_over_problems() -> Non
     assert test["cause_over_random"]["low"] > 25
     assert test["cause_over_random"]["p"] < 0.001
     assert test["random_over_nothing"]["value"] == 12.5
+    assert test["cause_over_kind"]["value"] == 50
+    assert test["no_compression_over_cause"]["value"] == 12.5
+    assert test["cause_until_death_over_no_compression_until_death"]["value"] == -12.5
     # Eight streams are better and none is worse in each: p = 1/256, times 30 answers.
     assert test["proven_alone"] == 0
     # Half of the lost answers have no cause, and a quarter of all answers is lost.
@@ -64,6 +72,34 @@ def test_answers_with_a_clear_cause_are_proven_one_by_one() -> None:
     assert summarise(clear + others)["held_out"]["proven_alone"] == 5
 
 
+def test_the_line_of_an_answer_says_whether_its_cause_is_more_than_luck() -> None:
+    clear = held_out_text(autopsy(0, 1, cause=16, random=1))
+    assert "16 other random streams 16 are right" in clear
+    assert clear.endswith("more than luck (p 3.1e-05)")
+    luck = held_out_text(autopsy(0, 1, cause=9, random=9))
+    assert "9 with others of their kinds, 2 with neither" in luck
+    assert luck.endswith("not shown to be more than luck")
+    assert held_out_text(autopsy(0, 0)) == ""
+
+
+def test_a_word_of_the_policy_names_the_model() -> None:
+    models = ["embedded:tiny-llama", "deepseek-ai/R1-Qwen"]
+    assert model_and_cell("tiny-llama dynts ratio=0.1", models) == ("embedded:tiny-llama", "dynts ratio=0.1")
+    assert model_and_cell("dynts R1-Qwen ratio=0.1", models) == ("deepseek-ai/R1-Qwen", "dynts ratio=0.1")
+    assert model_and_cell("dynts", models) == (None, "dynts")
+    for text in ("tiny-lama dynts", "tiny-llama R1-Qwen dynts"):
+        with pytest.raises(KvatlasError, match="the models are embedded:tiny-llama"):
+            model_and_cell(text, models)
+
+
+def test_the_work_is_told_before_it_begins() -> None:
+    count = LostCount("embedded:tiny-llama", "CHAIN8-12", 24, 3, 17, 700)
+    expected = "tiny-llama | CHAIN8-12: 24 lost answers, 17 to examine, 3 are done; about 12 minutes"
+    assert work_text(count) == expected
+    unknown = LostCount("embedded:tiny-llama", "CHAIN8-12", 1, 0, 1, None)
+    assert work_text(unknown) == "tiny-llama | CHAIN8-12: 1 lost answer, 1 to examine"
+
+
 def test_large_causes_are_no_part_of_the_main_figures() -> None:
     assert summarise([autopsy(0, 9), autopsy(1, 8)])["held_out"]["answers"] == 1
     assert summarise([autopsy(0, 9)])["held_out"] is None
@@ -78,13 +114,30 @@ def test_right_answers_and_other_settings_are_compared_in_pairs() -> None:
     assert shares["difference"]["value"] == 50
 
 
-def test_the_figure_shows_every_arm_in_its_colour(tmp_path: Path) -> None:
-    picture, data = save_autopsies({"tiny-llama": AUTOPSIES, "tiny-qwen": AUTOPSIES}, tmp_path / "causes.png")
+def test_the_figure_shows_the_arms_in_their_colours_and_their_difference(tmp_path: Path) -> None:
+    summary = summarise(AUTOPSIES)
+    summaries = {"tiny-llama | CHAIN6": summary, "tiny-qwen | CHAIN6": summary}
+    picture, data = save_autopsies(summaries, tmp_path / "causes.png")
     colours = set(map(tuple, (255 * imread(picture)[..., :3]).round().astype(int).reshape(-1, 3).tolist()))
-    assert {(0, 114, 178), (230, 159, 0), (0, 158, 115), (127, 127, 127)} <= colours
-    assert "tiny-qwen,1,10,12.5" in data.read_text()
+    assert {(0, 114, 178), (0, 158, 115), (127, 127, 127)} <= colours
+    rows = data.read_text().splitlines()
+    assert rows[1].startswith("tiny-llama | CHAIN6,1,10,12.5")
+    assert rows[-1].split(",")[-1].startswith("50.0 (")
     with pytest.raises(KvatlasError, match="nothing to draw"):
-        autopsy_figure({"tiny-llama": [autopsy(0, 0)]})
+        autopsy_figure({"tiny-llama": None})
+
+
+@pytest.mark.parametrize("options", [FigureOptions(), FigureOptions(dark=True), FigureOptions(1)])
+def test_the_figure_states_what_is_proven_and_its_texts_stand_apart(options: FigureOptions) -> None:
+    held_out = summarise(AUTOPSIES)["held_out"]
+    blind = summarise([autopsy(problem, 1, cause=4) for problem in range(30)])["held_out"]
+    figure = autopsy_figure({"tiny-llama | CHAIN6": held_out, "tiny-qwen | CHAIN6": blind}, options)
+    words = [text.get_text() for text in figure.findobj(Text)]
+    assert {"75", "25", "+50.0", "0.0"} <= set(words)
+    assert "proven in 1 of 2 cells" in " ".join(words)
+    assert faults(figure) == []
+    alone = autopsy_figure({"tiny-qwen | CHAIN6": blind}, options)
+    assert "not proven" in " ".join(text.get_text() for text in alone.texts)
 
 
 def test_other_settings_of_one_policy_have_names_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:

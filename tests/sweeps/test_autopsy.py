@@ -11,7 +11,7 @@ import pytest
 from kvatlas.autopsy.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind, write_token_labels
 from kvatlas.autopsy.driver import LostCell, Replayer, _setting_named, find_lost, perform
 from kvatlas.autopsy.search import HELD_OUT_STREAMS, Case, Fork, ReplayTask, Trunk, shrink
-from kvatlas.autopsy.summary import summarise
+from kvatlas.autopsy.summary import ARMS, summarise
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.policies.put_back import PutBack
@@ -113,6 +113,7 @@ def test_a_fork_decodes_what_a_replay_from_the_start_does(run: Path) -> None:
 def test_held_out_arms_are_forks_with_random_numbers_of_their_own(run: Path, autopsies: list[Autopsy]) -> None:
     autopsy = next(item for item in autopsies if item.held_out)
     assert {len(results) for results in autopsy.held_out.values()} == {HELD_OUT_STREAMS}
+    assert tuple(autopsy.held_out) == ARMS
     cell = cell_of(run)
     lost = next(item for item in cell.lost if key_of(item) == autopsy.key)
     replayer = Replayer(cell)
@@ -175,7 +176,7 @@ def test_the_command_prints_the_summary_and_data(
     run: Path, autopsies: list[Autopsy], kvatlas: Call, tmp_path: Path
 ) -> None:
     labels = tmp_path / "labels.jsonl"
-    arguments = ("autopsy", run, "--policy", "dynts ratio=0.1", "--most", MOST)
+    arguments = ("autopsy", run, "--policy", "tiny-llama dynts ratio=0.1", "--most", MOST)
     (document,) = json.loads(kvatlas.succeed(*arguments, "--json"))["cells"]
     expected = summarise(autopsies, len(cell_of(run).lost) / SPEC["problems"])
     assert document["summary"] == json.loads(json.dumps(expected))

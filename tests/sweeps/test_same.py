@@ -12,11 +12,11 @@ from tests.sweeps.conftest import Build, contents
 
 #: A budget a little above the prompts, which have 35 tokens.
 COMMON: dict[str, Any] = {"kv_budget": 63, "ratio": 0.3, "ratio_over": "thinking"}
-#: The full cache and five settings, one in packed bits.
+#: The full cache and six settings, one in packed bits.
 SETTINGS: list[dict[str, Any]] = [
     {"policy": "full"},
     {"policy": "window", "local_window": 6, "kv_bits": 4, "residual": 4, **COMMON},
-    *({"policy": name, "local_window": 6, **COMMON} for name in ("window", "random", "h2o")),
+    *({"policy": name, "local_window": 6, **COMMON} for name in ("window", "random", "h2o", "cam")),
     {"policy": "random", "local_window": 12, **COMMON},
 ]
 

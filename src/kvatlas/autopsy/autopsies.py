@@ -13,7 +13,7 @@ from kvatlas.results.export import replacing
 from kvatlas.results.store import lock
 
 #: Rises with every change of the search: autopsies of another version are made again.
-VERSION = 3
+VERSION = 4
 #: The file of a run's autopsies.
 FILE = "autopsy.jsonl"
 
@@ -43,10 +43,10 @@ class Autopsy:
     random set of as many tokens at like distances whether it does. `full` tells whether the answer is right if no
     compression takes place until the death; None if nothing was tried.
 
-    `held_out` has for each arm (nothing, cause, random, no_compression) whether the answer is right under each of the
-    held-out random streams, `control` the same for a right answer to another problem (nothing, like): tokens of the
-    same kinds and distances are put back. `random_positions` are the tokens of the arm `random`. `kept_by_others` has
-    for each other setting the shares of the saving and of these random tokens that it keeps at that compression.
+    `held_out` has for each of the arms (`summary.ARMS`) whether the answer is right under each of the held-out random
+    streams, `control` the same for a right answer to another problem (nothing, like): tokens of the same kinds and
+    distances are put back. `random_positions` are the tokens of the arm `random`. `kept_by_others` has for each other
+    setting the shares of the saving and of these random tokens that it keeps at that compression.
     """
 
     key: tuple[str, ...]
@@ -78,7 +78,7 @@ class Autopsy:
             return "other tokens than the stored ones were decoded"
         if not self.tokens:
             return f"no span of {self.spans} restores the answer"
-        return "restored by " + " ".join(repr(token.text) for token in self.tokens)
+        return "restored under the stored random numbers by " + " ".join(repr(token.text) for token in self.tokens)
 
     @classmethod
     def from_json(cls, text: str) -> Autopsy:

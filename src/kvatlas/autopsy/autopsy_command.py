@@ -7,12 +7,17 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvatlas.cli import options
 from kvatlas.cli.output import note
+from kvatlas.core import KvatlasError
+from kvatlas.text import counted, duration_text, model_name
+
+if TYPE_CHECKING:
+    from kvatlas.autopsy.driver import LostCount
 
 app = options.Commands()
 
@@ -20,7 +25,9 @@ app = options.Commands()
 @app.command("autopsy")
 def autopsy_command(
     run: options.Run,
-    policy: Annotated[str, typer.Option("--policy", help="The policy, or the cell as 'dynts ratio=0.3'.")],
+    policy: Annotated[
+        str, typer.Option("--policy", help="The cell, as 'R1-Qwen dynts ratio=0.3'; all models without one.")
+    ],
     kv_budget: options.KvBudget = None,
     local_window: options.LocalWindow = None,
     ratio: options.Ratio = None,
@@ -41,19 +48,18 @@ def autopsy_command(
     """
     from kvatlas.autopsy.autopsies import Autopsy, write_token_labels
     from kvatlas.autopsy.autopsy_figure import save_autopsies
-    from kvatlas.autopsy.driver import find_lost, perform
-    from kvatlas.autopsy.summary import summarise
+    from kvatlas.autopsy.driver import count_lost, find_lost, perform
+    from kvatlas.autopsy.summary import held_out_text, summarise
     from kvatlas.figures.style import check_figure
     from kvatlas.policies import permit
     from kvatlas.results import Store
     from kvatlas.results.export import check_target
     from kvatlas.stats.run_data import short_names
     from kvatlas.sweeps.spec import named_classes
-    from kvatlas.text import model_name
 
     def tell(examined: Autopsy, done: int, total: int) -> None:
         if not quiet:
-            note(f"{done}/{total} {examined.key[3]}: {examined.death}, {examined.cause_text}")
+            note(f"{done}/{total} {examined.key[3]}: {examined.death}, {examined.cause_text}{held_out_text(examined)}")
 
     # Before the search, which may take hours.
     if out is not None:
@@ -66,17 +72,18 @@ def autopsy_command(
     policies = list(dict.fromkeys(cell.setting.policy for cell in manifest.expected))
     if allow_code:
         permit(*policies, *named_classes(manifest.spec))
-    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies))
+    model, rest = model_and_cell(policy, list(dict.fromkeys(cell.model for cell in manifest.expected)))
+    setting = options.cell(rest, kv_budget, local_window, ratio, set_, policies)
+    if not quiet:
+        for count in count_lost(run, setting, most, model):
+            note(work_text(count))
+    cells = find_lost(run, setting, model)
     autopsies = perform(cells, run, most, tell)
 
     if export is not None:
         write_token_labels(chain.from_iterable(autopsies), export)
-    if out is not None:
-        names = [f"{model_name(cell.model)} | {cell.benchmark}" for cell in cells]
-        for path in save_autopsies(dict(zip(names, autopsies, strict=True)), out):
-            note(f"wrote {path}")
 
-    documents = []
+    documents: list[dict[str, Any]] = []
     for cell, of_cell in zip(cells, autopsies, strict=True):
         document = {
             "model": cell.model,
@@ -87,12 +94,50 @@ def autopsy_command(
             "autopsies": [dataclasses.asdict(item) for item in of_cell],
         }
         documents.append(document)
+    if out is not None:
+        names = [f"{model_name(cell.model)} | {cell.benchmark}" for cell in cells]
+        summaries = [document["summary"] for document in documents]
+        for path in save_autopsies(dict(zip(names, summaries, strict=True)), out):
+            note(f"wrote {path}")
     if as_json:
         typer.echo(json.dumps({"cells": documents}, indent=2, allow_nan=False))
         return
     settings = list(chain.from_iterable([cell.setting, *cell.others] for cell in cells))
     short = short_names(settings)
     print_autopsies(documents, {str(setting): short[setting.id] for setting in settings})
+
+
+def model_and_cell(text: str, models: Sequence[str]) -> tuple[str | None, str]:
+    """Return the model of the run that a word of `--policy` names, whole or by its last part, and the other words.
+
+    Raises KvatlasError for words that are no model beside a policy.
+    """
+    named = []
+    others = []
+    for word in text.split():
+        fitting = [model for model in models if word in (model, model.rpartition(":")[2], model.rpartition("/")[2])]
+        named += fitting
+        if not fitting:
+            others.append(word)
+
+    plain_words = [word for word in others if "=" not in word]
+    if len(named) > 1 or len(plain_words) > 1:
+        raise KvatlasError(
+            f"--policy: expected a model of the run, a policy and PARAMETER=VALUE, got {text!r}; the models are "
+            f"{', '.join(models)}."
+        )
+    return (named[0] if named else None), " ".join(others)
+
+
+def work_text(count: LostCount) -> str:
+    """Return what there is to do for a cell, with an estimate of its time."""
+    lost = counted(count.lost, "lost answer")
+    text = f"{model_name(count.model)} | {count.benchmark}: {lost}, {count.missing} to examine"
+    if count.examined:
+        text += f", {count.examined} are done"
+    if count.missing and count.seconds is not None:
+        text += f"; about {duration_text(count.seconds)}"
+    return text
 
 
 def print_autopsies(cells: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> None:
@@ -157,8 +202,12 @@ def _print_held_out(test: Mapping[str, Any]) -> None:
     rows = [
         ("nothing put back", _with_limits(right["nothing"])),
         ("random sets put back", _with_limits(right["random"])),
+        ("others of the causes' kinds put back", _with_limits(right["kind"])),
         ("the causes put back", _with_limits(right["cause"])),
-        ("no compression until the death", _with_limits(right["no_compression"])),
+        ("no compression from there on", _with_limits(right["no_compression"])),
+        ("the causes put back until the death", _with_limits(right["cause_until_death"])),
+        ("no compression until the death", _with_limits(right["no_compression_until_death"])),
+        ("causes over others of their kinds, points", _with_limits(test["cause_over_kind"], "")),
         ("causes over random sets, points", _with_limits(test["cause_over_random"], "")),
         ("causes over nothing, points", _with_limits(test["cause_over_nothing"], "")),
         ("answers for which the cause is proven alone", f"{test['proven_alone']} of {test['answers']}"),

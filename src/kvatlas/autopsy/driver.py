@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.answers.reading import read_tokens
 from kvatlas.autopsy.autopsies import Autopsy, key_of, read_autopsies, writing
-from kvatlas.autopsy.lost_answers import LostAnswer, lost_answers
+from kvatlas.autopsy.lost_answers import LostAnswer, lost_answers, lost_keys
 from kvatlas.autopsy.search import AutopsySearch, Case, ReplayTask
 from kvatlas.benchmarks import for_model
 from kvatlas.benchmarks.base import grade_reading
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 BATCH = 32
 #: Searches at a time: each holds the checkpoints of its trace.
 OPEN_SEARCHES = 8
+#: An autopsy takes about as long as so many stored traces: some 200 replays, most of which start at a checkpoint.
+AUTOPSY_TRACES = 90
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,51 @@ class LostCell:
     answers: int
 
 
-def find_lost(folder: Path, setting: Setting) -> list[LostCell]:
-    """Return the answers that one setting of a run lost, for each model and benchmark; none without a lost answer.
+@dataclass(frozen=True)
+class LostCount:
+    """The answers of a model to a benchmark that a setting lost, before anything is decoded.
 
-    Raises KvatlasError if they cannot be replayed, and for a policy of a file that is not permitted.
+    `examined` of them have an autopsy, `missing` is the number of autopsies to make; `seconds` is an estimate of their
+    time, None if the store does not say how long the answers took.
+    """
+
+    model: str
+    benchmark: str
+    lost: int
+    examined: int
+    missing: int
+    seconds: float | None
+
+
+def count_lost(folder: Path, setting: Setting, most: int, model: str | None = None) -> list[LostCount]:
+    """Return how many answers one setting of a run lost, for each benchmark of one `model` or of all.
+
+    Grades alone are read, which takes seconds. Raises KvatlasError if they cannot be replayed, and for a policy of a
+    file that is not permitted.
+    """
+    with Store.open(folder) as store:
+        settings = list(dict.fromkeys(cell.setting for cell in store.manifest().expected))
+        found = _setting_named(settings, setting)
+        _replayable(found)
+        lost = [item for item in lost_keys(store, found) if model in (None, item.model)]
+    done = read_autopsies(folder)
+
+    counts = []
+    for (name, benchmark), items in grouped(lost, lambda item: (item.model, item.key[2])).items():
+        missing = [item for item in items[:most] if tuple(map(str, item.key)) not in done]
+        seconds = None
+        if all(item.seconds is not None for item in missing):
+            seconds = sum(AUTOPSY_TRACES * (item.seconds or 0.0) for item in missing)
+        examined = min(most, len(items)) - len(missing)
+        counts.append(LostCount(name, benchmark, len(items), examined, len(missing), seconds))
+    return counts
+
+
+def find_lost(folder: Path, setting: Setting, model: str | None = None) -> list[LostCell]:
+    """Return the answers that one setting of a run lost, for each benchmark of one `model` or of all.
+
+    There are no cells without a lost answer. Raises KvatlasError if they cannot be replayed, and for a policy of a file
+    that is not permitted.
     """
     with Store.open(folder) as store:
         manifest = store.manifest()
@@ -83,6 +126,8 @@ def find_lost(folder: Path, setting: Setting) -> list[LostCell]:
     traces_of = grouped(of_setting, lambda trace: (trace.model, trace.benchmark))
     cells = []
     for cell, losses in grouped(lost, lambda answer: (answer.trace.model, answer.trace.benchmark)).items():
+        if model not in (None, cell[0]):
+            continue
         # Right although they were compressed.
         right = [trace for trace in traces_of[cell] if trace.grade.correct and trace.usage.compressions]
         cells.append(LostCell(plan, *cell, found, losses, right, others, len(traces_of[cell])))
@@ -138,6 +183,7 @@ class Replayer:
     def case(self, trace: Trace) -> Case:
         """Return a trace ready to be replayed."""
         problem = self.problems[trace.problem]
+        prompt = self.model.encode(self.benchmark.prompt(problem))
 
         def restored(generation: Generation[Any]) -> bool:
             reading = read_tokens(self.model, generation.tokens, generation.finished)
@@ -145,9 +191,10 @@ class Replayer:
 
         return Case(
             trace=trace,
-            prompt=self.model.encode(self.benchmark.prompt(problem)),
+            prompt=prompt,
             stream=stream_key(self.plan.spec.seed, self.model.stream, trace.benchmark, trace.problem, trace.sample),
             policy=self.policy,
+            prompt_pieces=token_texts(self.tokenizer, prompt),
             pieces=token_texts(self.tokenizer, trace.tokens),
             restored=restored,
         )

@@ -132,23 +132,22 @@ def lost_at(trace: EvictionTrace, prompt: int, local_window: int) -> list[int]:
 
 @dataclass(frozen=True)
 class LocatedDeath:
-    """The death of an answer: its kind, the character and the new token where it happened, and the name concerned."""
+    """The death of an answer: its kind, the character and the new token where it happened, and the name concerned.
+
+    Of a value that is forgotten or misread, `missed` are the earlier statements that have it, in their order.
+    """
 
     kind: Death
     character: int
     token: int | None = None
     name: str = ""
-
-
-#: A kind of death, the character where it happened, and the name concerned.
-_Cause = tuple[Death, int, str]
+    missed: Sequence[StatedValue] = ()
 
 
 def find_death(trace: TraceText, full: TraceText) -> LocatedDeath:
     """Return how the answer of a trace was lost that the full cache solves."""
     if trace.status.answered or trace.status is Status.UNKNOWN:
-        kind, character, name = _first_contradiction(trace, full) or _difference_of_steps(trace, full)
-        return LocatedDeath(kind, character, trace.token_at(character), name)
+        return _first_contradiction(trace, full) or _difference_of_steps(trace, full)
 
     start = loop_start(trace.text)
     if start is not None:
@@ -179,7 +178,7 @@ def loop_start(text: str) -> int | None:
     return None
 
 
-def _first_contradiction(trace: TraceText, full: TraceText) -> _Cause | None:
+def _first_contradiction(trace: TraceText, full: TraceText) -> LocatedDeath | None:
     """Return the first statement that contradicts an earlier one, or its own line, and that the answer suffers from."""
     # The names whose last values differ from those of the full cache, in the thinking or in the answer.
     last = {item.name: item.value for item in trace.statements}
@@ -192,15 +191,17 @@ def _first_contradiction(trace: TraceText, full: TraceText) -> _Cause | None:
     stated: dict[tuple[str, str], list[StatedValue]] = {}
     for statement in trace.statements:
         is_wrong = statement.name in wrong or statement.step in wrong
+        place = statement.start, trace.token_at(statement.start), statement.name
         before = last_values.get(statement.name)
         if is_wrong and statement.computed and not statement.sound:
-            return Death.RECOMPUTED, statement.start, statement.name
+            return LocatedDeath(Death.RECOMPUTED, *place)
         if is_wrong and before is not None and before != statement.value:
             if statement.computed:
-                return Death.RECOMPUTED, statement.start, statement.name
-            in_cache = [trace.in_cache(item, statement.start) for item in stated[statement.name, before]]
+                return LocatedDeath(Death.RECOMPUTED, *place)
+            earlier = stated[statement.name, before]
+            in_cache = [trace.in_cache(item, statement.start) for item in earlier]
             is_forgotten = not any(state is None or state for state in in_cache)
-            return Death.FORGOTTEN if is_forgotten else Death.MISREAD, statement.start, statement.name
+            return LocatedDeath(Death.FORGOTTEN if is_forgotten else Death.MISREAD, *place, earlier)
 
         if statement.value is not None:
             last_values[statement.name] = statement.value
@@ -208,23 +209,24 @@ def _first_contradiction(trace: TraceText, full: TraceText) -> _Cause | None:
     return None
 
 
-def _difference_of_steps(trace: TraceText, full: TraceText) -> _Cause:
+def _difference_of_steps(trace: TraceText, full: TraceText) -> LocatedDeath:
     """Return the death of a trace without a contradiction, from its steps beside those of the full cache."""
     end = min(trace.answer_start, max(0, len(trace.text) - 1))
     missing = [name for name in full.steps if name not in trace.steps]
     if missing and full.steps[-len(missing) :] == missing:
-        return Death.EARLY_STOP, end, missing[0]
+        return LocatedDeath(Death.EARLY_STOP, end, trace.token_at(end), missing[0])
     if missing:
         # The first step that the full cache takes after the missing one.
         later = full.steps[full.steps.index(missing[0]) + 1 :]
         starts = [item.start for item in trace.statements if item.computed and item.name in later]
-        return Death.SKIPPED, min(starts, default=end), missing[0]
+        start = min(starts, default=end)
+        return LocatedDeath(Death.SKIPPED, start, trace.token_at(start), missing[0])
 
     for index, name in enumerate(trace.steps):
         if full.steps[index : index + 1] != [name]:
             start = next(item.start for item in trace.statements if item.computed and item.name == name)
-            return Death.CHANGED_PLAN, start, name
-    return Death.UNEXPLAINED, end, ""
+            return LocatedDeath(Death.CHANGED_PLAN, start, trace.token_at(start), name)
+    return LocatedDeath(Death.UNEXPLAINED, end, trace.token_at(end))
 
 
 # -- the languages of benchmarks ---------------------------------------------------------------------------------------

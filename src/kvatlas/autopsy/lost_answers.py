@@ -94,28 +94,44 @@ def deaths_table(cells: Sequence[CellDeaths]) -> str:
     return f"# Lost answers\n\nHow they died, % of the lost (95 % interval):\n\n{markdown_table(header, rows)}\n"
 
 
-def lost_answers(store: Store, pieces: Pieces, setting: Setting | None = None) -> Iterator[LostAnswer]:
-    """Yield the lost answers of a run, of one `setting` or of all, in the order of their keys."""
-    # The grades alone tell which texts are to be read.
+@dataclass(frozen=True)
+class LostKey:
+    """The keys of a lost answer and of the full cache's right one; `seconds` it took to decode, None if unknown."""
+
+    key: Key
+    full_key: Key
+    model: str
+    seconds: float | None
+
+
+def lost_keys(store: Store, setting: Setting | None = None) -> list[LostKey]:
+    """Return the lost answers of a run, of one `setting` or of all, in the order of their keys, from grades alone."""
     right: dict[tuple[str, str, str, int], Key] = {}
-    wrong: list[tuple[Key, str]] = []
+    wrong: list[tuple[Key, str, float | None]] = []
     for run_key, trace in store.traces(texts=False):
         key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
         if trace.setting == FULL and trace.grade.correct:
             right[trace.model, trace.benchmark, trace.problem, trace.sample] = key
         elif trace.setting != FULL and not trace.grade.correct and setting in (None, trace.setting):
-            wrong.append((key, trace.model))
+            wrong.append((key, trace.model, trace.usage.seconds))
 
-    tags_by_model = store.manifest().provenance.get("tags", {})
-    for key, model in wrong:
+    found = []
+    for key, model, seconds in wrong:
         full_key = right.get((model, *key[2:]))
-        if full_key is None:
-            continue
-        tags = Tags(**tags_by_model[model]) if tags_by_model.get(model) is not None else None
-        trace = store.trace(key)
-        full = store.trace(full_key)
+        if full_key is not None:
+            found.append(LostKey(key, full_key, model, seconds))
+    return found
+
+
+def lost_answers(store: Store, pieces: Pieces, setting: Setting | None = None) -> Iterator[LostAnswer]:
+    """Yield the lost answers of a run, of one `setting` or of all, in the order of their keys."""
+    tags_by_model = store.manifest().provenance.get("tags", {})
+    for lost in lost_keys(store, setting):
+        tags = Tags(**tags_by_model[lost.model]) if tags_by_model.get(lost.model) is not None else None
+        trace = store.trace(lost.key)
+        full = store.trace(lost.full_key)
         death = find_death(trace_text(trace, tags, pieces), trace_text(full, tags, pieces))
-        yield LostAnswer(key, trace, full, death)
+        yield LostAnswer(lost.key, trace, full, death)
 
 
 def trace_text(trace: Trace, tags: Tags | None, pieces: Pieces) -> TraceText:

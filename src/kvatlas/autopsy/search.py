@@ -26,6 +26,8 @@ MOST_REPLAYS = 200
 RANDOM_SETS = 4
 #: The random streams of the held-out test, which no search uses.
 HELD_OUT_STREAMS = 16
+#: More new tokens than a trace has.
+NEVER = 2**31
 
 #: Positions of tokens.
 Tokens = tuple[int, ...]
@@ -56,6 +58,7 @@ class Case:
     prompt: tuple[int, ...]
     stream: int
     policy: Policy
+    prompt_pieces: Sequence[str]
     pieces: Sequence[str]
     restored: Callable[[Generation[Any]], bool]
     base: PutBack = field(default_factory=PutBack)
@@ -74,9 +77,9 @@ class Case:
         self.checkpoints.clear()
 
     def text(self, position: int) -> str:
-        """Return the text of a new token; "" for a token of the prompt."""
+        """Return the text of a token of the prompt or of a new one."""
         new = position - len(self.prompt)
-        return self.pieces[new] if new >= 0 else ""
+        return self.pieces[new] if new >= 0 else self.prompt_pieces[position]
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,6 +293,10 @@ class AutopsySearch:
         token = self.lost.death.token
         return len(self.lost.trace.tokens) if token is None else token
 
+    def _no_compression_until_death(self) -> PutBack:
+        # A compression at `length` tokens has one new token more than have been through the model.
+        return PutBack(until=self._death() + 2)
+
     def _cause(self) -> Generator[ReplayTasks, list[bool], tuple[Tokens, Eviction] | None]:
         """Look for a cause; note the spans, and whether the answer is right without compression until the death."""
         # A statement begins with its name at the death: its value comes with the next token.
@@ -302,7 +309,7 @@ class AutopsySearch:
         if not spans:
             return None
 
-        without = PutBack(until=self._death() + 1)
+        without = self._no_compression_until_death()
         forks = [Fork(self.case, PutBack(span), by_span[span].length) for span in spans]
         self.autopsy.full, *results = yield [Fork(self.case, without, min(self.case.checkpoints)), *forks]
         saving = [span for span, saves in zip(spans, results, strict=True) if saves]
@@ -331,20 +338,25 @@ class AutopsySearch:
         forks = [Fork(self.case, PutBack(tokens), eviction.length) for tokens in sets if len(tokens) == len(cause)]
         self.autopsy.random = tuple((yield forks))
 
-        sets = [self._random_set(cause, eviction, rng) for _ in range(HELD_OUT_STREAMS)]
+        # A random set for each stream, of any tokens and of tokens of the cause's kinds.
+        streams = range(HELD_OUT_STREAMS)
+        sets = [self._random_set(cause, eviction, rng) for _ in streams]
+        like_sets = [self._set_of_kinds(cause, eviction, rng) for _ in streams]
         if all(len(tokens) == len(cause) for tokens in sets):
             self.autopsy.random_positions = tuple(sorted({*chain.from_iterable(sets)}))
-            if not self.is_greedy:
-                # A random set for each stream.
-                streams = range(HELD_OUT_STREAMS)
+            if not self.is_greedy and all(len(tokens) == len(cause) for tokens in like_sets):
+                after_death = len(self.case.prompt) + self._death() + 1
                 self.autopsy.held_out = yield from _arms(
                     self.case,
                     eviction.length,
                     streams,
                     nothing=[PutBack() for _ in streams],
-                    cause=[PutBack(cause) for _ in streams],
                     random=[PutBack(tokens) for tokens in sets],
-                    no_compression=[PutBack(until=self._death() + 1) for _ in streams],
+                    kind=[PutBack(tokens) for tokens in like_sets],
+                    cause=[PutBack(cause) for _ in streams],
+                    no_compression=[PutBack(until=NEVER) for _ in streams],
+                    cause_until_death=[PutBack(cause, released_at=after_death) for _ in streams],
+                    no_compression_until_death=[self._no_compression_until_death() for _ in streams],
                 )
             yield from self._rank(cause, sets, eviction)
 
@@ -353,6 +365,14 @@ class AutopsySearch:
 
     def _random_set(self, cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
         return similar_tokens(cause, eviction.length, eviction, rng, lambda _, token: token not in cause)
+
+    def _set_of_kinds(self, cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
+        """Return other tokens of the cause's kinds that the same compression evicted, at like distances."""
+
+        def is_like(own: int, token: int) -> bool:
+            return token not in cause and token_kind(self.case.text(token)) == token_kind(self.case.text(own))
+
+        return similar_tokens(cause, eviction.length, eviction, rng, is_like)
 
     def _rank(
         self, cause: Tokens, sets: Sequence[Tokens], eviction: Eviction

@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from kvatlas.answers.reading import Tags
 from kvatlas.autopsy.autopsies import Autopsy, read_autopsies, token_kind
-from kvatlas.core import Estimate, percent
+from kvatlas.autopsy.kinds_of_death import Death, find_death
+from kvatlas.autopsy.lost_answers import Pieces, trace_text
+from kvatlas.core import Estimate, Trace, percent
 from kvatlas.report.description import say
 from kvatlas.results import Key, Manifest
 from kvatlas.stats.estimates import pass_at_1
@@ -31,8 +34,22 @@ from kvatlas.text import model_name
 SIZES = (1, 2, 4, 8)
 #: The most tokens of a cause that the main figures count.
 MOST_TOKENS = 8
-#: The arms of the held-out test in their order.
-ARMS = ("nothing", "random", "cause", "no_compression")
+#: The arms of the held-out test in their order. In the last two the policy is free again from the death on.
+ARMS = ("nothing", "random", "kind", "cause", "no_compression", "cause_until_death", "no_compression_until_death")
+#: The differences of the held-out test, by the names of their arms.
+DIFFERENCES = (
+    ("cause", "random"),
+    ("cause", "kind"),
+    ("kind", "random"),
+    ("cause", "nothing"),
+    ("random", "nothing"),
+    ("no_compression", "nothing"),
+    ("no_compression", "cause"),
+    ("cause_until_death", "no_compression_until_death"),
+)
+
+#: Kinds of death that do not say at which token an answer was lost.
+_WITHOUT_A_PLACE = (Death.TRUNCATED, Death.NO_ANSWER, Death.UNEXPLAINED)
 
 #: A share in percent or a difference in points, with its interval.
 Values = dict[str, float | None]
@@ -127,9 +144,10 @@ def _size_group(low: int, high: int, members: Sequence[Autopsy]) -> SizeGroup:
 def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, Any] | None:
     """Return the test under random numbers that no search used; None without a tested cause.
 
-    `proven_alone` is the number of answers for each of which alone the cause is right more often than random sets:
-    exact sign tests over the streams, with Holm's adjustment. `of_all_lost` counts answers without a tested cause as
-    not restored. `room` is that in points of Pass@1: the share of lost answers times what the causes restore of them.
+    `proven_alone` is the number of answers for each of which alone the cause is right more often than other tokens of
+    its kinds: exact sign tests over the streams, with Holm's adjustment. `of_all_lost` counts answers without a tested
+    cause as not restored. `room` is that in points of Pass@1: the share of lost answers times what the causes restore
+    of them.
     """
     tested = tested_causes(tried)
     if not tested:
@@ -155,20 +173,30 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         "most_tokens": MOST_TOKENS,
         "answers": len(tested),
         "right": _arms_of(whole_group(tried)),
-        "cause_over_random": rise("cause", "random"),
-        "cause_over_nothing": rise("cause", "nothing"),
-        "random_over_nothing": rise("random", "nothing"),
-        "no_compression_over_nothing": rise("no_compression", "nothing"),
-        "proven_alone": sum(p <= LEVEL for p in holm(list(map(_sign_test, tested)))),
+        **{f"{first}_over_{second}": rise(first, second) for first, second in DIFFERENCES},
+        "proven_alone": sum(p <= LEVEL for p in holm([luck_chance(item) for item in tested])),
         "of_all_lost": of_all,
         "room": room,
         "by_size": {group.name: {"answers": group.answers, **_arms_of(group)} for group in by_size(tried)},
     }
 
 
-def _sign_test(autopsy: Autopsy) -> float:
-    """Return the one-sided p-value that the cause is right no more often than random sets under the same streams."""
-    pairs = list(zip(autopsy.held_out["cause"], autopsy.held_out["random"], strict=True))
+def held_out_text(autopsy: Autopsy) -> str:
+    """Return the held-out test of one cause as a clause, with the verdict for this answer alone; "" without a test."""
+    if not autopsy.held_out:
+        return ""
+    right = {arm: sum(outcomes) for arm, outcomes in autopsy.held_out.items()}
+    chance = luck_chance(autopsy)
+    verdict = f"more than luck (p {chance:.2g})" if chance <= LEVEL else "not shown to be more than luck"
+    return (
+        f"; of {len(autopsy.held_out['cause'])} other random streams {right['cause']} are right with them, "
+        f"{right['kind']} with others of their kinds, {right['nothing']} with neither: {verdict}"
+    )
+
+
+def luck_chance(autopsy: Autopsy) -> float:
+    """Return the one-sided p-value that the cause is right no more often than like tokens under the same streams."""
+    pairs = list(zip(autopsy.held_out["cause"], autopsy.held_out["kind"], strict=True))
     better = sum(cause and not other for cause, other in pairs)
     worse = sum(other and not cause for cause, other in pairs)
     # The chance of so many successes or more in fair tosses.
@@ -284,12 +312,38 @@ class AutopsiesOnPage:
                 sentences += say("autopsy", values)
         return sentences
 
+    def death(self, trace: Trace, full: Trace, pieces: Pieces) -> dict[str, Any]:
+        """Return how a trace lost the answer of the full cache's, by the rules of `describe --deaths`.
+
+        `words` are the sentence about it, `token` the number of the new token where it happened from 0, None if that is
+        unknown. `missed` are the new tokens of each earlier statement of a value that was forgotten or misread, and
+        `evicted` is True for one that is forgotten.
+        """
+        given = self.manifest.provenance.get("tags", {}).get(trace.model)
+        tags = None if given is None else Tags(**given)
+        text = trace_text(trace, tags, pieces)
+        death = find_death(text, trace_text(full, tags, pieces))
+
+        missed = []
+        for statement in death.missed:
+            first, last = text.token_at(statement.start), text.token_at(statement.end - 1)
+            if first is not None and last is not None:
+                missed.append(list(range(first, last + 1)))
+        value = death.missed[-1].value if death.missed else ""
+        return {
+            "words": " ".join(say("death", death, value)),
+            "token": None if death.kind in _WITHOUT_A_PLACE else death.token,
+            "missed": missed,
+            "evicted": death.kind is Death.FORGOTTEN,
+        }
+
     def trace(self, key: Key, prompt: int) -> dict[str, Any]:
         """Return what the page of a trace has besides, by names: its autopsy if there is one.
 
         The saving tokens are numbered from 0 for the first new one; the autopsy is None without any. `after` is the
         number of new tokens before the compression that evicted them, `right` how many answers of `streams` are right
-        in each arm.
+        in each arm, `is_proven` tells whether the tokens save more streams than others of their kinds (sign test of
+        this answer alone; None without a test).
         """
         autopsy = self.autopsies.get(tuple(map(str, key)))
         if autopsy is None:
@@ -304,5 +358,6 @@ class AutopsiesOnPage:
             "after": first.position + first.distance - prompt + 1,
             "streams": len(autopsy.held_out.get("nothing", ())),
             "right": {arm: sum(autopsy.held_out.get(arm, ())) for arm in ARMS},
+            "is_proven": luck_chance(autopsy) <= LEVEL if autopsy.held_out else None,
         }
         return {"autopsy": document}

@@ -142,7 +142,7 @@ def _chosen_systems(
 ) -> tuple[list[ModelSetting], list[Note]]:
     from kvatlas.stats.maps import check_complete, partial_note
     from kvatlas.stats.run_data import RunData
-    from kvatlas.stats.systems import choose, systems_of
+    from kvatlas.stats.systems import choose, fits_one, systems_of
 
     systems = systems_of([RunData.open(run) for run in runs], metric, benchmarks)
     chosen = choose(systems, names or [], best=True)
@@ -150,10 +150,11 @@ def _chosen_systems(
     check_complete(cells, partial, "figure")
     notes = list(partial_note(cells))
 
-    # Settings that were chosen by their values.
+    # Settings that were chosen by their values, where a name fits several.
     settings = Counter((system.model, system.setting.policy) for system in systems)
     count = max(settings[system.model, system.setting.policy] for system in chosen)
-    if count > 1 and len(chosen) < len(systems):
+    is_exact = bool(names) and all(fits_one(systems, name) for name in names or ())
+    if count > 1 and len(chosen) < len(systems) and not is_exact:
         text = (
             f"each system is one setting of a policy, of up to {count}; where parameters do not say which, the highest"
         )

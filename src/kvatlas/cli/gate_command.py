@@ -57,6 +57,7 @@ def gate_command(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A page (.html) or the figure (.png, .svg, .pdf).")
     ] = None,
+    allow_code: options.AllowCode = False,
     as_json: options.Json = False,
 ) -> None:
     """Judge whether a change cost answers. Exit code 0 if it keeps them, 1 if it loses, 3 if that cannot be told.
@@ -80,6 +81,7 @@ def gate_command(
         models=tuple(served or ()),
         key=os.environ.get(KEY),
         answers=answers,
+        allow_code=allow_code,
     )
     result = judged(
         before,

@@ -68,13 +68,17 @@ _EXAMPLES = {
     "CELL": "'dynts ratio=0.3'",
     "BENCHMARK|FILE...": "CHAIN9",
     "SPEC.yaml|RECIPE": "demo",
+    "SPEC.yaml|RECIPE|PROBLEMS": "demo, or with --suggest MODEL as CHAIN9",
+    "BEFORE": "before.csv",
+    "AFTER": "after.csv",
+    "model": "embedded:tiny-llama",
 }
 
 
 def _with_way_out(message: str, param: Any, value: Any) -> str:
     """Return the message on an option or argument with its unit and value, or with an example where it is missing."""
     if value is None:
-        example = _EXAMPLES.get(param.metavar)
+        example = _EXAMPLES.get(param.metavar or param.name)
         option = f"{param.opts[0]} " if isinstance(param, TyperOption) else ""
         return f"Give it, as {option}{example}." if example else message
     text = str(value)

@@ -115,6 +115,7 @@ def deploy_verify_command(
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Open questions at a time.")] = 8,
     again: Annotated[bool, typer.Option("--again", help="Ask all anew, as after a new deployment.")] = False,
     openai_only: Annotated[bool, typer.Option("--openai-only", help="Omit top_k, which OpenAI's API lacks.")] = False,
+    allow_code: options.AllowCode = False,
     as_json: options.Json = False,
 ) -> None:
     """Compare an endpoint's answers to a run's problems with a cell. Exit code 1 if they differ, 3 if undecided.
@@ -130,7 +131,7 @@ def deploy_verify_command(
 
     endpoint = Endpoint(url, served, os.environ.get(KEY))
     check_new_folder(out)
-    reference = MeasuredCell.from_run(against, policy)
+    reference = MeasuredCell.from_run(against, policy, allow_code)
     margin = reference.run.margin if lose_at_most is None else margin_from_points(lose_at_most)
     read = None
     how: dict[str, Any] = {"concurrency": concurrency, "again": again}

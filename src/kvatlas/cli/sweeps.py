@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,7 +82,13 @@ def demo_command(
 
 @app.command("plan")
 def plan_command(
-    spec: SpecFile,
+    spec: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SPEC.yaml|RECIPE|PROBLEMS",
+            help="A sweep spec, a recipe's name, or with --suggest a benchmark or problem file.",
+        ),
+    ],
     problems: options.FirstProblems = None,
     samples: options.SpecSamples = None,
     set_: options.Changes = None,
@@ -124,16 +132,15 @@ def plan_command(
     estimate = planned.estimate(rate, int(memory * 2**30) if memory else None)
     rows = []
     if detect is not None:
-        rows = designs([len(problems) for problems in planned.problems.values()], detect)
+        rows = designs(planned.sizes, detect)
 
     # What the problems can prove of the settings, if a full cache is beside them.
     baselines = {policy.setting.policy for policy, is_baseline in planned.policies if is_baseline}
     compared = {policy.setting.policy for policy, is_baseline in planned.policies if not is_baseline}
     provable = None
     if "full" in baselines and compared:
-        sizes = [len(problems) for problems in planned.problems.values()]
         margin = margin_from_points(planned.spec.lose_at_most)
-        provable = provable_losses(sizes, margin, len(compared), planned.spec.samples)
+        provable = provable_losses(planned.sizes, margin, planned.orders, planned.spec.samples)
 
     if as_json:
         document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}
@@ -157,6 +164,9 @@ def plan_command(
         sentences = say("provable", provable, tokens) if is_drawn else say("provable_greedy", provable)
         print_text("\n" + " ".join(sentences))
         print_text(f"\n{control_sentence(planned)}")
+    engines = engines_sentence(planned)
+    if engines:
+        print_text(f"\n{engines}")
     for sentence in planned.warnings:
         print_text(f"\nWarning: {sentence}")
 
@@ -215,6 +225,15 @@ def control_sentence(planned: Plan) -> str:
         )
     least = min(controls, key=lambda setting: setting.values["ratio"])
     return f"The control is {least}: a run that does not see its loss sees none."
+
+
+def engines_sentence(planned: Plan) -> str:
+    """Return a sentence on the engines that could run the settings of a plan."""
+    from kvatlas.deploy.engine_config import could_run
+
+    lengths = list(itertools.chain.from_iterable(planned.prompts.values()))
+    settings = [policy.setting for policy, is_baseline in planned.policies if not is_baseline]
+    return could_run(settings, int(median(lengths)))
 
 
 @app.command("run")

@@ -36,6 +36,7 @@ from kvatlas.core.maps import (
     Vacuous,
     Validity,
     mean_of,
+    with_means,
 )
 from kvatlas.core.settings import (
     BITS,
@@ -146,4 +147,5 @@ __all__ = [
     "rounded",
     "window_in_tokens",
     "windows_apart",
+    "with_means",
 ]

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from kvatlas.core.basics import percent
+from kvatlas.core.basics import grouped, percent
 from kvatlas.core.settings import BudgetAudit
 from kvatlas.core.traces import Setting
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,16 @@ class MapName(NamedTuple):
 def mean_of(benchmarks: int) -> str:
     """Return the benchmark of a mean map, as files have it too."""
     return f"mean of {benchmarks}"
+
+
+def with_means(maps: Mapping[MapName, T]) -> dict[MapName, list[T]]:
+    """Return each map with its own value alone, then each mean over benchmarks with the values of its maps."""
+    by_policy = grouped(maps, lambda name: (name.model, name.policy))
+    found = {name: [value] for name, value in maps.items()}
+    for (model, policy), names in by_policy.items():
+        if len(names) > 1:
+            found[MapName(model, mean_of(len(names)), policy)] = [maps[name] for name in names]
+    return found
 
 
 class Claim(StrEnum):

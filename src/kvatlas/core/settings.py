@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 from kvatlas.core.basics import differing, percent
 from kvatlas.core.traces import Setting
 
+#: The parameter of a cap on thinking, and its value without one.
+CAP = "thinking_tokens"
+UNLIMITED = "unlimited"
 #: Parameters that a setting names only if they have another value.
 UNNAMED: Mapping[str, Any] = {
     "strict_budget": False,
@@ -34,6 +37,7 @@ UNNAMED: Mapping[str, Any] = {
     "value_bits": 0,
     "group": 32,
     "residual": 32,
+    CAP: UNLIMITED,
 }
 #: Those of them that change which tokens stay, never how many in the mean over the heads.
 OF_SCORES = ("plan_prefix", "refresh", "carry", "budgets")
@@ -74,7 +78,8 @@ class SettingFacts:
         """Return the facts that `to_json` gave."""
         values, shared, rows = entry
         compressions = None if rows is None else {prompt: Compression(*numbers) for prompt, *numbers in rows}
-        return cls(values, tuple(shared), compressions)
+        # Plans of earlier versions knew no cap on thinking.
+        return cls({CAP: UNLIMITED, **values}, tuple(shared), compressions)
 
 
 class Compression(NamedTuple):
@@ -228,9 +233,11 @@ def window_in_tokens(local_window: int | str, budget: int) -> int:
 def ascending(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the distinct values of a parameter in ascending order, shares such as `25%` too.
 
-    Values that cannot be compared keep their order.
+    The word for no limit comes last; values that cannot be compared keep their order.
     """
     distinct = list(dict.fromkeys(values))
+    if UNLIMITED in distinct:
+        return (*ascending(value for value in distinct if value != UNLIMITED), UNLIMITED)
     if distinct and all(isinstance(value, str) and WINDOW_SHARE.fullmatch(value) for value in distinct):
         return tuple(sorted(distinct, key=lambda share: float(share[:-1])))
     try:

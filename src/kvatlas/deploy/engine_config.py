@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -13,7 +14,9 @@ import yaml
 
 from kvatlas import benchmarks, models, policies
 from kvatlas.benchmarks import Benchmark
+from kvatlas.class_files import permit
 from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core.settings import CAP
 from kvatlas.policies import CompressingPolicy, floor_ratio, parameters
 from kvatlas.policies.query_statistics import load_statistics
 from kvatlas.policies.triattention import TriAttention
@@ -22,7 +25,7 @@ from kvatlas.results.store import check_new_folder
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, systems_of
 from kvatlas.stats.table import select
-from kvatlas.sweeps.spec import BenchmarkSpec
+from kvatlas.sweeps.spec import BenchmarkSpec, named_classes
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -39,14 +42,17 @@ class MeasuredCell:
     sampling: Mapping[str, Any]
 
     @classmethod
-    def from_run(cls, folder: Path, name: str = "") -> MeasuredCell:
+    def from_run(cls, folder: Path, name: str = "", allow_code: bool = False) -> MeasuredCell:
         """Return the cell that `name` stands for (words as `compare --policy` takes), else the recommended one.
 
-        Raises KvatlasError if there is not exactly one such cell, or if the run is not a sweep.
+        With `allow_code` the code of files that the run names may run. Raises KvatlasError if there is not exactly one
+        such cell, or if the run is not a sweep.
         """
         run = RunData.open(folder)
         if not run.manifest.spec:
             raise KvatlasError(f"{str(folder)!r} is not a sweep, so the prompts of its problems are unknown.")
+        if allow_code:
+            permit(*named_classes(run.manifest.spec))
         if name:
             (system,) = choose(systems_of([run], "pass@1"), [name])
             model = system.model
@@ -108,10 +114,13 @@ class Target:
     only: parameters that have one fixed value there.
     suffix: that of the file.
     remark: how the engine differs with every policy.
+    limits: the cards, types and models for which it works, and those with which its authors tested it.
     remarks: how it differs with one policy, by the policy's name.
     windows: by policy, the parameter that is the local window there, or its length.
     presses: by policy, the class of kvpress with its arguments, a template.
     scopes: the engine's word for each scope that it has, for those that have several.
+    cap: what follows the configuration of a setting with a cap on thinking, a template.
+    at_most: by policy, parameters that can be no greater than another one.
     """
 
     policies: tuple[str, ...]
@@ -121,10 +130,13 @@ class Target:
     only: Mapping[str, Any] = field(default_factory=dict)
     suffix: str = ".sh"
     remark: str = ""
+    limits: str = ""
     remarks: Mapping[str, str] = field(default_factory=dict)
     windows: Mapping[str, str | int] = field(default_factory=dict)
     presses: Mapping[str, str] = field(default_factory=dict)
     scopes: Mapping[str, str] = field(default_factory=dict)
+    cap: str = ""
+    at_most: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 TARGETS = {
@@ -145,6 +157,31 @@ class Exported(NamedTuple):
     changed: tuple[str, ...]
 
 
+class OpenedThinking(NamedTuple):
+    """The think tags of a model, and the tokens of its prompts behind the opening tag: vLLM counts these as thinking.
+
+    Source: vLLM's pull request 46727, vllm/v1/worker/gpu/sample/thinking_budget.py.
+    """
+
+    open: str = "<think>"
+    close: str = "</think>"
+    tokens: int = 0
+
+    @classmethod
+    def of(cls, model: ModelHandle) -> OpenedThinking:
+        """Return those of a model."""
+        tokens = 0
+        prompt = model.prompt("x")
+        before, opening, _ = prompt.rpartition(model.tags.open)
+        if model.opens_thinking and opening:
+            tokens = len(model.tokens(prompt)) - len(model.tokens(before + opening))
+        return cls(model.tags.open, model.tags.close, tokens)
+
+    def budget(self, cap: int) -> int:
+        """Return the `thinking_token_budget` of vLLM that ends thinking at a cap."""
+        return cap + self.tokens
+
+
 def check_engine(name: str) -> str:
     """Return the name of a target; KvatlasError for an unknown one."""
     if name not in TARGETS:
@@ -154,19 +191,26 @@ def check_engine(name: str) -> str:
 
 
 def export_setting(
-    setting: Setting, name: str, prompt: int | None = None, nearest: bool = False, statistics: str = "stats.pt"
+    setting: Setting,
+    name: str,
+    prompt: int | None = None,
+    nearest: bool = False,
+    statistics: str = "stats.pt",
+    thinking: OpenedThinking | None = None,
 ) -> Exported:
     """Return the setting as the configuration of a target.
 
     `prompt` is the typical length of a prompt, for budgets that count it; `statistics` is the file that the
-    configuration names. Raises KvatlasError for an unknown target or policy and, unless `nearest`, for each parameter
-    that the target cannot express.
+    configuration names, `thinking` says how prompts open thinking. Raises KvatlasError for an unknown target or policy
+    and, unless `nearest`, for each parameter that the target cannot express.
     """
     check_engine(name)
     target = TARGETS[name]
+    thinking = thinking or OpenedThinking()
     policy = policies.of_engine(setting)
     if not isinstance(policy, CompressingPolicy):
-        raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
+        cap = "" if policy.cap is None else f" vLLM has its cap as thinking_token_budget={thinking.budget(policy.cap)}."
+        raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.{cap}")
     # A variant is a policy with other defaults.
     base = policy.name.partition("@")[0]
     if base not in target.policies:
@@ -188,6 +232,10 @@ def export_setting(
 
     # The fields of the template; configurations write true and false.
     press = target.presses.get(base, "")
+    buffer = max(256, 2 * exported.get("queries", 0))
+    if base == "expected_attention":
+        # Its statistics are those of the whole buffer, to which the newest step is added.
+        buffer = exported["queries"] - 1
     fields: dict[str, Any] = {}
     for parameter, value in exported.items():
         fields[parameter] = str(value).lower() if isinstance(value, bool) else value
@@ -197,11 +245,43 @@ def export_setting(
         prompt_counts=str(exported["budget_over"] == "cache").lower(),
         press=press.format(**exported),
         kind=press.partition("(")[0],
-        buffer=max(256, 2 * exported.get("queries", 0)),
+        buffer=buffer,
         mode=target.scopes.get(exported.get("scope", ""), ""),
     )
+    if policy.cap is not None and exported["thinking_tokens"] == policy.cap:
+        text += target.cap.format(budget=thinking.budget(policy.cap), open=thinking.open, close=thinking.close)
     exported_policy = policies.from_setting(Setting.from_parameters(base, **exported))
     return Exported(text, exported_policy.setting, tuple(changed))
+
+
+def could_run(settings: Iterable[Setting], prompt: int | None = None) -> str:
+    """Return a sentence on the targets that could run settings, and how many of them as they are.
+
+    `prompt` is the typical length of a prompt. Settings that never compress are left out; the sentence is empty if all
+    are.
+    """
+    fitting: Counter[tuple[str, str]] = Counter()
+    exact: Counter[tuple[str, str]] = Counter()
+    compressing = [setting for setting in settings if setting.policy != "full"]
+    for target, setting in itertools.product(TARGETS, compressing):
+        try:
+            export = export_setting(setting, target, prompt, nearest=True)
+        except KvatlasError:
+            continue
+        name = (target, setting.policy)
+        fitting[name] += 1
+        exact[name] += not export.changed
+
+    if not compressing:
+        return ""
+    if not fitting:
+        return f"Could be run by: `kvatlas serve` alone; {', '.join(TARGETS)} have none of these policies."
+    parts = [
+        f"{target} ({policy}, {exact[target, policy]} of {count} settings as planned)"
+        for (target, policy), count in fitting.items()
+    ]
+    nearest = " `kvatlas deploy export --nearest` writes the nearest of the others." if exact != fitting else ""
+    return f"Could be run by: {', '.join(parts)}.{nearest}"
 
 
 def _expressible_values(
@@ -212,9 +292,11 @@ def _expressible_values(
     expressible |= {parameter: values[parameter] for parameter in target.takes if parameter in values}
     if values.get("scope") in target.scopes:
         expressible["scope"] = values["scope"]
+    for parameter, limit in target.at_most.get(base, {}).items():
+        expressible[parameter] = min(values[parameter], values[limit])
     if base in target.windows:
         window = target.windows[base]
-        expressible["local_window"] = values[window] if isinstance(window, str) else window
+        expressible["local_window"] = expressible[window] if isinstance(window, str) else window
     return expressible
 
 
@@ -285,7 +367,10 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     reported = [count for count in prompts if count is not None]
     typical_prompt = int(median(reported)) if reported else None
     statistics = folder.absolute() / "statistics.pt"
-    export = export_setting(reference.setting, target, typical_prompt, nearest, str(statistics))
+    thinking = OpenedThinking()
+    if CAP in reference.setting.values and (model := reference.handle()) is not None:
+        thinking = OpenedThinking.of(model)
+    export = export_setting(reference.setting, target, typical_prompt, nearest, str(statistics), thinking)
 
     # The comment above the configuration: Pass@1 of the cell, the format, what differs, and how to check it.
     engine = TARGETS[target]
@@ -303,6 +388,8 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
         lines.append(f"In terms of kvatlas it is {export.setting}; make a map of it to see its loss.")
     remarks = (engine.remark, engine.remarks.get(export.setting.policy, ""))
     lines += [remark for remark in remarks if remark]
+    if engine.limits:
+        lines.append(f"Limits: {engine.limits}.")
     lines.append("Check it: kvatlas deploy verify URL --against RUN --out SERVED")
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -311,6 +311,10 @@ class KVCache:
         """Return a sequence that continues a snapshot in pages of its own; the snapshot may be continued again."""
         for page in snapshot.pages:
             self.holders[page] += 1
+        return self.resume_apart(snapshot)
+
+    def resume_apart(self, snapshot: Snapshot) -> CachedSequence:
+        """Return a sequence that continues a snapshot in pages of its own, once for each of its branches."""
         sequence = self.resume(snapshot)
         everything = torch.arange(snapshot.length, device=self.device)
         self.compact(sequence, everything.expand(1, 1, -1), ())
@@ -362,6 +366,12 @@ class KVCache:
             state = self.token_state[name][sequence.row]
             state[..., :count] = state.gather(-1, kept)
             state[..., count:] = 0
+
+    def replace_values(self, sequence: CachedSequence, values: Sequence[Tensor]) -> None:
+        """Replace the values of a compacted sequence, which has pages of its own: [KV heads, tokens, size] by layer."""
+        slots = self.slots(sequence)
+        for pool, numbers in zip(self.values, values, strict=True):
+            pool[:, slots] = numbers.to(pool.dtype)
 
     def compact_unequally(self, sequence: CachedSequence, kept: Tensor, names: Sequence[str]) -> None:
         """Compact where heads keep unlike numbers of tokens: `kept` begins with -1 in those that keep fewer.

@@ -180,32 +180,70 @@ class Engine:
         self.collector.notify(self.handle, batch, signals, prompts, hidden, [row.drawn for row in rows])
 
         observing = set(self.collector.asking(Signal.LOGITS, signals))
-        if not observing:
-            sampled = self._sample(rows, batch, logits, ready)
-        else:
+        observed_rows = []
+        if observing:
             # A logits processor may change the logits in place, so that their distributions are computed before.
             with_logits = [index for index, row in enumerate(rows) if row.prompt_left <= batch.counts[index]]
             places = [place for place, index in enumerate(with_logits) if index in observing]
             distributions = TokenDistributions(logits[places])
-            sampled = self._sample(rows, batch, logits, ready)
             observed_rows = [with_logits[place] for place in places]
+        sampled = self._sample(rows, batch, logits, ready)
+        branches, cut_tokens = self._cut(rows, sampled)
+        if observing:
             drawn = distributions.drawn([sampled[index][0] for index in observed_rows])
-            for index, numbers in zip(observed_rows, drawn, strict=True):
+            at_cut = distributions.drawn([cut_tokens.get(index, sampled[index])[0] for index in observed_rows])
+            for index, numbers, cut_numbers in zip(observed_rows, drawn, at_cut, strict=True):
                 rows[index].drawn = numbers
+                if index in branches:
+                    branches[index].drawn = cut_numbers
 
         # Every row takes its tokens, and ends, forks or goes on.
         self.passes += 1
         share = (time.perf_counter() - self._capturing_seconds - began) / batch.starts[-1]
-        for row, count, prompt, tokens in zip(rows, batch.counts, prompts, sampled, strict=True):
-            written = len(row.tokens)
-            ended = row.advance(self.handle, count, tokens)
-            row.seconds += share * count
-            self.decoded_tokens += len(row.tokens) - written
+        for index, (row, count, prompt, tokens) in enumerate(zip(rows, batch.counts, prompts, sampled, strict=True)):
+            ended = self._advance(row, count, tokens, share)
+            branch = branches.get(index)
+            if branch is not None:
+                if self._advance(branch, count, cut_tokens[index], share):
+                    self._finished += branch.generations(self.handle)
+                    self.scheduler.close(branch)
+                else:
+                    self.scheduler.end_cut(row, branch, branch.due() if prompt is None else ())
             if ended:
                 self._finished += row.generations(self.handle)
                 self.scheduler.finish(row)
             elif prompt is None and (due := row.due()):
                 self.scheduler.fork(row, due)
+
+    def _advance(self, row: Row[Any], count: int, tokens: Sequence[int], share: float) -> bool:
+        """Add the tokens of a pass to a row; return True at its last one."""
+        written = len(row.tokens)
+        ended = row.advance(self.handle, count, tokens)
+        row.seconds += share * count
+        self.decoded_tokens += len(row.tokens) - written
+        return ended
+
+    def _cut(
+        self, rows: Sequence[Row[Any]], sampled: list[list[int]]
+    ) -> tuple[dict[int, Row[Any]], dict[int, list[int]]]:
+        """Write the end of thinking where a cap is reached, in place of the `sampled` tokens.
+
+        Where it is reached by some policies of a row alone, and the model writes another token, these become a branch:
+        returns the branches, and the tokens that they write, by the index of their row.
+        """
+        branches = {}
+        cut_tokens = {}
+        for index, row in enumerate(rows):
+            cut = row.cut(self.handle) if sampled[index] else None
+            if cut is None:
+                continue
+            capped, token = cut
+            if len(capped) == len(row.policies):
+                sampled[index] = [token]
+            elif sampled[index] != [token]:
+                branches[index] = self.scheduler.begin_cut(row, capped)
+                cut_tokens[index] = [token]
+        return branches, cut_tokens
 
     def _pass(self, rows: Sequence[Row[Any]], batch: ForwardBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return logits and hidden states; from a captured step also the sampled tokens, if all rows sample alike."""

@@ -93,9 +93,10 @@ def _peak_of_form(
     most_open = max(OPEN_SETTINGS * batch_size - 1 + settings, batch_size // ROWS_PER_REQUEST * settings)
     open_trees = min(trees, -(-most_open // settings))
 
-    # Each open tree has at most one row without a budget: its trunk.
+    # Each open tree has at most one row without a budget, its trunk, beside those that a cap on thinking makes.
     rows = min(batch_size, trees * settings)
-    unbounded_rows = min(open_trees, rows) if is_any_unbounded else 0
+    capped = sum(policy.budget is None and policy.cap is not None for policy in policies)
+    unbounded_rows = min(open_trees * (1 + capped), rows) if is_any_unbounded else 0
     bounded_rows = rows - unbounded_rows if budgets else 0
     pages = unbounded_rows * pages_for(longest, page_size)
     pages += bounded_rows * pages_for(min(longest, largest_budget), page_size)
@@ -110,6 +111,8 @@ def _peak_of_form(
     snapshot_pages = 0
     if settings > 1:
         snapshot_pages = sum(pages_for(budget, page_size) for budget in budgets if budget < longest)
+        caps = {policy.cap for policy in policies if policy.cap is not None}
+        snapshot_pages += sum(pages_for(min(prompt + cap, longest), page_size) for cap in caps)
 
     shape = model.shape
     element_bytes = 4 if model.dtype == "float32" else 2

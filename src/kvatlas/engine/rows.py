@@ -15,7 +15,7 @@ from kvatlas.engine.parts import CachedSequence
 from kvatlas.engine.signals import Signals, score_state, state_name
 from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory
 from kvatlas.policies.contract import CompressingPolicy, Policy
-from kvatlas.policies.selection import select_tokens
+from kvatlas.policies.selection import make_selection
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -133,7 +133,7 @@ class EvictionLog:
 
 @dataclass
 class Row(Generic[K]):
-    """One sequence in decoding: a trunk with all its policies, or a branch with one.
+    """One sequence in decoding: a trunk with all its policies, or a branch with one, with any of its caps on thinking.
 
     `tokens` are the new ones so far, `cached` its part of the cache, `position` counts the tokens, prompt included,
     that went through the model: the true position of the next one.
@@ -155,6 +155,10 @@ class Row(Generic[K]):
     #: The log-probability of the newest token and the entropy of its distribution, for policies that observe them.
     drawn: tuple[float, float] = (0.0, 0.0)
     position: int = 0
+    #: The least cap on thinking of its policies, None without one; the new tokens up to the beginning of thinking,
+    #: counted for a cap alone, and those before its end.
+    cap: int | None = None
+    thinking_start: int | None = None
     thinking_end: int | None = None
     #: True positions [layers or 1, KV heads or 1, kept] after the last compression, -1 for none; from `since` on the
     #: cache has all.
@@ -179,6 +183,31 @@ class Row(Generic[K]):
         """Return an independent copy that continues from here."""
         likeness = None if self.likeness is None else replace(self.likeness)
         return replace(self, tokens=list(self.tokens), forked_at=len(self.tokens), likeness=likeness)
+
+    def cut(self, model: ModelHandle) -> tuple[tuple[Policy, ...], int] | None:
+        """Return the policies that end the thinking here, and the token that they write next; None if none does.
+
+        A cap counts the tokens after the beginning of thinking. From it on the tokens that end thinking are written one
+        after another; if the newest tokens are the first ones of these, the others follow. The rule of vLLM:
+        thinking_budget.py of its pull request 46727.
+        """
+        if self.cap is None or self.thinking_end is not None or self.request.script:
+            return None
+        if self.thinking_start is None:
+            self.thinking_start = model.thinking_start(self.tokens)
+            if self.thinking_start is None:
+                return None
+        written = len(self.tokens) - self.thinking_start
+        if written < self.cap:
+            return None
+
+        closing = model.closing_tokens
+        begun = 0
+        for size in range(1, len(closing)):
+            if tuple(self.tokens[-size:]) == closing[:size]:
+                begun = size
+        capped = [policy for policy in self.policies if policy.cap is not None and policy.cap <= written]
+        return tuple(capped), closing[begun]
 
     def next_tokens(self, ahead: int = 0) -> Sequence[int]:
         """Return the next input: a part of the prompt, or the newest token and `ahead` further ones of the script."""
@@ -374,11 +403,12 @@ class RowView(CacheView):
 
 
 def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
-    """Keep the tokens that the row's one policy selects, note the evictions, and return their number.
+    """Keep the tokens that the row's policy selects, note the evictions, and return their number.
 
-    Positions stay true, so nothing is rotated again. A selection of all tokens is no compression.
+    Positions stay true, so nothing is rotated again. A selection of all tokens is no compression. Several policies of a
+    row differ in their caps on thinking alone.
     """
-    (policy,) = row.policies
+    policy = row.policies[0]
     assert isinstance(policy, CompressingPolicy)
     rule = policy.budget
     put_back = row.request.put_back
@@ -392,7 +422,8 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
 
     # The policy selects.
     view = RowView(model, cache, row, policy)
-    kept = select_tokens(policy, view, put_back)
+    selection = make_selection(policy, view, put_back)
+    kept = selection.kept
     if view.memory is not None:
         row.scored_at = view.memory.length
 
@@ -405,7 +436,8 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
             checkpoints.pop(row.position).drop()
         return 0
 
-    # The cache keeps these tokens, with the notes of this policy.
+    # The cache keeps these tokens, with the notes of this policy, and with the values that it merged.
+    merged = selection.merged_values(policy, view)
     positions = row.cached_positions(policy.scope.width(model.shape), cache.device)
     states = [state_name(policy, name) for name in policy.columns]
     if rule.remembers:
@@ -414,5 +446,7 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
         cache.compact_unequally(row.cached, kept, states)
     else:
         cache.compact(row.cached, kept, states)
+    if merged:
+        cache.replace_values(row.cached, merged)
     row.note_compression(positions.gather(-1, kept.clamp(min=0)).masked_fill(~is_kept, -1), rule.window)
     return evicted

@@ -78,6 +78,14 @@ def requests_of_form(
         yield request if current else None
 
 
+class Branch(NamedTuple):
+    """A row that waits for a place, and the snapshot that it continues; `due` are its policies that compress first."""
+
+    snapshot: Snapshot
+    row: Row[Any]
+    due: tuple[Policy, ...]
+
+
 class Scheduler:
     """The rows of an engine, and the requests and branches that wait for them.
 
@@ -107,7 +115,7 @@ class Scheduler:
         """Start over with a source of requests, which gives None without a request now but perhaps later."""
         self.source: Iterator[Request[Any] | None] | None = iter(requests)
         self.rows: list[Row[Any]] = []
-        self.branches: deque[tuple[Snapshot, Row[Any]]] = deque()
+        self.branches: deque[Branch] = deque()
         #: The number of unfinished settings of each started request.
         self.open: Counter[int] = Counter()
         #: The number of passes of prompts alone since the last one in decoding.
@@ -118,7 +126,7 @@ class Scheduler:
         """Return the started, unfinished requests, each with its remaining policies."""
         requests: dict[int, Request[Any]] = {}
         remaining: dict[int, set[Policy]] = {}
-        for row in [*self.rows, *(row for _, row in self.branches)]:
+        for row in [*self.rows, *(branch.row for branch in self.branches)]:
             key = id(row.request)
             requests[key] = row.request
             remaining.setdefault(key, set()).update(row.policies)
@@ -143,11 +151,14 @@ class Scheduler:
                 if request.start is not None:
                     self.evicted_tokens += compress(self.model, self.cache, row)
             elif self.branches:
-                snapshot, row = self.branches[0]
-                row.cached = self.cache.resume(snapshot)
+                snapshot, row, due = self.branches[0]
+                # A compression at once leaves the shared pages.
+                compresses = set(due) == set(row.policies)
+                row.cached = self.cache.resume(snapshot) if compresses else self.cache.resume_apart(snapshot)
                 self.rows.append(row)
                 self.branches.popleft()
-                self.evicted_tokens += compress(self.model, self.cache, row)
+                if due:
+                    self.fork(row, due)
             else:
                 break
         return bool(self.rows) or self.source is not None
@@ -187,7 +198,9 @@ class Scheduler:
                 raise KvatlasError(
                     "The memory of this machine does not suffice for the checkpoints; use smaller batches."
                 )
-            return self._restrict(request.start.begin_row(request), request.policies)
+            row = self._restrict(request.start.begin_row(request), request.policies)
+            row.trigger = row.next_trigger()
+            return row
 
         prompt_length = len(request.prompt)
         steady = self.model.files.steady_positions
@@ -255,25 +268,49 @@ class Scheduler:
     def finish(self, row: Row[Any]) -> None:
         self.rows.remove(row)
         self.cache.end(row.cached)
+        self.close(row)
+
+    def close(self, row: Row[Any]) -> None:
+        """Count the settings of a row as finished."""
         key = id(row.request)
         self.open[key] -= len(row.policies)
         if not self.open[key]:
             del self.open[key]
 
     def fork(self, row: Row[Any], due: tuple[Policy, ...]) -> None:
-        """Split a row at a KV budget: settings that compress here become branches, the others go on as the trunk."""
+        """Split a row at a KV budget: settings that compress here become branches, the others go on as the trunk.
+
+        Settings that differ in their caps on thinking alone are one branch.
+        """
         rest = tuple(policy for policy in row.policies if policy not in due)
-        branches = due if rest else due[1:]
+        # A sequence whose heads have unlike numbers of tokens is not forked again.
+        of_branch = grouped(due, lambda policy: policy if policy.has_unequal_budgets else policy.uncapped)
+        groups = list(map(tuple, of_branch.values()))
+        branches = groups if rest else groups[1:]
         if branches:
             snapshot = self.cache.fork(row.cached, len(branches))
-            for policy in branches:
-                self.branches.append((snapshot, self._restrict(row.branch(), (policy,))))
-        self._restrict(row, rest or due[:1])
+            for policies in branches:
+                self.branches.append(Branch(snapshot, self._restrict(row.branch(), policies), policies))
+        self._restrict(row, rest or groups[0])
         if not rest:
             self.evicted_tokens += compress(self.model, self.cache, row)
+
+    def begin_cut(self, row: Row[Any], capped: tuple[Policy, ...]) -> Row[Any]:
+        """Split the policies whose cap ends the thinking of a row here off, before its next token; return their row."""
+        branch = self._restrict(row.branch(), capped)
+        branch.cached = replace(row.cached)
+        self._restrict(row, tuple(policy for policy in row.policies if policy not in capped))
+        return branch
+
+    def end_cut(self, row: Row[Any], branch: Row[Any], due: tuple[Policy, ...]) -> None:
+        """Let the row of `begin_cut` wait as a branch of the other, after the next token of both."""
+        self.branches.append(Branch(self.cache.fork(row.cached, 1), branch, due))
 
     def _restrict(self, row: Row[Any], policies: tuple[Policy, ...]) -> Row[Any]:
         row.policies = policies
         row.signals = self.collector.signals(policies)
-        row.trigger = row.next_trigger()
+        row.cap = min((policy.cap for policy in policies if policy.cap is not None), default=None)
+        # Policies with the same compressions behind them have the same trigger.
+        if not row.compressions:
+            row.trigger = row.next_trigger()
         return row

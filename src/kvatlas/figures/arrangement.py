@@ -178,8 +178,10 @@ def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: boo
         words = [mark for mark in words if mark != BEST and not mark.startswith(LOSES)]
     if has_intervals and options.kept:
         words.append("small type: tokens after a compression")
-    if any(panel.map.recommended in panel.cells for panel in panels):
-        words.append("ringed: recommended")
+    ringed = [panel.map for panel in panels if panel.map.recommended in panel.cells]
+    if ringed:
+        # Without a full cache nothing says what a setting loses.
+        words.append(f"ringed: {'cheapest not found worse' if ringed[0].keeps is None else 'recommended'}")
 
     shared_interval = _shared_interval(panels)
     if has_intervals and not options.kept:
@@ -194,14 +196,19 @@ def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: boo
 
 
 def notes_of(panels: Sequence[Panel], has_values: bool) -> list[Note]:
-    """Return the notes of panels; a warning that not all of them have names its panel."""
+    """Return the notes of panels; warnings that not all of them have name their panels, one of each kind in all."""
     notes: list[Note] = []
+    warnings: dict[tuple[NoteKind, str], list[str]] = {}
     for panel in panels:
         for note in panel.notes:
-            if note.is_warning and not all(note in other.notes for other in panels):
-                name = " ".join(filter(None, name_of(panel)[:3]))
-                note = Note(note.kind, f"{note.text} ({name})")
-            notes.append(note)
+            if not note.is_warning or all(note in other.notes for other in panels):
+                notes.append(note)
+                continue
+            # The first word names the kind: `PARTIAL: 3 of 20 cells are missing`.
+            kind, _, text = note.text.partition(": ")
+            name = " ".join(filter(None, name_of(panel)[:3]))
+            warnings.setdefault((note.kind, kind), []).append(f"{text} ({name})")
+    notes += [Note(kind, f"{word}: {'; '.join(texts)}") for (kind, word), texts in warnings.items()]
     if not has_values:
         notes.append(Note(NoteKind.GRANULARITY, "The numbers are in the data next to the figure"))
     return notes

@@ -34,6 +34,8 @@ _NARROW = 5.0
 #: Points of a marker, and inches around it that names keep free.
 _MARKER = 4.5
 _FREE = 0.045
+#: The order of drawing of names: above the grid, which their ground hides, and below all lines.
+_NAME_ORDER = 0.8
 #: Inches from a marker to the name of its line.
 _NAME_GAP = 0.06
 
@@ -100,6 +102,7 @@ def _has_tokens(map_: Map) -> bool:
 def memory_figure(
     maps: Sequence[Map],
     memories: Sequence[EqualMemory | None],
+    facts: Sequence[str] = (),
     *,
     title: str = "",
     options: FigureOptions | None = None,
@@ -107,11 +110,12 @@ def memory_figure(
     """Return a panel for each map: its metric by the tokens that stay after a compression, a line for each window.
 
     Filled: on the observed front, where no setting with as few tokens is higher. A cross: proven off it. A grey line
-    joins two settings at equal memory of which one is proven better. Raises KvatlasError for maps without windows, and
-    for those of which the tokens are not known.
+    joins two settings at equal memory of which one is proven better. `facts` about each map stand over its panel.
+    Raises KvatlasError for maps without windows, and for those of which the tokens are not known.
     """
     options = options or FigureOptions()
     drawn = [MemoryMap(map_, memory) for map_, memory in zip(maps, memories, strict=True) if _has_tokens(map_)]
+    panel_facts = [fact for map_, fact in zip(maps, facts, strict=False) if _has_tokens(map_)]
     if not drawn:
         raise KvatlasError(
             "--by-memory: expected maps over local_window whose tokens after a compression are known: of runs, of CSV "
@@ -142,6 +146,7 @@ def memory_figure(
             across,
             Margins(_LEFT, 0.14 + room, 0.14 + room + _LEFT, 0.08, _BELOW),
             (0.9, _PANEL_HEIGHT),
+            panel_facts,
             title=title,
             about=_clauses_about(drawn, options),
             notes=list(chain.from_iterable(one.map.notes for one in drawn)),
@@ -182,7 +187,8 @@ def _draw_memory_map(panel: Axes, one: MemoryMap, room: float, options: FigureOp
     half = None if options.intervals is False else one.half_interval
     _set_limits(panel, one, half)
     panel.set_xticks(style.round_values(*panel.get_xlim()))
-    panel.set_yticks(style.round_values(*panel.get_ylim()))
+    bottom, top = panel.get_ylim()
+    panel.set_yticks([value for value in style.round_values(bottom, top) if value <= 100])
     # A compression may come at the same number of tokens everywhere.
     totals = {round(cell.stays_tokens / cell.stays_share) for cell in cells if cell.stays_tokens and cell.stays_share}
     of_total = f" (of {totals.pop():,})" if len(totals) == 1 else ""
@@ -223,7 +229,7 @@ def _draw_memory_map(panel: Axes, one: MemoryMap, room: float, options: FigureOp
         ends = [_point_of(one.map.cells[coord]) for coord in (best.better, best.other)]
         panel.plot(*zip(*ends, strict=True), color=options.colours.ink, lw=0.9, zorder=2.5)
 
-    boxes = [] if full is None else [_draw_full(panel, full, options)]
+    boxes = [] if full is None else [_draw_full(panel, full, lines, half is not None, options)]
     if room:
         write_names(panel, [LineEnd(line.y[-1], line.name, line.colour) for line in lines], room)
     else:
@@ -279,6 +285,10 @@ def _set_limits(panel: Axes, one: MemoryMap, half: float | None) -> None:
     if top > 104:
         bottom -= top - 104
         top = 104
+    if one.map.full is not None:
+        # The name of the full cache stands on its line.
+        share = (style.SMALL_TYPE * style.LINE + 0.04) / style.panel_inches(panel)[1]
+        top = max(top, (100 * one.map.full.estimate.value - share * bottom) / (1 - share))
     panel.set_ylim(bottom, top)
 
 
@@ -298,24 +308,37 @@ class _Box(NamedTuple):
         return self.left - gap < x < self.right + gap and self.bottom - gap < y < self.top + gap
 
 
-def _draw_full(panel: Axes, full: Cell, options: FigureOptions) -> _Box:
-    """Draw the full cache as a line with its value; return the box of that text."""
+def _draw_full(panel: Axes, full: Cell, lines: Sequence[_WindowLine], has_bar: bool, options: FigureOptions) -> _Box:
+    """Draw the full cache as a line with its value where the fewest lines are; return the box of that text.
+
+    The text stands right of the bar at the left, if there is one.
+    """
     height = 100 * full.estimate.value
     panel.axhline(height, color=options.colours.ink, lw=0.8, zorder=1)
     text = f"full cache {percent_text(full.estimate.value)}"
-    panel.annotate(
+    ((_, place),) = _in_inches(panel, [(0.0, height)])
+    wide, high = style.panel_inches(panel)
+    text_height = style.SMALL_TYPE * style.LINE + 0.03
+    width = text_width(text) + 0.05
+    # The text stands on the line, or below it; at the left or at the right.
+    left = 0.06 * wide if has_bar else 0.0
+    corners = product((place, place - text_height), (left, wide - width))
+    boxes = [_Box(left, low, left + width, low + text_height) for low, left in corners]
+    strokes = [_along_line(_in_inches(panel, list(zip(line.x, line.y, strict=True)))) for line in lines]
+    points = list(chain.from_iterable(strokes))
+    box = min(boxes, key=lambda one: sum(one.overlaps(x, y, _FREE) for x, y in points))
+    panel.text(
+        (box.left + 0.03) / wide,
+        (box.bottom + text_height / 2) / high,
         text,
-        (0, height),
-        (2, 2),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
+        transform=panel.transAxes,
         fontsize=style.SMALL_TYPE,
         color=options.colours.ink,
-        va="bottom",
+        va="center",
+        zorder=_NAME_ORDER,
+        bbox={"facecolor": panel.get_facecolor(), "edgecolor": "none", "pad": 0.3},
     )
-
-    ((_, place),) = _in_inches(panel, [(0.0, height)])
-    return _Box(0, place, text_width(text) + 0.05, place + style.SMALL_TYPE * style.LINE + 0.03)
+    return box
 
 
 def _in_inches(panel: Axes, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -363,7 +386,8 @@ def _write_windows(panel: Axes, lines: Sequence[_WindowLine], texts: Sequence[_B
             fontweight="bold",
             color=line.colour,
             va="center",
-            zorder=6,
+            zorder=_NAME_ORDER,
+            bbox={"facecolor": panel.get_facecolor(), "edgecolor": "none", "pad": 0.3},
         )
 
 

@@ -51,6 +51,7 @@ _IDENTITIES = {
     "window": (4, 3),
     "streaming": (5, 4),
     "h2o": (1, 1),
+    "cam": (1, 4),
     "snapkv": (2, 0),
     "rkv": (3, 5),
     "keydiff": (4, 0),
@@ -113,15 +114,17 @@ DARK = Palette(
 
 
 def scale_limits(values: Sequence[float], centred: bool = False, least: float = 1.0) -> tuple[float, float]:
-    """Return the smallest and the largest value, `least` apart at least; as far below 0 as above it if `centred`.
+    """Return the smallest and the largest value, `least` apart at least.
 
-    A scale that is widened stays within 0 to 100 where the values do: there are no percentages beyond.
+    A scale that is widened stays within 0 to 100 where the values do: there are no percentages beyond. A `centred` one
+    holds 0, and reaches as far below it as above it where no value is `least` away from it.
     """
     low = min(values, default=0.0)
     high = max(values, default=100.0)
     if centred:
-        reach = max(abs(low), abs(high), least)
-        return -reach, reach
+        if max(abs(low), abs(high)) < least:
+            return -least, least
+        return min(low, 0.0), max(high, 0.0)
     if high - low >= least:
         return low, high
     start = (low + high - least) / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,6 +44,8 @@ _NARROW = 5.0
 _NAMED_VALUES = 8
 #: Letters of all names of settings below a panel, at most.
 _NAMED_LETTERS = 90
+#: Percent of which the beginning of an axis is a multiple.
+_STEP = 5
 #: Inches of a row of a setting.
 _SETTING_ROW = 0.15
 
@@ -84,12 +87,15 @@ def cells_of_lines(curve: Map) -> dict[str, dict[Any, Cell]]:
     return lines
 
 
-def line_figure(curves: Sequence[Map], *, cost: str | None = None, options: FigureOptions | None = None) -> Figure:
+def line_figure(
+    curves: Sequence[Map], *, cost: str | None = None, title: str = "", options: FigureOptions | None = None
+) -> Figure:
     """Return one panel for each map of curves, a line with its 95 % band for each policy, baselines as dashed lines.
 
     With the name of a `cost` its values are plotted, without a band, in place of the metric. An axis whose values are
-    text, such as the policies, gets points with bars instead of lines. All panels have one vertical axis from 0. All
-    curves have the same axis and the same metric.
+    text, such as the policies, gets points with bars instead of lines. All panels have one vertical axis, from 0 unless
+    all values and limits of a metric lie in its upper half. All curves have the same axis and the same metric. The
+    `title` is a finding about them; without one it says what is drawn.
     """
     options = options or FigureOptions()
     first = curves[0]
@@ -97,7 +103,7 @@ def line_figure(curves: Sequence[Map], *, cost: str | None = None, options: Figu
     names = list(map(str, first.axes[0][1]))
     if not first.axes[1][0] and len(names) * max(map(len, names)) > _NAMED_LETTERS:
         # The names of settings have no room below a panel.
-        return _settings_figure(curves, measure, options)
+        return _settings_figure(curves, measure, title, options)
     policies = list(dict.fromkeys(chain.from_iterable(map(cells_of_lines, curves))))
     axis = axis_label(first.axes[1][0] or POLICY)
 
@@ -107,20 +113,20 @@ def line_figure(curves: Sequence[Map], *, cost: str | None = None, options: Figu
             _curve_names(curves, options),
             [options.named(name) for name in (*policies, *first.baselines)],
             options.named(axis),
-            title=_curves_title(curves, policies, f"{measure.label} by {axis}", options),
-            about=_about_curves(curves, measure, options),
+            title=title or _curves_title(curves, policies, f"{measure.label} by {axis}", options),
+            about=_about_curves(curves, policies, measure, title, options),
             notes=list(chain.from_iterable(curve.notes for curve in curves)),
         )
-        top = _top(curves, measure)
+        bottom, top = _ends(curves, measure)
         for panel, curve in zip(panels, curves, strict=True):
-            panel.set_ylim(0, top)
-            panel.set_yticks(style.round_values(0, top))
+            panel.set_ylim(bottom, top)
+            panel.set_yticks(style.round_values(bottom, top))
             write_names(panel, _draw_curves(panel, curve, policies, measure, options), room)
         finish_texts(figure, options)
         return figure
 
 
-def _settings_figure(curves: Sequence[Map], measure: _CurveMeasure, options: FigureOptions) -> Figure:
+def _settings_figure(curves: Sequence[Map], measure: _CurveMeasure, title: str, options: FigureOptions) -> Figure:
     """Return one panel for each map of settings without an axis: a row for each setting, its value with the interval.
 
     Rows stand in the order of the run, and their names left of the first panel of a row.
@@ -153,8 +159,8 @@ def _settings_figure(curves: Sequence[Map], measure: _CurveMeasure, options: Fig
             across,
             Margins(room + 0.08, 0.12, 0.14, 0.1, _TICKS),
             (high, high),
-            title=_curves_title(curves, (), f"{measure.label} of {len(names)} settings", options),
-            about=_about_curves(curves, measure, options),
+            title=title or _curves_title(curves, (), f"{measure.label} of {len(names)} settings", options),
+            about=_about_curves(curves, (), measure, title, options),
             notes=list(chain.from_iterable(curve.notes for curve in curves)),
         )
         for panel, settings in zip(panels[::across], rows, strict=True):
@@ -172,13 +178,14 @@ def _settings_figure(curves: Sequence[Map], measure: _CurveMeasure, options: Fig
                 )
 
         # The value of each setting in its row, with its interval.
-        top = _top(curves, measure)
+        bottom, top = _ends(curves, measure)
         size = measure.unit.size
         colour = options.colours.lines[0]
         for index, (panel, curve) in enumerate(zip(panels, curves, strict=True)):
             settings = rows[index // across]
             line_axes(panel, options, "both")
-            panel.set(xlim=(0, top), ylim=(most_settings - 0.4, -0.6), xticks=style.round_values(0, top), yticks=[])
+            ticks = style.round_values(bottom, top)
+            panel.set(xlim=(bottom, top), ylim=(most_settings - 0.4, -0.6), xticks=ticks, yticks=[])
             for (setting, _), cell in curve.cells.items():
                 point = _curve_point(curve, cell, measure.cost)
                 row = settings.index(setting)
@@ -191,19 +198,32 @@ def _settings_figure(curves: Sequence[Map], measure: _CurveMeasure, options: Fig
 
 def _curves_title(curves: Sequence[Map], policies: Sequence[str], text: str, options: FigureOptions) -> str:
     """Return the title: what is drawn, after the only model and the only policy."""
+    subject = " under ".join(_subject(curves, policies, options))
+    return f"{subject}: {text}" if subject else text
+
+
+def _subject(curves: Sequence[Map], policies: Sequence[str], options: FigureOptions) -> list[str]:
+    """Return the only model and the only policy of curves."""
     models = list(dict.fromkeys(curve.model for curve in curves))
     subject = []
     if len(models) == 1:
         subject.append(options.named(model_name(models[0])))
     if curves[0].axes[1][0] and len(policies) == 1:
         subject.append(options.named(policies[0]))
-    return f"{' under '.join(subject)}: {text}" if subject else text
+    return subject
 
 
-def _about_curves(curves: Sequence[Map], measure: _CurveMeasure, options: FigureOptions) -> list[str]:
-    """Return the clauses about all panels: the measure, the only benchmark, the problems, and the marks."""
+def _about_curves(
+    curves: Sequence[Map], policies: Sequence[str], measure: _CurveMeasure, title: str, options: FigureOptions
+) -> list[str]:
+    """Return the clauses about all panels: the measure, what they share, the problems, and the marks.
+
+    A finding as the `title` does not name the only model and policy.
+    """
     first = curves[0]
     about = [f"{options.named(measure.label)} in {measure.unit.name}"]
+    if title:
+        about += _subject(curves, policies, options)
     benchmarks = dict.fromkeys(curve.benchmark for curve in curves)
     if len(benchmarks) == 1 and len(curves) > 1:
         about.append(options.named(first.benchmark))
@@ -214,18 +234,31 @@ def _about_curves(curves: Sequence[Map], measure: _CurveMeasure, options: Figure
     if first.baselines:
         about.append("dashed: baselines")
     if options.intervals is not False and measure.cost is None:
-        about.append("bands and bars: 95 % intervals")
+        has_lines = bool(first.axes[1][0]) and all(isinstance(value, int | float) for value in first.axes[1][1])
+        about.append(f"{'bands' if has_lines else 'bars'}: 95 % intervals")
     return about
 
 
-def _top(curves: Sequence[Map], measure: _CurveMeasure) -> float:
-    """Return the upper end of the vertical axis, a little above the highest value or limit."""
+def _ends(curves: Sequence[Map], measure: _CurveMeasure) -> tuple[float, float]:
+    """Return the ends of the axis of values, a little above the highest value or limit.
+
+    It begins at 0, or at a round value below those of a metric that all lie in the upper half.
+    """
+    lowest = []
     highest = []
     for curve in curves:
-        for cell in (*curve.cells.values(), *curve.baselines.values()):
+        # A map may have cells of policies that are not drawn.
+        drawn = [line.values() for line in cells_of_lines(curve).values()]
+        for cell in (*chain.from_iterable(drawn), *curve.baselines.values()):
             point = _curve_point(curve, cell, measure.cost)
+            lowest.append(point.value if point.low is None else point.low)
             highest.append(point.value if point.high is None else point.high)
-    return 1.05 * max(highest) / measure.unit.size or 1.0
+    top = max(highest) / measure.unit.size or 1.0
+    least = min(lowest)
+    if measure.cost is not None or least < top / 2:
+        return 0.0, 1.05 * top
+    bottom = _STEP * math.floor((least - 0.1 * (top - least)) / _STEP)
+    return bottom, top + 0.08 * (top - bottom)
 
 
 def _measure_of(curves: Sequence[Map], cost: str | None) -> _CurveMeasure:

@@ -90,7 +90,7 @@ def _mirrored_kernels(values: Floats, places: Floats, width: float) -> Floats:
     return kernels
 
 
-def draw_parity(panel: Axes, ends: tuple[float, float], options: FigureOptions, alpha: float = 1.0) -> None:
-    """Draw the line of equal values."""
+def draw_parity(panel: Axes, ends: tuple[float, float], options: FigureOptions, order: float = 3.5) -> None:
+    """Draw the line of equal values at this place in the order of drawing."""
     soft = options.colours.soft
-    panel.plot(ends, ends, linestyle=(0, (4, 3)), color=soft, linewidth=0.8, alpha=alpha, zorder=3.5)
+    panel.plot(ends, ends, linestyle=(0, (4, 3)), color=soft, linewidth=0.8, zorder=order)

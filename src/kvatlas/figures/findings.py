@@ -26,7 +26,8 @@ def panels_title(panels: Sequence[Panel]) -> str:
         return f"{counts.some(counts.bad)} shown to be worse than the best"
     if counts.every == 1:
         return "there is only one setting, so nothing is compared"
-    return f"no {counts.noun} is shown to be better than another"
+    of_its_map = " of its map" if len(panels) > 1 else ""
+    return f"no {counts.noun} is shown to be better than another{of_its_map}"
 
 
 class _CellCounts:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import CellCoord, KvatlasError, Map, Note
+from kvatlas.core import CellCoord, KvatlasError, Map, Note, NoteKind
 from kvatlas.figures import colours, style
 from kvatlas.figures.arrangement import (
     Arrangement,
@@ -33,6 +33,7 @@ from kvatlas.figures.heatmap_layout import (
 )
 from kvatlas.figures.panels import NARROWEST, Panel, metric_panels, with_tokens
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
+from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.pairs import Comparison
 from kvatlas.text import axis_label, grouped_digits, signed
 
@@ -113,17 +114,23 @@ def plot(
         panels = arrangement.panels
         scales = _colour_scales(panels, shared, one_bar)
         one_scale = len(set(scales)) == 1
+        row_names = arrangement.rows
         gains = _policy_gains(arrangement, comparisons)
         ticks = [_bar_ticks(panel, scale, options) for panel, scale in zip(panels, scales, strict=True)]
         layout = heatmap_layout(arrangement, ticks, one_scale and not options.plain, gains, options)
         arrangement = layout.arrangement
         bars = _ticks_of_bars(layout, scales, ticks)
+        # One bar beside all rows, where they would have the same.
+        is_single_bar = layout.one_bar and len(set(map(tuple, bars.values()))) == 1
+        if is_single_bar:
+            first = min(bars)
+            bars = {first: bars[first]}
 
         # Baselines that no bar has stand over their panels, those of all panels once.
         about_all: Sequence[str] = ()
         baselines: list[tuple[str, ...]] = []
         for index, panel in enumerate(panels):
-            bar = bars[_bar_place(index, layout, scales)]
+            bar = bars.get(_bar_place(index, layout, scales), bars[min(bars)])
             on_its_bar = [tick.baseline for tick in bar if tick.baseline is not None]
             baselines.append(() if options.plain else tuple(baseline_lines(panel, on_its_bar, options)))
         if len(set(baselines)) == 1:
@@ -137,7 +144,9 @@ def plot(
         if not one_scale:
             by_benchmark = len(set(scales)) < len(panels)
             about.append(f"each {'benchmark' if by_benchmark else 'panel'} has its own colour scale")
-        if not title:
+        if title:
+            about = [about[0], *filter(None, [arrangement.subject]), *about[1:]]
+        else:
             text = panels_title(panels)
             title = f"{arrangement.subject}: {text}" if arrangement.subject else text[:1].upper() + text[1:]
 
@@ -149,7 +158,7 @@ def plot(
             layout.margins,
             title=title,
             about=about,
-            notes=[*notes, *notes_of(panels, bool(layout.value))],
+            notes=[*notes, *_gains_note(row_names, gains, layout), *notes_of(panels, bool(layout.value))],
         )
         has_two_frames = any(panel.thick for panel in panels)
         for index, (axes, panel, scale) in enumerate(zip(grid, panels, scales, strict=True)):
@@ -157,7 +166,9 @@ def plot(
             _write_heatmap_axes(axes, panel, index, layout, options)
             style.write_above(axes, layout.above[index])
             if index in bars:
-                lowest = grid[index + len(grid) - layout.across] if _has_column_bars(layout, scales) else axes
+                is_column_bar = not is_single_bar and _has_column_bars(layout, scales)
+                end = index + len(grid) - layout.across if is_column_bar else index
+                lowest = grid[-1] if is_single_bar else grid[end]
                 _draw_colour_bar(axes, lowest, panel, scale, bars[index], layout, options)
         _write_beside_rows(figure, grid, layout, options)
         finish_texts(figure, options)
@@ -180,12 +191,15 @@ def _colour_scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) 
         values = []
         for other in sharing:
             values += [cell.value for cell in other.cells.values()]
-            if other.silent_loss is not None:
+            if other.silent_loss is not None and other.centred:
+                # The margin has a place on the scale.
+                values.append(-other.silent_loss)
+            elif other.silent_loss is not None:
                 # From the full cache on, and as far beyond the margin as within it, at least.
                 values += [0.0, 2 * other.silent_loss]
             if shared is not False:
                 values += [baseline.value for baseline in other.baselines if baseline.value is not None]
-        if panel.silent_loss is not None:
+        if panel.silent_loss is not None and not panel.centred:
             values = [max(value, 0.0) for value in values]
         scales.append(colours.scale_limits(values, panel.centred, least))
     return scales
@@ -208,21 +222,30 @@ def _policy_gains(arrangement: Arrangement, comparisons: Sequence[Comparison]) -
     texts = []
     for model in models:
         difference = by_model[model].difference
-        interval = f"{signed(100 * difference.low)} to {signed(100 * difference.high)}"
-        texts.append((signed(100 * difference.value), f"points ({interval})"))
+        interval = f"({signed(100 * difference.low)} to {signed(100 * difference.high)})"
+        texts.append((f"{signed(100 * difference.value)} points", interval))
     return PolicyGains(next(iter(names)), tuple(texts))
+
+
+def _gains_note(rows: Sequence[str], gains: PolicyGains, layout: HeatmapLayout) -> list[Note]:
+    """Return a note of the comparisons of policies by rows, if there is no room for them beside the rows."""
+    if not gains.texts or layout.gains.texts:
+        return []
+    by_row = [f"{row} {' '.join(texts)}" for row, texts in zip(rows, gains.texts, strict=True)]
+    return [Note(NoteKind.INTERVAL, f"Difference {gains.name}: {', '.join(by_row)}")]
 
 
 def _bar_ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions) -> list[Tick]:
     """Return the ticks of a panel's bar: its ends, 0 between differences, and the baselines; if plain, round values."""
     if options.plain:
         return [Tick(value, f"{value:g}") for value in style.round_values(*scale)]
-    digits = panel.digits if scale[1] - scale[0] < 4 else 0
-    values = [scale[0], 0.0, scale[1]] if panel.centred else list(scale)
-    if panel.silent_loss is not None:
-        values.append(panel.silent_loss)
+    values = sorted({scale[0], 0.0, scale[1]}) if panel.centred else list(scale)
     printed = signed if panel.centred else grouped_digits
-    ticks = [Tick(value, printed(value, digits)) for value in values]
+    ticks = [Tick(value, printed(value, panel.digits)) for value in values]
+    if panel.silent_loss is not None:
+        margin = -panel.silent_loss if panel.centred else panel.silent_loss
+        ticks = [tick for tick in ticks if tick.value != margin]
+        ticks.append(Tick(margin, f"{printed(margin, 0 if margin.is_integer() else 1)} margin"))
     for baseline in on_bar([panel], scale):
         name = options.named(baseline.name)
         is_zero = panel.centred or (panel.silent_loss is not None and baseline.value == 0)
@@ -358,14 +381,29 @@ def _draw_cells(
 
 
 def _colour_map(panel: Panel, options: FigureOptions) -> Colormap:
-    """Return the colours of a panel, those of losses with the colour of the margin below them."""
+    """Return the colours of a panel, and below them that of the margin."""
     return colours.colour_map(panel.palette).with_extremes(under=options.colours.within_margin)
 
 
 def _colour_norm(panel: Panel, scale: tuple[float, float]) -> Normalize:
-    """Return the share of the colours for a value: those of losses begin just above the margin."""
-    from matplotlib.colors import Normalize
+    """Return the share of the colours for a value: those of losses begin just above the margin.
 
+    Differences of one size have colours of one strength on both sides, which grows by the root of the size: a small
+    difference beside large ones is seen.
+    """
+    from matplotlib.colors import FuncNorm, Normalize
+
+    if panel.centred:
+        silent = panel.silent_loss or 0.0
+        reach = max(-scale[0], scale[1], 2 * silent)
+
+        def colour_share(values: Floats) -> Floats:
+            beyond = np.maximum(np.abs(values) - silent, 0) / (reach - silent)
+            share = np.asarray(0.5 + 0.5 * np.sign(values) * np.sqrt(beyond))
+            # Below all colours is that of the margin.
+            return np.where(np.abs(values) <= panel.silent_loss, -1.0, share) if panel.silent_loss else share
+
+        return FuncNorm((colour_share, colour_share), -reach, reach)
     start = scale[0] if panel.silent_loss is None else panel.silent_loss + 1e-9
     return Normalize(start, scale[1])
 
@@ -475,7 +513,8 @@ def _draw_colour_bar(
     for tick, share in shares.items():
         # Values that baselines stand on are left out.
         is_told = any(abs(share - other) < line / high for other in on_baselines)
-        if tick.baseline is not None or not is_told:
+        is_margin = panel.silent_loss is not None and abs(tick.value) == panel.silent_loss
+        if tick.baseline is not None or is_margin or not is_told:
             heights[tick] = bottom + high * share
 
     for tick, height in heights.items():

@@ -56,8 +56,9 @@ class PolicyGains(NamedTuple):
         """Inches of the texts."""
         if not self.texts:
             return 0.0
+        values = max(text_width(value, style.TITLE_TYPE) for value, _ in self.texts)
         intervals = max(text_width(interval) for _, interval in self.texts)
-        return max(text_width(self.name, style.NAME_TYPE, bold=True), intervals)
+        return max(text_width(self.name, style.NAME_TYPE, bold=True), values, intervals)
 
 
 class HeatmapLayout(NamedTuple):
@@ -240,6 +241,7 @@ class _PanelSizes:
     def layout(self, across: int) -> HeatmapLayout:
         """Return the layout with so many panels in a row."""
         # The width of a figure that has all the room that it needs.
+        panels = self.arrangement.panels
         margins = self.margins
         panel_width = max(_CELL_WIDTH * self.columns, _PANEL_WIDTH)
         natural = margins.left + margins.right + across * panel_width + (across - 1) * margins.between
@@ -253,7 +255,8 @@ class _PanelSizes:
             self.high,
             margins,
             self.joined,
-            len({panel.map.axes[1] for panel in self.arrangement.panels}) == 1,
+            # A panel over an empty place has its own values below it.
+            len({panel.map.axes[1] for panel in panels}) == 1 and len(panels) % across == 0,
             self.one_bar,
             self.label,
             value,

@@ -51,6 +51,8 @@ _TICKS = 0.24
 _INNER = 5
 #: The form in which the figure was published.
 DENSITY = "density"
+#: The parameters of a setting that names of systems have.
+_NAMED_PARAMETERS = ("local_window", "ratio")
 #: Inches of a narrow figure, and the names of its systems.
 _NARROW = 5.0
 _LETTERS = "ABCDEFGH"
@@ -123,14 +125,18 @@ def pairwise_figure(
     check_panels(systems)
     options = options or FigureOptions()
     is_density = options.kind == DENSITY
-    # Names with the window and the ratio of their settings, where they do not say them.
+    # Names with the window and the ratio of their settings, where they do not say them; those of all stand above.
+    shared = _shared_parameters(systems)
     names = []
     for name, system in zip(map(options.named, names_of(systems)), systems, strict=True):
         values = system.setting.values
-        said = [key for key in ("local_window", "ratio") if key in values and f"{key}=" not in name]
+        said = [key for key in _NAMED_PARAMETERS if key in values and key not in shared and f"{key}=" not in name]
         unsaid = ", ".join(f"{key}={values[key]}" for key in said)
         names.append(f"{name} ({unsaid})" if unsaid else name)
     label = options.named(axis_label(metric))
+    # The pairs in which one is proven to be ahead, allowing for all pairs.
+    p_values = [pair.difference.p for _, _, pair in pairs]
+    proven = [p <= LEVEL for p in holm(p_values)]
 
     with options.applied():
         bins = _ValueBins.of(pairs)
@@ -144,19 +150,15 @@ def pairwise_figure(
             about = [", ".join(f"{letter}: {name}" for letter, name in zip(shown, names, strict=True)), *about]
         layout = _pair_layout(len(pairs), shown, most, options)
 
-        # The text above each panel names the system that is ahead, or both systems in the published form.
-        heads = []
-        for x, y, pair in pairs:
-            if is_density:
-                text = f"x: {shown[x]} vs y: {shown[y]}"
-                heads.append(style.text_lines(text, layout.inner, style.SMALL_TYPE, options.colours.ink, "bold"))
-            else:
-                heads.append(_lead_lines(pair, layout.inner, options))
         if is_density:
             # The colour bar right of each row takes room from its panels.
             room = max(BAR_ROOM - layout.margins.right, 0.0)
             margins = layout.margins._replace(right=layout.margins.right + room)
             layout = layout._replace(inner=layout.inner - room / layout.across, margins=margins)
+        # The text above each panel says which system is ahead.
+        heads = []
+        for (_, _, pair), is_proven in zip(pairs, proven, strict=True):
+            heads.append(_lead_lines(pair, is_proven, layout.inner, options))
 
         figure, panels = make_panels(
             options,
@@ -164,7 +166,7 @@ def pairwise_figure(
             len(pairs),
             layout.across,
             layout.margins._replace(above=max(map(style.height_of, heads)) + 0.1),
-            title=_pairs_title(pairs, names, label),
+            title=_pairs_title(pairs, proven, names, label),
             about=about,
             notes=notes,
         )
@@ -180,21 +182,30 @@ def pairwise_figure(
     return figure
 
 
-def _pairs_title(pairs: Sequence[tuple[int, int, Pair]], names: Sequence[str], label: str) -> str:
+def _shared_parameters(systems: Sequence[ModelSetting]) -> dict[str, Any]:
+    """Return the window and the ratio that all systems have alike."""
+    shared = {}
+    for key in _NAMED_PARAMETERS:
+        values = {system.setting.values.get(key) for system in systems}
+        if len(values) == 1 and None not in values:
+            shared[key] = values.pop()
+    return shared
+
+
+def _pairs_title(
+    pairs: Sequence[tuple[int, int, Pair]], proven: Sequence[bool], names: Sequence[str], label: str
+) -> str:
     """Return the finding: the system that is ahead in a single pair, or in how many pairs one is proven to be."""
     if len(pairs) == 1:
         x, y, pair = pairs[0]
         difference = pair.difference
         ahead = names[x] if difference.value > 0 else names[y]
-        is_proven = difference.p <= LEVEL
-        if not is_proven:
+        if not proven[0]:
             return f"{label}: neither {names[x]} nor {names[y]} is proven to be ahead"
         ends = sorted((abs(difference.low), abs(difference.high)))
         interval = " to ".join(map(_whole_points, ends))
         return f"{label}: {ahead} is ahead by {_whole_points(abs(difference.value))} points ({interval}), proven"
 
-    p_values = [pair.difference.p for _, _, pair in pairs]
-    proven = [p <= LEVEL for p in holm(p_values)]
     for index, name in enumerate(names):
         # Whether it is proven to be ahead in each of its pairs.
         wins = []
@@ -223,10 +234,19 @@ def _about_pairs(
     for _, _, pair in pairs:
         benchmarks |= dict.fromkeys(benchmark for benchmark, _ in pair.places)
     about.append(", ".join(map(options.named, benchmarks)))
+    shared = _shared_parameters(systems)
+    policies = shown_policies(system.setting.policy for system in systems)
+    if shared:
+        words = [*policies.values()] if len(policies) == 1 else []
+        about.append(", ".join([*words, *(f"{key}={value}" for key, value in shared.items())]))
     problems = {len(pair.places) for _, _, pair in pairs}
     if len(problems) == 1:
         each = " in each panel" if len(pairs) > 1 else ""
         about.append(f"{counted(problems.pop(), 'problem')}{each}")
+    if options.intervals is not False:
+        about.append("±: half a 95 % interval over problems")
+    if len(pairs) > 1:
+        about.append("bold: proven, allowing for all pairs")
 
     if options.kind == DENSITY:
         about.append("dots: problems")
@@ -234,10 +254,7 @@ def _about_pairs(
             f"colours: their density over {label}, as a share of the highest (Gaussian kernels, reflected at 0 and 1)"
         )
         return [*about, "dashed: equal values"]
-    about.append("numbers: problems at these values")
-    if options.intervals is not False:
-        about.append("±: half a 95 % interval over problems")
-    return about
+    return [*about, "numbers: problems at these values"]
 
 
 def _pair_layout(count: int, names: Sequence[str], most: int, options: FigureOptions) -> _PairLayout:
@@ -265,7 +282,7 @@ def _pair_margins(names: Sequence[str], across: int, width: float) -> tuple[Marg
     lines = 1
     while True:
         side = lines * line + 0.04 + _TICKS
-        margins = Margins(side + 0.02, 0.1, side + 0.08, 0, _TICKS + lines * line + 0.08)
+        margins = Margins(side + 0.02, 0.1, side + 0.14, 0, _TICKS + lines * line + 0.08)
         inner = margins.inner(width, across)
         labels = [wrapped(name, max(inner, 0.3)) for name in names]
         if lines >= max(map(len, labels)):
@@ -299,8 +316,8 @@ def _draw_counts(
             )
 
         panel.set(xticks=bins.places, xticklabels=bins.texts, yticks=bins.places, yticklabels=bins.texts)
-        # Numbers on the line of equal values stay legible.
-        draw_parity(panel, ends, options, alpha=0.45)
+        # The line of equal values runs behind the numbers and their bins.
+        draw_parity(panel, ends, options, order=0.5)
         panel.set(xlim=ends, ylim=ends)
         panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
 
@@ -351,16 +368,19 @@ def _whole_points(share: float) -> str:
     return percent_text(share, 0 if abs(share) >= 0.0995 else 1)
 
 
-def _lead_lines(pair: Pair, inches: float, options: FigureOptions) -> list[Line]:
-    """Return the lines over a panel: the system ahead and its lead, and the shares of problems beside the line."""
+def _lead_lines(pair: Pair, is_proven: bool, inches: float, options: FigureOptions) -> list[Line]:
+    """Return the lines over a panel: the system ahead and its lead, and the shares of problems beside the line.
+
+    A proven lead is bold.
+    """
     difference = pair.difference
     ahead = f"{'x' if difference.value > 0 else 'y'} ahead by {_whole_points(abs(difference.value))} points"
     if difference.value == 0:
         ahead = "equal: 0.0 points"
     if options.intervals is not False:
-        ahead += f" ± {_whole_points((difference.high - difference.low) / 2)}"
+        ahead += f" ±\u00a0{_whole_points((difference.high - difference.low) / 2)}"
     shares = f"above the line {percent_text(pair.above, 0)} %, below {percent_text(pair.below, 0)} %"
-    lines = style.text_lines(ahead, inches, style.NAME_TYPE, options.colours.ink)
+    lines = style.text_lines(ahead, inches, style.NAME_TYPE, options.colours.ink, "bold" if is_proven else "normal")
     return lines + style.text_lines(shares, inches, style.SMALL_TYPE, options.colours.soft)
 
 

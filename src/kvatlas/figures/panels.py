@@ -71,9 +71,9 @@ class Panel:
 
     With `centred` 0 has the middle colour; the ends of the scale are `least` apart at least, so that colours do not
     show noise, and are printed with `digits` decimals. Losses of at most `silent_loss` points have one colour, that of
-    the margin; the scale of others begins there. `tested` has the outcomes of the tests of the cells.
-    `half_interval` is half the interval of the median cell, in points. `outlined` cells are framed, `thick`
-    ones of them by a thick line.
+    the margin; the scale of others begins there. In `centred` panels that holds for gains, too. `tested` has the
+    outcomes of the tests of the cells. `half_interval` is half the interval of the median cell, in points. `outlined`
+    cells are framed, `thick` ones of them by a thick line.
     """
 
     map: Map
@@ -170,9 +170,7 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
         samples = max((cell.estimate.samples or 1 for cell in map_.cells.values()), default=1)
         if map_.claim is Claim.THESE and samples > 1:
             about.append("intervals: these problems, sampled anew")
-        if map_.margin is not None and breaks & texts.keys():
-            of_these = _on_these(map_.breaks_like < breaks)
-            about.append(f"{LOSES}: proven to lose more than {margin_text(map_.margin)}{of_these}")
+        about += _mark_legend(map_)
 
         panels.append(
             Panel(
@@ -256,6 +254,15 @@ def _frame_legend(map_: Map, two_frames: bool) -> list[str]:
     if map_.keeps_like:
         legend.append("thick frame: proven for problems like these, too")
     return legend
+
+
+def _mark_legend(map_: Map) -> list[str]:
+    """Return the words for the mark of cells that are proven to lose more; none where no cell has it."""
+    breaks = map_.breaks or frozenset()
+    if map_.margin is None or not breaks & map_.cells.keys():
+        return []
+    of_these = _on_these(map_.breaks_like < breaks)
+    return [f"{LOSES}: proven to lose more than {margin_text(map_.margin)}{of_these}"]
 
 
 def _decimals(widths: Sequence[Sequence[float]]) -> int:
@@ -436,14 +443,18 @@ class ComparedMaps:
 def difference_panels(compared: ComparedMaps) -> list[Panel]:
     """Return maps of cell minus the other side, in points; without intervals where the differences are not paired.
 
-    Each interval speaks of its own cell; marks allow for all cells of a map (Holm). Raises KvatlasError if a map has
-    nothing to be compared with.
+    Each interval speaks of its own cell; bold ones allow for all cells of a map (Holm). Against the full cache cells
+    have the frames and marks of the margin, within which there is no colour. Raises KvatlasError if a map has nothing
+    to be compared with.
     """
     widths = [interval_widths(compared.differences.get(map_.name, {}).values()) for map_ in compared.maps]
     digits = _decimals(widths)
+    two_frames = has_two_claims(compared.maps) and any(map_.keeps_like for map_ in compared.maps)
     panels = []
     for map_, map_widths in zip(compared.maps, widths, strict=True):
         paired = compared.differences.get(map_.name, {})
+        is_to_full = map_.keeps is not None and map_.full is map_.baselines.get(compared.name)
+        breaks = (map_.breaks or frozenset()) if is_to_full else frozenset()
         cells = {}
         for coord, other in compared.cells(map_).items():
             contrast = paired.get(coord)
@@ -453,7 +464,8 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
                 value = 100 * contrast.value
                 limits = f"{signed(100 * contrast.low, 0)} to {signed(100 * contrast.high, 0)}"
             is_proven = contrast is not None and contrast.p_holm <= LEVEL
-            cells[coord] = CellText(value, signed(value, digits), limits, is_proven)
+            mark = LOSES if coord in breaks else ""
+            cells[coord] = CellText(value, signed(value, digits), limits, is_proven, mark)
 
         about: tuple[str, ...] = ("not paired",)
         tested = None
@@ -466,6 +478,16 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
             reference = "the full cache" if compared.name == "full" else compared.name
             tested = TestedCells(CellQuestion.DIFFERENCE, reference, above, frozenset(proven) - above)
 
+        # The finding, the frames and the marks of the map itself.
+        outlined: frozenset[CellCoord] = frozenset()
+        silent_loss = None
+        if is_to_full and map_.margin is not None:
+            tested = _metric_tests(map_)
+            outlined, _ = framed_cells(map_)
+            silent_loss = 100 * map_.margin
+            within = f"grey: within {margin_text(map_.margin)} of the full cache"
+            about = (*about, *_frame_legend(map_, two_frames), *_mark_legend(map_), within)
+
         # The baseline that cells are compared with has the difference 0.
         baselines = [item for item in _percent_baselines(map_, digits) if item.name == compared.name]
         panels.append(
@@ -477,12 +499,15 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
                 about,
                 colours.DIFFERENCES,
                 centred=True,
+                silent_loss=silent_loss,
                 least=max(NARROWEST, fmean(map_widths or [0])) / 2,
                 digits=digits,
                 tested=tested,
                 half_interval=half_interval(map_widths),
                 baselines=tuple(baseline._replace(value=0.0) for baseline in baselines),
                 notes=map_.remarks,
+                outlined=outlined,
+                thick=outlined & map_.keeps_like if two_frames else frozenset(),
             )
         )
     return panels

@@ -368,14 +368,18 @@ def named_panels(
     across: int,
     margins: Margins,
     heights: tuple[float, float],
+    facts: Sequence[str] = (),
     **words: Any,
 ) -> tuple[Figure, list[Axes]]:
     """Return a panel under each name, and its figure (see `make_panels`); `margins` has no room for the names yet.
 
-    `heights` are the least and the usual height of a panel in inches; where a page has no room panels are less high.
+    The `facts` of the panels, if any, stand below their names in small type. `heights` are the least and the usual
+    height of a panel in inches; where a page has no room panels are less high.
     """
     inner = margins.inner(width, across)
     lines = [text_lines(name, inner, NAME_TYPE, options.colours.ink, "bold") for name in names]
+    for of_panel, fact in zip(lines, facts, strict=False):
+        of_panel += text_lines(fact, inner, SMALL_TYPE, options.colours.soft)
     margins = margins._replace(above=margins.above + max(map(height_of, lines)))
     least, usual = heights
     fitting = (PAGE_HEIGHT - 0.6) / math.ceil(len(names) / across) - margins.above - margins.below

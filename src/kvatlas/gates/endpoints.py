@@ -30,7 +30,10 @@ ANSWERS = Path("gate-answers")
 
 @dataclass(frozen=True)
 class Asking:
-    """The questions to both endpoints: benchmarks by name, and how they are asked."""
+    """The questions to both endpoints: benchmarks by name, and how they are asked.
+
+    With `allow_code` the code of files that a run names may run.
+    """
 
     benchmarks: tuple[str, ...] = ()
     problems: int | None = None
@@ -43,6 +46,7 @@ class Asking:
     models: tuple[str, ...] = ()
     key: str | None = None
     answers: Path = ANSWERS
+    allow_code: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return the sampling as fields of a request."""
@@ -208,7 +212,7 @@ def run_and_endpoint_sides(
     from kvatlas.deploy.engine_config import MeasuredCell
 
     folder, _, cell = run.partition("@")
-    reference = MeasuredCell.from_run(Path(folder), cell)
+    reference = MeasuredCell.from_run(Path(folder), cell, asking.allow_code)
     endpoint = Endpoint(address, next(iter(asking.models), ""), asking.key)
     ask(
         endpoint,

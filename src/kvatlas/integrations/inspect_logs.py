@@ -327,7 +327,10 @@ def _read_log(log: Path) -> EvalLog:
             with zipfile.ZipFile(log) as archive:
                 size = max(size, sum(entry.file_size for entry in archive.infolist()))
         elif log.suffix != ".json":
-            raise KvatlasError(f"{str(log)!r} is no Inspect log (it is no archive, and no JSON by its suffix).")
+            raise KvatlasError(
+                f"{str(log)!r} is no Inspect log (it is no archive, and no JSON by its suffix); expected a .eval or "
+                ".json file that `inspect eval` wrote."
+            )
         if size > MAX_BYTES:
             raise KvatlasError(f"The log {str(log)!r} holds {size:,} bytes; expected up to {MAX_BYTES:,}.")
         from inspect_ai.log import read_eval_log

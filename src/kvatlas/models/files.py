@@ -155,6 +155,11 @@ class ModelFiles:
         return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
 
     @property
+    def has_latent_attention(self) -> bool:
+        """True if keys and values of all heads are made of latent ones (MLA)."""
+        return bool(self.complete_config.get(_LATENT))
+
+    @property
     def positions(self) -> int | None:
         """The number of positions that the model supports with one rotation for all lengths; None if unknown."""
         limits = (self.config.get("max_position_embeddings"), self.steady_positions)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.answers.reading import Tags
+from kvatlas.answers.reading import HARMONY, NEXT_MESSAGE, Tags
 from kvatlas.core import KvatlasError, Shape, Storage
 from kvatlas.cpu import native
 from kvatlas.hub import Repository, is_id
@@ -316,6 +316,23 @@ class ModelHandle:
         if self.think_close is None:
             return self.thinking.end(tokens)
         return len(tokens) - 1 if tokens[-1] == self.think_close else None
+
+    def thinking_start(self, tokens: Sequence[int]) -> int | None:
+        """Return the number of tokens up to the beginning of thinking, 0 if the prompt opens it.
+
+        None if it is not open yet, or began before the newest token.
+        """
+        if self.opens_thinking or not self.thinking.open:
+            return 0 if not tokens else None
+        return self.thinking.start(tokens) if tokens else None
+
+    @cached_property
+    def closing_tokens(self) -> tuple[int, ...]:
+        """The tokens that end thinking where a cap does; empty without think tags."""
+        if self.think_close is not None:
+            return (self.think_close,) if self.think_close >= 0 else ()
+        is_channel = (self.thinking.open, self.thinking.close) == HARMONY
+        return self.tokens(f"{NEXT_MESSAGE if is_channel else ''}{self.thinking.close}")
 
     def thinking_tokens(self, tokens: Sequence[int], end: int | None) -> int:
         """Return the number of thinking tokens: `end`, or without an end all if thinking was opened, else 0."""

@@ -29,31 +29,38 @@ class Thinking:
     open: str
     close: str
     token: int | None
-    #: Token id -> True if the token can complete `close`.
-    _completes: dict[int, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    #: (Tag, token id) -> True if the token can complete the tag.
+    _completes: dict[tuple[str, int], bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def end(self, tokens: Sequence[int], count: int | None = None) -> int | None:
         """Return the number of tokens before a textual `close` if the newest of the first `count` tokens completes it.
 
         Every token but an empty one has a byte, so the newest few tokens decide: the cost of a token does not grow.
         """
-        count = len(tokens) if count is None else count
+        return self._before(self.close, tokens, len(tokens) if count is None else count)
+
+    def start(self, tokens: Sequence[int]) -> int | None:
+        """Return the number of tokens up to the end of `open` if the newest token completes it, else None."""
+        return None if self._before(self.open, tokens, len(tokens)) is None else len(tokens)
+
+    def _before(self, tag: str, tokens: Sequence[int], count: int) -> int | None:
+        """Return the number of tokens before a tag that the newest of the first `count` tokens completes, or None."""
         newest_token = tokens[count - 1]
-        if newest_token not in self._completes:
+        if (tag, newest_token) not in self._completes:
             # Twice, because some decoders drop the space before the first token of a text. A token that is a part of a
             # character cannot be read alone.
-            last = self.close[-1]
+            last = tag[-1]
             text = self._text([newest_token, newest_token])
             may_end_character = not last.isascii() and "\N{REPLACEMENT CHARACTER}" in text
-            self._completes[newest_token] = last in text or may_end_character
-        if not self._completes[newest_token]:
+            self._completes[tag, newest_token] = last in text or may_end_character
+        if not self._completes[tag, newest_token]:
             return None
 
         # One token more than can be needed: some decoders drop the space before the first.
-        newest = list(tokens[max(0, count - len(self.close.encode()) - 1) : count])
-        if self.close not in self._text(newest) or self.close in self._text(newest[:-1]):
+        newest = list(tokens[max(0, count - len(tag.encode()) - 1) : count])
+        if tag not in self._text(newest) or tag in self._text(newest[:-1]):
             return None
-        return count - next(size for size in range(1, len(newest) + 1) if self.close in self._text(newest[-size:]))
+        return count - next(size for size in range(1, len(newest) + 1) if tag in self._text(newest[-size:]))
 
     def split(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return the number of tokens before a textual `close` and the first token of the answer; None without it.

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvatlas.class_files import absolute_name, class_file, load_class, permit
 from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
-from kvatlas.core.settings import UNNAMED
+from kvatlas.core.settings import CAP, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
-from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
+from kvatlas.policies.cache_view import CacheView, Merging, ReferenceTrace, ScoreMemory, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
@@ -88,6 +88,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
     "queries": (_is_length, "an integer >= 0"),
     "columns": (_is_names, "a tuple of different texts"),
     "random": (lambda value: isinstance(value, bool), "true or false"),
+    "merges": (lambda value: isinstance(value, bool), "true or false"),
     "published": (lambda value: isinstance(value, Mapping), "texts by names of parameters"),
     "paper": (lambda value: isinstance(value, str), "a text"),
 }
@@ -109,7 +110,7 @@ def _plugin_fault(name: str, value: object) -> str:
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
 
-    shared = {*RULE_PARAMETERS, *PRECISION_PARAMETERS, "budget", "precision", "preset"}
+    shared = {*RULE_PARAMETERS, *PRECISION_PARAMETERS, CAP, "budget", "precision", "preset"}
     taken = shared & {*vars(value), *vars(value).get("__annotations__", ())}
     if taken:
         return f"its {min(taken)} is a part of every policy; expected another name, or a default in rule_defaults"
@@ -193,6 +194,7 @@ _OURS = {
     "streaming": "kvatlas.policies.streaming:Streaming",
     "sepllm": "kvatlas.policies.sepllm:SepLLM",
     "h2o": "kvatlas.policies.h2o:H2O",
+    "cam": "kvatlas.policies.cam:CaM",
     "snapkv": "kvatlas.policies.snapkv:SnapKV",
     "rkv": "kvatlas.policies.rkv:RKV",
     "tova": "kvatlas.policies.tova:TOVA",
@@ -248,6 +250,11 @@ def fit_policy(policy: Policy, model: "ModelHandle", prompt: int | None = None, 
             # A policy of another author may replace its `check`.
             CompressingPolicy.check(policy, model)
         policy.precision.check(model)
+        if policy.cap is not None and not model.closing_tokens:
+            raise KvatlasError(
+                f"thinking_tokens is {policy.cap}, and the model has no think tags, so that no thinking can be ended; "
+                "leave it out, or name the text that ends its thinking with think_close."
+            )
         policy.check(model)
         bound = policy.bind(model)
         if prompt is not None and isinstance(bound, CompressingPolicy):
@@ -262,7 +269,9 @@ def all_values(setting: Setting) -> dict[str, Any]:
 
     Of policies that are not known, and of a file, which is not run, those are the values that all policies share.
     """
-    usual: Mapping[str, Any] = UNNAMED if "kv_budget" in setting.values else {"kv_bits": UNNAMED["kv_bits"]}
+    usual: Mapping[str, Any] = UNNAMED
+    if "kv_budget" not in setting.values:
+        usual = {name: UNNAMED[name] for name in ("kv_bits", CAP)}
     if class_file(setting.policy) is None:
         with suppress(KvatlasError):
             usual = _usual_values_of(setting.policy)
@@ -323,6 +332,7 @@ __all__ = [
     "BudgetRule",
     "CacheView",
     "CompressingPolicy",
+    "Merging",
     "Policy",
     "ReferenceTrace",
     "Scope",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvatlas.noise import uniform_by_choice
 
@@ -103,6 +103,17 @@ class ScoreMemory:
     length: int = 0
 
 
+class Merging(NamedTuple):
+    """The result of a `score` that merges evicted tokens into those that stay: the scores, and the new values.
+
+    `values(layer, kept)` returns the values [KV heads, kept, head size] of a layer's tokens in the slots `kept` [KV
+    heads, kept], ascending, from now on; it is called for every layer before any token leaves the cache.
+    """
+
+    scores: Tensor
+    values: Callable[[int, Tensor], Tensor]
+
+
 class CacheView:
     """One sequence's cache at a compression; `[...]` is the scope's (layers, KV heads).
 
@@ -164,11 +175,16 @@ class CacheView:
         """Return random numbers in (0, 1) [..., cached], by stream, length, position and unit of choice alone."""
         return uniform_by_choice(self.stream, self.length, self.positions)
 
-    def each_layer(self, score: Callable[[int], Tensor]) -> Tensor:
-        """Return the scores [KV heads, cached] of every layer as [..., cached], averaged over each unit of choice."""
+    def each_layer(self, score: Callable[[int], Tensor], union: bool = False) -> Tensor:
+        """Return the scores [KV heads, cached] of every layer as [..., cached], averaged over each unit of choice.
+
+        In a `union` the greatest score of a token counts instead.
+        """
         import torch
 
         layers, heads, _ = self.positions.shape
         scores = torch.stack([score(layer) for layer in range(self.model.shape.layers)])
+        if union:
+            return scores.amax((0, 1), keepdim=True)
         scores = scores.mean(0, keepdim=True) if layers == 1 else scores
         return scores.mean(1, keepdim=True) if heads == 1 else scores

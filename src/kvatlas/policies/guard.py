@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -11,6 +12,20 @@ from kvatlas.machine import out_of_memory
 
 #: The methods that the author of a policy may write.
 AUTHORED = ("bind", "check", "check_prompt", "identity", "observe", "slots_used", "score")
+
+
+@contextmanager
+def author_errors(policy: str, method: str) -> Iterator[None]:
+    """Raise KvatlasError, with the names of policy and method, for an error of the author's code."""
+    try:
+        yield
+    except (KvatlasError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        # The engine halves its batch when memory runs out.
+        if out_of_memory(error):
+            raise
+        raise KvatlasError(f"The policy {policy!r} failed in {method} ({described(error)}).") from error
 
 
 def guard_methods(policy: type) -> None:
@@ -27,15 +42,8 @@ def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def call(policy: Any, *values: Any, **named: Any) -> Any:
-        try:
+        with author_errors(policy.name, name):
             result = method(policy, *values, **named)
-        except (KvatlasError, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            # The engine halves its batch when memory runs out.
-            if out_of_memory(error):
-                raise
-            raise KvatlasError(f"The policy {policy.name!r} failed in {name} ({described(error)}).") from error
 
         expected = ""
         if name == "bind" and not isinstance(result, type(policy)):

@@ -15,12 +15,16 @@ LARGEST_INTEGER = 2**31 - 1
 
 
 class Scope(StrEnum):
-    """The unit of one choice of tokens: the whole model, each layer, each KV head, or a KV head of all layers."""
+    """The unit of one choice of tokens: the whole model, each layer, each KV head, or a KV head of all layers.
+
+    Units that share a choice share the mean of their scores; in a `union`, a choice for the whole model, the greatest.
+    """
 
     GLOBAL = "global"
     LAYER = "layer"
     HEAD = "head"
     KV_HEAD = "kv_head"
+    UNION = "union"
 
     def width(self, shape: Shape) -> tuple[int, int]:
         """Return the numbers of separate choices over (layers, KV heads)."""
@@ -36,6 +40,17 @@ def int_param(default: Any = MISSING, least: int = 0, **options: Any) -> Any:
         return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST_INTEGER
 
     return parameter(f"an integer >= {least}", accepts, default, **options)
+
+
+def length_param(unlimited: str, **options: Any) -> Any:
+    """Declare a parameter that is a number of tokens, or by default the word for no limit."""
+
+    def accepts(value: Any) -> bool:
+        if isinstance(value, str):
+            return value == unlimited
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_INTEGER
+
+    return parameter(f"an integer >= 0, or {unlimited}", accepts, unlimited, **options)
 
 
 def float_param(default: Any = MISSING, least: float = 0, most: float = math.inf, **options: Any) -> Any:
@@ -65,9 +80,12 @@ def choice_param(default: str | int, *others: str | int, **options: Any) -> Any:
     return parameter(", ".join(texts), accepts, default, **options)
 
 
-def scope_param(default: Scope) -> Any:
-    """Declare the parameter `scope`, for policies whose scores differ between layers and heads."""
-    return choice_param(default, *Scope)
+def scope_param(default: Scope, *others: Scope) -> Any:
+    """Declare the parameter `scope`, for policies whose scores differ between layers and heads.
+
+    Every policy has the scopes in which units share the mean of their scores; `others` are further ones.
+    """
+    return choice_param(default, Scope.GLOBAL, Scope.LAYER, Scope.HEAD, Scope.KV_HEAD, *others)
 
 
 def parameter(expected: str, accepts: Callable[[Any], bool], default: Any = MISSING, **options: Any) -> Any:

@@ -25,14 +25,15 @@ class CompressionChoice:
 class PutBack:
     """The tokens that a request puts back, and the choices of the policy before it was overruled.
 
-    Tokens at `positions` stay at every compression that has them, in place of the kept tokens with the lowest scores.
-    No compression takes place before there are `until` new tokens. `choices` are those of the policy by the number of
-    tokens so far, prompt included.
+    Tokens at `positions` stay at every compression that has them, in place of the kept tokens with the lowest scores;
+    from `released_at` tokens on, prompt included, they compete again. No compression takes place before there are
+    `until` new tokens. `choices` are those of the policy by the number of tokens so far, prompt included.
     """
 
-    def __init__(self, positions: Iterable[int] = (), until: int = 0) -> None:
+    def __init__(self, positions: Iterable[int] = (), until: int = 0, released_at: int | None = None) -> None:
         self.positions = frozenset(positions)
         self.until = until
+        self.released_at = released_at
         self.choices: dict[int, CompressionChoice] = {}
 
     def overrule(self, order: Tensor, positions: Tensor, protected: int, slots: int, length: int) -> Tensor:
@@ -55,6 +56,8 @@ class PutBack:
         counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
         self.choices[length] = CompressionChoice(slots, (sums / counts).cpu())
 
-        wanted = torch.tensor(sorted(self.positions), dtype=ordered.dtype, device=ordered.device)
+        is_released = self.released_at is not None and length >= self.released_at
+        pinned = () if is_released else sorted(self.positions)
+        wanted = torch.tensor(pinned, dtype=ordered.dtype, device=ordered.device)
         by_choice = (~torch.isin(competing, wanted)).byte().argsort(dim=-1, stable=True)
         return torch.cat([order[..., :protected], order[..., protected:].gather(-1, by_choice)], dim=-1)

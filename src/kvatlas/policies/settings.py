@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from kvatlas.core import KvatlasError, Setting, Storage
-from kvatlas.core.settings import UNNAMED
+from kvatlas.core.settings import CAP, UNLIMITED, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
-from kvatlas.policies.parameter_types import Scope, check_parameters
+from kvatlas.policies.parameter_types import Scope, check_parameters, length_param
 from kvatlas.policies.precision import PRECISION_PARAMETERS, KvPrecision
 from kvatlas.text import did_you_mean, read_value
 
@@ -34,6 +34,7 @@ class Parametrized:
 
     name: ClassVar[str]
     unequal: ClassVar[bool] = False
+    merges: ClassVar[bool] = False
     unnamed: ClassVar[Mapping[str, Any]] = {}
     rule_defaults: ClassVar[Mapping[str, Any]] = {}
     #: True for policies with a budget rule.
@@ -43,6 +44,8 @@ class Parametrized:
     budget: BudgetRule | None = field(default=None, kw_only=True)
     #: The bits of cached keys and values.
     precision: KvPrecision = field(default=KvPrecision(), kw_only=True)
+    #: The cap on thinking: after so many thinking tokens the end of thinking is written.
+    thinking_tokens: int | str = length_param(UNLIMITED, kw_only=True)
     #: The name if it is not that of the class: METHOD@PAPER of a preset (presets.json), or FILE.py:CLASS. No parameter.
     preset: str = field(default="", kw_only=True, repr=False)
 
@@ -64,6 +67,15 @@ class Parametrized:
                 "compression keeps every unpacked token."
             )
 
+        if self.merges and self.storage.packed:
+            raise KvatlasError(
+                f"{self.name!r} merges values, and those of few bits cannot be changed; expected 16 bits."
+            )
+        if self.merges and rule.refresh > 1:
+            raise KvatlasError(
+                f"refresh is {rule.refresh} and {self.name!r} merges values at every compression; expected refresh 1."
+            )
+
         if not rule.is_unequal:
             return
         scopes = UNEQUAL_SCOPES[rule.budgets]
@@ -72,7 +84,7 @@ class Parametrized:
                 f"budgets is {rule.budgets!r} and scope is {str(self.scope)!r}; expected the scope "
                 f"{' or '.join(map(str, scopes))}."
             )
-        if not self.unequal:
+        if not self.unequal or self.merges:
             raise KvatlasError(f"budgets is {rule.budgets!r}; expected 'equal', which {self.name!r} needs.")
         if self.storage.packed:
             raise KvatlasError(f"budgets is {rule.budgets!r} beside few bits; expected 'equal', or 16 bits.")
@@ -81,6 +93,16 @@ class Parametrized:
     def storage(self) -> Storage:
         """The form of its cached keys and values."""
         return self.precision.storage
+
+    @property
+    def cap(self) -> int | None:
+        """The most thinking tokens; None without a cap."""
+        return self.thinking_tokens if isinstance(self.thinking_tokens, int) else None
+
+    @cached_property
+    def uncapped(self) -> Self:
+        """The same policy without a cap on thinking."""
+        return replace(self, thinking_tokens=UNLIMITED)
 
     @property
     def has_unequal_budgets(self) -> bool:
@@ -180,7 +202,7 @@ def own_parameters(policy: type[Parametrized]) -> list[Field[Any]]:
 
 
 def parameters(policy: Parametrized | type[Parametrized]) -> list[Field[Any]]:
-    """Return the parameters that the user of a policy sets: those of its rule, its own, those of its precision."""
+    """Return the parameters that the user of a policy sets: of its rule, its own, of its precision, and the cap."""
     kind = policy if isinstance(policy, type) else type(policy)
     rule = []
     if kind.compresses:
@@ -190,7 +212,8 @@ def parameters(policy: Parametrized | type[Parametrized]) -> list[Field[Any]]:
                 item.default = kind.rule_defaults[item.name]
             if item.name in RULE_PARAMETERS:
                 rule.append(item)
-    return [*rule, *own_parameters(kind), *fields(KvPrecision)]
+    cap = next(item for item in fields(Parametrized) if item.name == CAP)
+    return [*rule, *own_parameters(kind), *fields(KvPrecision), cap]
 
 
 def read_parameter(policy: type[Parametrized], name: str, text: str) -> Any:

@@ -34,17 +34,20 @@ class TriAttention(FilePolicy):
     query heads of a KV head counts. E q_f and E |q_f| are means over a calibration text: `kvatlas predictor calibrate`
     runs the model on prompts of a benchmark and on its own full-cache traces; the paper finds that the text hardly
     matters. The authors' default shares a head's choice over all layers (`kv_head`, `triattention@paper`), their
-    paper's formulas do not: here each layer and KV head chooses. Budget and pruning interval are replaced by kv_budget,
-    ratio and local_window.
+    paper's formulas do not: here each layer and KV head chooses. In their base setting, the default of TensorRT-LLM,
+    each head nominates as many tokens as stay, and of these the ones with the greatest score of any head stay, which
+    are those with the greatest score of all (`union`). Budget and pruning interval are replaced by kv_budget, ratio and
+    local_window.
 
     statistics: file of the means, also one of the authors' .pt files; empty for the one in the model's folder.
     reach: the farthest future distance that counts.
-    scope: the unit of one choice: head, kv_head, layer or global, then with the mean of the scores.
+    scope: the unit of one choice: head, kv_head, layer or global, then with the mean of the scores; union, one choice
+        with the greatest score.
     """
 
     statistics: str = ""
     reach: int = int_param(65_536, 1)
-    scope: Scope = scope_param(Scope.HEAD)
+    scope: Scope = scope_param(Scope.HEAD, Scope.UNION)
 
     name = "triattention"
     summary = "keeps the tokens whose keys future queries will look for, by the queries' mean before rotation"
@@ -79,7 +82,8 @@ class TriAttention(FilePolicy):
         file = self.file(cached.model)
         statistics = self._statistics(file, cached.model, str(cached.positions.device), self.content(file))
         towards = directions(statistics, cached.length, self.reach)
-        return cached.each_layer(lambda layer: _of_layer(cached, layer, statistics, towards))
+        union = self.scope == Scope.UNION
+        return cached.each_layer(lambda layer: _of_layer(cached, layer, statistics, towards), union)
 
 
 def directions(statistics: Mapping[str, Tensor], length: int, reach: int) -> Tensor:

@@ -10,9 +10,8 @@ from kvatlas.columns import cell_document
 from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Control
-from kvatlas.stats.csv_tests import PooledEffect
 from kvatlas.stats.losses import LossFamily, Required, SettingLoss
-from kvatlas.stats.map_tests import Test
+from kvatlas.stats.map_tests import PooledEffect, Test
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
@@ -169,6 +168,7 @@ def choice_document(choice: Choice) -> Json:
         "required": required_document(choice.required) if choice.required and not choice.shown else None,
         "saving": saving_document(choice.saving),
         "behind_highest": percent(choice.behind_highest),
+        **ways_document(choice),
     }
 
 
@@ -183,7 +183,19 @@ def saving_document(saving: Saving | None) -> Json | None:
     """Return what a setting saves of the full cache's memory, and of memory times written tokens, in percent."""
     if saving is None:
         return None
-    return {"memory": percent(1 - saving.memory), "work": None if saving.work is None else percent(1 - saving.work)}
+    document = {"memory": percent(1 - saving.memory), "work": None if saving.work is None else percent(1 - saving.work)}
+    if saving.written is not None:
+        document["written"] = percent(1 - saving.written)
+    return document
+
+
+def ways_document(choice: Choice) -> Json:
+    """Return the cheapest proven setting of each way to save, where thinking is capped."""
+    ways = {}
+    for way in choice.ways:
+        setting = None if way.cell is None else str(way.cell.setting)
+        ways[way.kind] = {"candidates": way.candidates, "setting": setting, "saving": saving_document(way.saving)}
+    return {"ways": ways} if ways else {}
 
 
 def chosen_document(cell: Cell | None, choice: Choice) -> Json:

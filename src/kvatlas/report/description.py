@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Cell, CellCoord, Claim, Setting, grouped
 from kvatlas.policies import all_values
-from kvatlas.report.headline import setting_words
 from kvatlas.report.memory_sentences import averages_sentences, level_sentence, memory_lines
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.prices import Price
+from kvatlas.stats.run_data import setting_words
 from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.text import axis_label, bytes_text, counted, interval_text, model_name, p_text, percent_text, points_text
 

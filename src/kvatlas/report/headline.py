@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kvatlas.core import Claim, differing, grouped
+from kvatlas.core import Claim, grouped
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.pairs import Comparison
-from kvatlas.stats.run_data import shown_policies
+from kvatlas.stats.run_data import setting_words, shown_policies
 from kvatlas.text import fixed, margin_text, model_name, percent_text
 
 if TYPE_CHECKING:
-    from kvatlas.core import Setting
     from kvatlas.stats.losses import SettingLoss
 
 #: The level of Holm's p at which a comparison is proven.
@@ -139,19 +138,6 @@ def _policy_ahead(comparisons: Sequence[Comparison]) -> str:
         text = f"{ahead} is {' and '.join(points)} points above {behind} ({' and '.join(limits)})"
         leads[min(map(abs, values))] = text
     return leads[max(leads)] if leads else ""
-
-
-def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
-    """Return a setting by the parameters that its policy varies among the candidates.
-
-    As in `dynts local_window 16, ratio 0.5`.
-    """
-    if not candidates:
-        return str(setting)
-    parameters = differing(candidate.values for candidate in candidates if candidate.policy == setting.policy)
-    names = [f"{name} {value}" for name, value in setting.parameters if value != "" and name in parameters]
-    shown = shown_policies(candidate.policy for candidate in (*candidates, setting))
-    return f"{shown[setting.policy]} {', '.join(names)}".strip()
 
 
 def recommended_words(choice: Choice) -> str:

@@ -27,7 +27,7 @@ from kvatlas.figures.panels import (
 from kvatlas.figures.policy_differences import against_csv, against_figure
 from kvatlas.figures.style import FigureOptions, check_figure, save
 from kvatlas.report.headline import recommended_words, short_headline
-from kvatlas.report.memory_sentences import memory_title
+from kvatlas.report.memory_sentences import best_pair_words, effect_title, memory_title
 from kvatlas.report.result import Result, of_policy, open_result
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
@@ -174,7 +174,13 @@ def _draw_by_memory(result: Result, out: Path, cost: str | None, show: MapOption
     grids = result.grids
     maps = [one.map for one in grids]
     memories = [one.verdict.memory for one in grids]
-    figure = memory_figure(maps, memories, title=memory_title(grids, result.single), options=show.figure)
+    figure = memory_figure(
+        maps,
+        memories,
+        list(map(best_pair_words, memories)),
+        title=memory_title(grids, result.single),
+        options=show.figure,
+    )
     return save(figure, out, data=memory_csv(maps, memories))
 
 
@@ -215,12 +221,20 @@ def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions, losses:
     # The means of all policies are the whole result.
     is_whole = show.mean and result.options.policy is None
 
+    title = short_headline(result.choices, comparisons) if is_whole else ""
+    if not title and all(map_.keeps is None for map_ in maps):
+        title = effect_title(result.effects)
+
+    # The colours of a panel's own range tell tenths apart.
     is_plain = show.figure is not None and show.figure.plain
+    panels = metric_panels(maps, exact=is_plain or show.shared is False)
+    if losses and not is_plain:
+        panels = loss_panels(maps, losses)
     return plot(
-        loss_panels(maps, losses) if losses and not is_plain else metric_panels(maps, exact=is_plain),
+        panels,
         shared=show.shared,
         one_bar=show.mean,
-        title=short_headline(result.choices, comparisons) if is_whole else "",
+        title=title,
         comparisons=comparisons,
         notes=recommended_notes(result, maps),
         options=show.figure,
@@ -229,9 +243,14 @@ def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions, losses:
 
 def recommended_notes(result: Result, maps: Sequence[Map]) -> list[Note]:
     """Return a note that names the settings that are ringed on these maps, with what they save and lose."""
-    ringed = {(map_.model, map_.cells[map_.recommended].setting) for map_ in maps if map_.recommended is not None}
+    with_ring = [map_ for map_ in maps if map_.recommended is not None]
+    ringed = {(map_.model, map_.cells[map_.recommended].setting) for map_ in with_ring if map_.recommended is not None}
     words = [recommended_words(one) for one in result.choices if (one.model, one.recommended) in ringed]
-    return [Note(NoteKind.RECOMMENDED, f"Recommended: {'; '.join(words)}")] if words else []
+    if not words:
+        return []
+    # Without a full cache nothing says what a setting loses.
+    kind = "Cheapest not found worse" if with_ring[0].keeps is None else "Recommended"
+    return [Note(NoteKind.RECOMMENDED, f"{kind}: {'; '.join(words)}")]
 
 
 def _draw_panels(result: Result, panels: Sequence[Panel], out: Path, show: MapOptions, title: str = "") -> list[Path]:
@@ -333,7 +352,11 @@ def _draw_lines(result: Result, out: Path, cost: str | None, policy: str | None,
 
     if cost == KV_MEMORY:
         curves = [with_kv_bytes(curve) for curve in curves]
-    figure = line_figure(curves, cost=cost, options=show.figure)
+    # The finding, where it is about what is drawn.
+    chosen_policies = {one.by_memory.setting.policy for one in result.choices if one.by_memory is not None}
+    is_shown = not policy or all(is_of_policy(name, policy) for name in chosen_policies)
+    title = short_headline(result.choices, result.comparisons) if is_shown and not cost else ""
+    figure = line_figure(curves, cost=cost, title=title, options=show.figure)
     return save(figure, out, data=curves_csv(curves, cost))
 
 
@@ -347,6 +370,7 @@ def _panels_against(result: Result, against: str, mean: bool) -> list[Panel]:
     compared = maps_against(result.every_map, result.opened_runs, against, other)
     compared = replace(compared, maps=of_policy(compared.maps, result.options.policy))
 
+    tested = {one.map.name: one.map for one in (*result.maps, *result.means)}
     if mean:
         others = []
         for map_ in compared.maps:
@@ -354,7 +378,9 @@ def _panels_against(result: Result, against: str, mean: bool) -> list[Panel]:
             others.append(replace(partner, model=map_.model, benchmark=map_.benchmark, policy=map_.policy))
         means = {of_others.name: of_others for of_others in mean_maps(others)}
         compared = replace(compared, maps=mean_maps(compared.maps), others=means)
-    return difference_panels(compared)
+    # Maps with the outcomes of their tests.
+    maps = [tested.get(map_.name, map_) for map_ in compared.maps]
+    return difference_panels(replace(compared, maps=maps))
 
 
 def maps_against(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: Source | None) -> ComparedMaps:

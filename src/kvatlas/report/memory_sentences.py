@@ -13,7 +13,7 @@ from kvatlas.text import model_name, p_text, percent_text
 
 if TYPE_CHECKING:
     from kvatlas.report.result import MapResult, Result
-    from kvatlas.stats.csv_tests import PooledEffect
+    from kvatlas.stats.map_tests import PooledEffect
 
 #: Levels that a sentence names one by one.
 _NAMED = 5
@@ -67,6 +67,38 @@ def level_sentence(effect: PooledEffect) -> str:
     )
 
 
+def effect_title(effects: Sequence[PooledEffect]) -> str:
+    """Return the surest effect of an axis that is found, as a title of 16 words at most; empty without one.
+
+    As in `Ratio 0.1 is 1.5 points below the rest in 8 of 8 maps (p 0.016)`.
+    """
+    found = [effect for effect in effects if effect.is_found]
+    if not found:
+        return ""
+    surest = min(found, key=lambda effect: effect.adjusted_p)
+    rank, level, most = surest.strongest
+    is_below = most.value < 0
+    # The name of a parameter stays as it is.
+    axis = surest.axis if "_" in surest.axis else surest.axis.capitalize()
+    side = f"points {'below' if is_below else 'above'} the rest"
+    if surest.maps:
+        alike = surest.below[rank] if is_below else surest.maps - surest.below[rank]
+        p_value = f"p {p_text(surest.adjusted_p)}"
+        return f"{axis} {level} is {percent_text(abs(most.value))} {side} in {alike} of {surest.maps} maps ({p_value})"
+
+    # The means of all policies and models in which the same level differs to the same side.
+    points = []
+    for effect in found:
+        _, other_level, contrast = effect.strongest
+        is_alike = (effect.axis, other_level) == (surest.axis, level) and (contrast.value < 0) == is_below
+        if is_alike and not effect.maps:
+            points.append(abs(contrast.value))
+    tested = sum(effect.axis == surest.axis and not effect.maps for effect in effects)
+    ends = " to ".join(dict.fromkeys(map(percent_text, (min(points), max(points)))))
+    count = f" in {len(points)} of {tested} maps" if tested > 1 else ""
+    return f"{axis} {level} is {ends} {side}, proven{count}"
+
+
 # -- one line a map ----------------------------------------------------------------------------------------------------
 
 
@@ -105,13 +137,30 @@ def memory_title(maps: Sequence[MapResult], singles: Sequence[MapResult]) -> str
     if not proven:
         return "At equal memory no window is proven better"
 
-    one, memory, pair = min(proven, key=lambda item: item[2].test.adjusted_p)
-    tokens = " and ".join(dict.fromkeys(f"{tokens:,.0f}" for tokens in pair.tokens))
-    subject = f"{model_name(one.map.model)}, {one.map.policy}: at" if len(tested) > 1 else "At"
-    more = f"; proven in {len(proven)} of {len(tested)} panels" if len(tested) > 1 else ""
-    points = percent_text(pair.test.difference.value)
+    # The settings of each map stand over its panel.
+    count = f" in {len(proven)} of {len(tested)} panels" if len(tested) > 1 else ""
+    windows = set()
+    for _, memory, pair in proven:
+        place = memory.axes.index(WINDOW)
+        windows.add((pair.better[place], pair.other[place]))
+    if len(windows) > 1:
+        return f"At equal memory a window is proven better{count}"
+    better, other = windows.pop()
+    return f"At equal memory window {better} is proven better than {other}{count}"
+
+
+def best_pair_words(memory: EqualMemory | None) -> str:
+    """Return the surest proof that a window is better at equal memory, with the tokens that stay; empty without one.
+
+    As in `window 16, ratio 0.5 (96 tokens) is 26.0 points above window 64, ratio 0.1 (101)`.
+    """
+    if memory is None or memory.best is None:
+        return ""
+    pair = memory.best
     better, other = (cell_place(coord, memory.axes) for coord in (pair.better, pair.other))
-    return f"{subject} {tokens} tokens {better} beats {other} by {points} points{more}"
+    better_tokens, other_tokens = (f"{tokens:,.0f}" for tokens in pair.tokens)
+    points = percent_text(pair.test.difference.value)
+    return f"{better} ({better_tokens} tokens) is {points} points above {other} ({other_tokens})"
 
 
 def _memory_sentence(memory: EqualMemory) -> str:

@@ -29,7 +29,7 @@ from kvatlas.core import (
 from kvatlas.core.settings import WINDOW_SHARE
 from kvatlas.policies.memory import stays
 from kvatlas.results.export import MARKS
-from kvatlas.text import number, unguarded
+from kvatlas.text import did_you_mean, number, unguarded
 
 PUBLISHED = "published:"
 #: The most characters of a file.
@@ -165,8 +165,11 @@ def _file_text(name: str) -> str:
         with Path(name).open(encoding="utf-8-sig") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except FileNotFoundError:
+        folder = Path(name).parent
+        neighbours = [file.name for file in folder.iterdir()] if folder.is_dir() else []
         raise KvatlasError(
             f"There is no run and no CSV map {name!r}; expected the folder of a run, a CSV map, or published:NAME."
+            f"{did_you_mean(Path(name).name, neighbours)}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise KvatlasError(f"{name!r} cannot be read as a CSV map ({error}); expected a text file in UTF-8.") from error

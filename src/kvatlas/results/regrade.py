@@ -128,7 +128,7 @@ def _benchmarks(manifest: Manifest, grader: str, allow_code: bool) -> Mapping[st
         if isinstance(benchmark, Questions):
             benchmark = replace(benchmark, grader=grader)
         elif grader != OWN:
-            raise KvatlasError(f"{benchmark.name} has one grader, its own; leave the name of a grader out.")
+            raise KvatlasError(f"{benchmark.name} has one grader, its own, and no {grader!r}; leave --grader out.")
         graded[benchmark.name] = benchmark
     return graded
 

@@ -141,7 +141,10 @@ class Store:
         check_folder(folder)
         path = folder / FILE
         if not path.is_file():
-            raise KvatlasError(f"{str(folder)!r} is no run: there is no {FILE} in it.")
+            raise KvatlasError(
+                f"{str(folder)!r} is no run: there is no {FILE} in it; expected a folder that --out of `kvatlas sweep` "
+                "or `kvatlas run` named."
+            )
 
         with _disk_sentences(path):
             connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,9 +11,9 @@ from operator import itemgetter
 from typing import Any
 
 from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, grouped, mean_of
+from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import GREEDY
 from kvatlas.stats.controls import Control, control_of
-from kvatlas.stats.csv_tests import PooledEffect
 from kvatlas.stats.losses import (
     FULL,
     GridLosses,
@@ -22,7 +23,7 @@ from kvatlas.stats.losses import (
     grid_by_benchmark,
     kept_by_rule,
 )
-from kvatlas.stats.map_tests import MapTests
+from kvatlas.stats.map_tests import MapTests, PooledEffect
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.power import Provable, provable
 from kvatlas.stats.prices import Price, prices_of_setting
@@ -31,6 +32,8 @@ from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity_of
 from kvatlas.text import percent_text
 
+#: The ways to save: fewer tokens stay, fewer are written, or both.
+WAYS = ("kept", "written", "both")
 #: Costs of at most so many times the least one count as equal.
 SAME_COST = 1.01
 
@@ -40,11 +43,13 @@ class Saving:
     """The mean cost of a setting as a share of the full cache's, on the mean over benchmarks.
 
     `memory` is that of the KV bytes (tokens where bytes are unknown), `work` that of bytes times written tokens: traces
-    that become longer under compression save less work than memory.
+    that become longer under compression save less work than memory. Where thinking is capped, `written` is that of the
+    tokens written, and the work is that of every trace, of which a cap ends the longest.
     """
 
     memory: float
     work: float | None
+    written: float | None = None
 
     @property
     def longer_texts(self) -> bool:
@@ -53,8 +58,23 @@ class Saving:
 
 
 @dataclass(frozen=True)
+class Way:
+    """The cheapest setting that is proven in one way to save: `cell` is None where none of its `candidates` is.
+
+    `kind` is `kept` (fewer tokens stay), `written` (a cap ends the thinking of uncompressed traces), or `both`.
+    """
+
+    kind: str
+    candidates: int
+    cell: Cell | None
+    saving: Saving | None
+
+
+@dataclass(frozen=True)
 class Choice:
     """The cheapest settings that may be chosen, by mean KV bytes (or tokens kept) and by seconds a trace.
+
+    Where thinking is capped the former is by KV bytes times written tokens, and `ways` tell what either saves.
 
     With a full cache those are the settings proven to lose at most the `margin` by the claim of the run; `family` has
     the losses, `deployable` is the cheapest setting that is proven by every claim. Of the settings within 1 % of the
@@ -84,6 +104,12 @@ class Choice:
     losses: Mapping[str, SettingLoss] | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
     savings: Mapping[str, Saving] = field(default_factory=dict)
+    ways: Sequence[Way] = ()
+
+    @property
+    def is_capped(self) -> bool:
+        """Return whether a setting has a cap on thinking."""
+        return any(CAP in setting.values for setting in self.settings.values())
 
     @property
     def loss(self) -> SettingLoss | None:
@@ -223,19 +249,35 @@ def choice_of(
         reason = floor_reason(family)
     kept = [id_ for id_, loss in losses.items() if loss.is_kept and reason is None]
 
+    settings = {cell.setting.id: cell.setting for cell in cells}
+    is_capped = any(CAP in setting.values for setting in settings.values())
+
+    def cheapest_of(members: Sequence[Cell]) -> Cell | None:
+        if not is_capped:
+            return cheapest(members, kv_costs(members), limits)
+        return cheapest(members, [_mean_work(stored[cell.setting.id]) for cell in members], limits)
+
     means = {id_: _mean_of_traces(stored[id_]) for id_ in kept}
     by_cost = [cell for id_, cell in means.items() if among is None or id_ in among]
-    by_memory = cheapest(by_cost, kv_costs(by_cost), limits)
+    by_memory = cheapest_of(by_cost)
     by_time = list(means.values())
     certain = [cell for cell in by_cost if losses[cell.setting.id].keeps_like]
 
     savings = {}
     for id_ in losses:
-        saving = _saving_of_cells(stored[id_], baselines)
+        saving = _saving_of_cells(stored[id_], baselines, is_capped)
         if saving is not None:
             savings[id_] = saving
 
-    settings = {cell.setting.id: cell.setting for cell in cells}
+    # The cheapest proven setting of each way to save.
+    ways = []
+    by_way = grouped(losses, lambda id_: _way_of(stored[id_])) if is_capped and reason is None else {}
+    for kind in WAYS:
+        candidates = by_way.get(kind, [])
+        chosen = cheapest_of([means[id_] for id_ in candidates if id_ in means])
+        if candidates:
+            ways.append(Way(kind, len(candidates), chosen, savings.get(chosen.setting.id) if chosen else None))
+
     names = list(dict.fromkeys(cell.benchmark for cell in cells))
     return Choice(
         model,
@@ -243,7 +285,7 @@ def choice_of(
         len(settings),
         by_memory=by_memory,
         by_time=cheapest(by_time, [cell.seconds_mean for cell in by_time], limits),
-        deployable=cheapest(certain, kv_costs(certain), limits),
+        deployable=cheapest_of(certain),
         prices=[] if by_memory is None else prices_of_setting(stored[by_memory.setting.id], baselines),
         control=control,
         vacuous=reason,
@@ -252,7 +294,16 @@ def choice_of(
         losses=losses,
         settings=settings,
         savings=savings,
+        ways=ways,
     )
+
+
+def _way_of(cells: Sequence[CellTraces]) -> str:
+    """Return the way in which a setting saves, one of `WAYS`; "" for one that compresses no trace and has no cap."""
+    compresses = any(bool((cell.traces["compressions"] > 0).any()) for cell in cells)
+    if CAP not in cells[0].setting.values:
+        return "kept" if compresses else ""
+    return "both" if compresses else "written"
 
 
 def floor_reason(family: LossFamily) -> str:
@@ -273,8 +324,24 @@ def _mean_of_traces(cells: Sequence[CellTraces]) -> Cell:
     return mean_cell([cell.cell for cell in cells])
 
 
-def _saving_of_cells(cells: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Saving | None:
-    """Return what the cells of a setting cost beside the full cache; None where the memory of either is unknown."""
+def _mean_work(cells: Sequence[CellTraces]) -> float | None:
+    """Return the mean over benchmarks of KV bytes (or tokens) times written tokens of a trace; None if unknown."""
+    works = []
+    for cell in cells:
+        token_bytes, tail_bytes = cell.expected.kv_bytes or (1, 0)
+        kept = cell.traces["mean_kv_tokens"] * token_bytes + tail_bytes
+        works.append(float((kept * cell.traces["output_tokens"])[cell.is_stored].mean()))
+    mean = math.fsum(works) / len(works)
+    return None if math.isnan(mean) else mean
+
+
+def _saving_of_cells(
+    cells: Sequence[CellTraces], baselines: Sequence[CellTraces], is_capped: bool = False
+) -> Saving | None:
+    """Return what the cells of a setting cost beside the full cache; None where the memory of either is unknown.
+
+    The work is that of the mean memory and the mean length, where thinking `is_capped` that of each trace.
+    """
     full_cells = [cell for cell in baselines if cell.setting == FULL and cell.stored]
     if not full_cells:
         return None
@@ -287,7 +354,14 @@ def _saving_of_cells(cells: Sequence[CellTraces], baselines: Sequence[CellTraces
     memory = kept / kept_by_full
     work = None
     if chosen.output_tokens_mean is not None and full.output_tokens_mean:
-        work = memory * chosen.output_tokens_mean / full.output_tokens_mean
+        written = chosen.output_tokens_mean / full.output_tokens_mean
+        work = memory * written
+        if is_capped:
+            benchmarks = {cell.benchmark for cell in cells}
+            work_of_full = _mean_work([cell for cell in full_cells if cell.benchmark in benchmarks])
+            work_of_cells = _mean_work(cells)
+            work = work_of_cells / work_of_full if work_of_cells and work_of_full else None
+            return Saving(memory, work, written)
     return Saving(memory, work)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, product
-from typing import Any
 
 import numpy as np
 
-from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, Stays, grouped
+from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, grouped, with_means
 from kvatlas.stats.estimates import common
-from kvatlas.stats.map_tests import Basis, Effect, MapTests, Test, TestMethod, levels_of
-from kvatlas.stats.maps import mean_map, with_means
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast
+from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect, Test, TestMethod, levels_of
+from kvatlas.stats.maps import mean_map
+from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.numerics.averages import behind_best, chi_square, level_contrasts, permute_benchmarks
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.windows_at_memory import level_stays
@@ -88,45 +87,6 @@ def bound_tests(map_: Map, variance: float, samples: int | None) -> MapTests:
 
 
 # -- effects of the axes, pooled over benchmarks and models ------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PooledEffect(Effect):
-    """One joint test of an axis: each level against the mean of the others, with limits that hold together.
-
-    `over` says what was pooled, `adjusted_p` allows for all effects that are tested. `below` counts, by level, the bare
-    `maps` in which it lies below the others. `stays` has the tokens after a compression at each
-    level; empty if unknown.
-    """
-
-    over: str = ""
-    maps: int = 0
-    below: tuple[int, ...] = ()
-    adjusted_p: float = 1.0
-    stays: Mapping[Any, Stays] = field(default_factory=dict)
-
-    @property
-    def is_found(self) -> bool:
-        """True if a level differs from the others after the adjustment: in its mean, over bare maps by permutation."""
-        return self.adjusted_p <= LEVEL
-
-    @property
-    def is_proven(self) -> bool:
-        """True if a level's mean differs from the others'; a permutation over bare maps proves nothing of means."""
-        return self.is_found and not self.maps
-
-    @property
-    def strongest(self) -> tuple[int, Any, Contrast]:
-        """The level of the smallest p-value, after its number; of equal ones that which differs most."""
-        numbered = [(index, level, contrast) for index, (level, contrast) in enumerate(self.levels)]
-        return min(numbered, key=lambda item: (item[2].p, -abs(item[2].value)))
-
-    @property
-    def worse(self) -> tuple[Any, ...]:
-        """The levels that lie below the others, of an effect that is found."""
-        if not self.is_found:
-            return ()
-        return tuple(level for level, contrast in self.levels if contrast.p <= LEVEL and contrast.value < 0)
 
 
 def pooled_effects(maps: Sequence[Map], by_map: Mapping[MapName, MapTests]) -> list[PooledEffect]:

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens
+from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens, with_means
+from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
-from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.against_reference import Loss, losses_of_units
-from kvatlas.stats.numerics.arrays import Contrast, Flags, weights
+from kvatlas.stats.numerics.arrays import Contrast, Flags, Ints, mean_of_known, weights
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
-from kvatlas.stats.numerics.units import mean_of_known
 from kvatlas.stats.paired import CellPair, PairedValues, paired_values
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
-from kvatlas.stats.validity import count_compressed
+from kvatlas.stats.validity import count_compressed, is_compressed
 
 #: The setting against which losses are counted.
 FULL = Setting.from_parameters("full")
@@ -118,9 +118,9 @@ class LossFamily:
 
     `by_setting` has those that share problems of each benchmark with the full cache, by the `claim` of the run.
     `sequences` are the orders, by setting id, in which they are tested (`kvatlas.stats.numerics.against_reference`),
-    `sizes` the problems of each benchmark. `paired` has the differences to the full cache in the order of `settings`,
-    `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what the full cache solves.
-    An adaptive sweep has its own limits, no sequences and no differences.
+    `sizes` the problems of each benchmark, or their clusters. `paired` has the differences to the full cache in the
+    order of `settings`, `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what
+    the full cache solves. An adaptive sweep has its own limits, no sequences and no differences.
     """
 
     margin: float
@@ -160,8 +160,15 @@ class LossFamily:
             traces=self.paired.traces[row : row + 1, chosen],
             promised=self.paired.promised[row : row + 1, chosen],
             strata=strata,
+            clusters=self._clusters_of(chosen),
         )
         return of_problems.units(self.claim).negated().contrasts()[0]
+
+    def _clusters_of(self, chosen: Flags) -> Ints | None:
+        """Return the clusters of some problems, numbered anew."""
+        assert self.paired is not None
+        clusters = self.paired.clusters
+        return None if clusters is None else np.unique(clusters[chosen], return_inverse=True)[1]
 
     def required_among(self, settings: Container[str]) -> Required | None:
         """Return the one of these settings, at which a sequence stopped, that takes the fewest samples or problems.
@@ -195,13 +202,14 @@ class LossFamily:
 
             # The observed differences of the setting are the pilot for a larger run.
             row = list(self.settings).index(setting)
-            lost = -self.paired.values[row]
-            has_value = ~np.isnan(lost)
-            pilot = lost[has_value]
-            strata = self.paired.strata[has_value]
+            lost = -self.paired.unit_values[row]
+            is_known = ~np.isnan(lost)
+            pilot = lost[is_known]
             policies = len(self.sequences)
-            problems = needed_problems(pilot, strata, loss.value, self.margin, policies)
+            problems = needed_problems(pilot, self.paired.unit_strata[is_known], loss.value, self.margin, policies)
             samples = None
+            has_value = ~np.isnan(self.paired.values[row])
+            strata = self.paired.strata[has_value]
             if not self.refused:
                 squares = mean_of_known(self.paired.traces[row, has_value] ** 2)
                 differing = float(squares @ weights(strata))
@@ -264,7 +272,7 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
         {},
         {setting: cell.setting for setting, cell in cells.items()},
         [list(map(ids.__getitem__, sequence)) for sequence in sequences],
-        np.bincount(paired.strata).tolist(),
+        np.bincount(paired.unit_strata).tolist(),
         paired,
         claim=run.claim,
         refused=run.refused,
@@ -304,20 +312,25 @@ def _test_orders(cells: Sequence[CellTraces]) -> list[list[int]]:
     """Return the settings of each policy in the order in which they are tested.
 
     From the one that keeps most KV bytes by its own numbers down, then those whose numbers do not say, as in the spec.
+    The settings of a cap on thinking have an order of their own, without a KV budget one from the largest cap down: a
+    setting that keeps fewer tokens and one that writes fewer have no order that data do not decide.
     """
-    by_policy: dict[str, list[tuple[float, int]]] = {}
+    by_policy: dict[tuple[str, Any], list[tuple[float, float, int]]] = {}
     for row, cell in enumerate(cells):
-        by_policy.setdefault(cell.setting.policy, []).append((-nominal_bytes(cell), row))
-    return [list(map(itemgetter(1), sorted(ordered))) for ordered in by_policy.values()]
+        cap = cell.setting.values.get(CAP)
+        of_order = cap if "kv_budget" in cell.setting.values else None
+        rank = (-nominal_bytes(cell), -math.inf if cap is None else -cap, row)
+        by_policy.setdefault((cell.setting.policy, of_order), []).append(rank)
+    return [list(map(itemgetter(2), sorted(ordered))) for ordered in by_policy.values()]
 
 
 def _problems_with_compressed(cells: Sequence[CellTraces], paired: PairedValues) -> Flags:
     """Return for each problem whether a trace of one of the cells of a setting was compressed."""
     found = set()
     for cell in cells:
-        is_compressed = np.asarray((cell.traces["compressions"] > 0).any(1))
+        has_any = is_compressed(cell).any(1)
         problems = list(cell.place)
-        found |= {(cell.benchmark, problems[place]) for place in np.flatnonzero(is_compressed).tolist()}
+        found |= {(cell.benchmark, problems[place]) for place in np.flatnonzero(has_any).tolist()}
     return np.array([key in found for key in paired.problems], bool)
 
 
@@ -349,7 +362,7 @@ def _setting_loss(
         traces=traces,
         compressed=compressed,
         claims=claims,
-        units=int(paired.pairs[row]) if family.claim is Claim.THESE else int(paired.promised[row].any(1).sum()),
+        units=int(paired.pairs[row]) if family.claim is Claim.THESE else paired.units(Claim.LIKE).units(row),
         pairs=int(paired.pairs[row]),
         missing=int(paired.missing[row]),
         is_silent=is_silent,

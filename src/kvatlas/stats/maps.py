@@ -42,16 +42,6 @@ SCREEN_NOTE = Note(
 )
 
 
-def with_means(maps: Mapping[MapName, T]) -> dict[MapName, list[T]]:
-    """Return each map with its own value alone, then each mean over benchmarks with the values of its maps."""
-    by_policy = grouped(maps, lambda name: (name.model, name.policy))
-    found = {name: [value] for name, value in maps.items()}
-    for (model, policy), names in by_policy.items():
-        if len(names) > 1:
-            found[MapName(model, mean_of(len(names)), policy)] = [maps[name] for name in names]
-    return found
-
-
 def maps_of_run(run: RunData) -> list[Map]:
     """Return one map for each model, benchmark and policy that varies both axes, in the manifest's order.
 

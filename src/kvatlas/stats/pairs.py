@@ -9,8 +9,7 @@ from itertools import chain, combinations, product
 
 import numpy as np
 
-from kvatlas.core import CellCoord, Claim, MapName, grouped
-from kvatlas.stats.maps import with_means
+from kvatlas.core import CellCoord, Claim, MapName, grouped, with_means
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.multiple import benjamini_hochberg, holm
 from kvatlas.stats.numerics.units import joined_units

@@ -69,6 +69,19 @@ def whole_names(settings: Iterable[Setting]) -> dict[str, str]:
     return {id_: setting.shown_as(shown[setting.policy]) for id_, setting in distinct.items()}
 
 
+def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
+    """Return a setting by the parameters that its policy varies among the candidates.
+
+    As in `dynts local_window 16, ratio 0.5`.
+    """
+    if not candidates:
+        return str(setting)
+    parameters = differing(candidate.values for candidate in candidates if candidate.policy == setting.policy)
+    names = [f"{name} {value}" for name, value in setting.parameters if value != "" and name in parameters]
+    shown = shown_policies(candidate.policy for candidate in (*candidates, setting))
+    return f"{shown[setting.policy]} {', '.join(names)}".strip()
+
+
 @dataclass(frozen=True)
 class RunData:
     """A run's promises and traces, and how to look at them.
@@ -261,6 +274,11 @@ class RunData:
         """Notes on the claim and on the look at the run."""
         look, samples = self.look
         texts = []
+        for benchmark, clusters in self.manifest.clusters.items():
+            texts.append(
+                f"{benchmark}: {len(clusters):,} problems share {len(set(clusters.values())):,} passages, seeds or "
+                "templates (clusters), which are the units of claims on problems like these and weigh equally"
+            )
         if self.other_claim not in (None, self.stored_claim):
             texts.append(f"The claim ({self.claim.words}) was chosen after the data")
         if look.share is not None:

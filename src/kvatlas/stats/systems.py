@@ -134,6 +134,14 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
     return chosen
 
 
+def fits_one(systems: Sequence[ModelSetting], name: str) -> bool:
+    """Return whether a name, as `choose` reads it, fits a single system."""
+    fits = list(systems)
+    for word in name.split():
+        fits = [system for system in fits if _fits(word, system)]
+    return len(fits) == 1
+
+
 def _word_that_fits_none(systems: Sequence[ModelSetting], name: str) -> str:
     """Return a clause on the first word of a name that fits no system beside the words before it."""
     fits = list(systems)

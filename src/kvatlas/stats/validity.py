@@ -9,6 +9,8 @@ from enum import StrEnum
 import numpy as np
 
 from kvatlas.core import NO_ANSWERS, NOT_ENDED, AuditedCell, Outcome, Validity, grouped, no_choice_sentence
+from kvatlas.core.settings import CAP
+from kvatlas.stats.numerics.arrays import Flags
 from kvatlas.stats.table import CellTraces
 
 
@@ -76,18 +78,28 @@ def count_outcomes(cell: CellTraces, outcomes: Iterable[Outcome]) -> int:
 
 
 def has_budget(cell: CellTraces) -> bool:
-    """Return whether the setting of a cell bounds the cache."""
-    return "kv_budget" in cell.setting.values
+    """Return whether the setting of a cell bounds the cache, or the thinking."""
+    return "kv_budget" in cell.setting.values or CAP in cell.setting.values
+
+
+def is_compressed(cell: CellTraces) -> Flags:
+    """Return the traces of a cell that were compressed, or whose thinking a cap ended: the others lose nothing."""
+    found = cell.traces["compressions"] > 0
+    cap = cell.setting.values.get(CAP)
+    if cap is not None:
+        found = found | (cell.traces["thinking_tokens"] >= cap)
+    return np.asarray(found)
 
 
 def count_compressed(cells: Iterable[CellTraces]) -> tuple[int, int]:
-    """Return the number of traces under a KV budget, and of the compressed ones among them."""
+    """Return the number of traces under a KV budget or a cap on thinking, and of the compressed ones among them."""
     traces = 0
     compressed = 0
     for cell in filter(has_budget, cells):
         # Unknown numbers of compressions are NaN and count in neither.
-        traces += int((cell.traces["compressions"] >= 0).sum())
-        compressed += int((cell.traces["compressions"] > 0).sum())
+        is_known = cell.traces["compressions"] >= 0
+        traces += int(is_known.sum())
+        compressed += int((is_known & is_compressed(cell)).sum())
     return traces, compressed
 
 
@@ -143,8 +155,11 @@ def findings(cells: Sequence[CellTraces]) -> list[Limitation]:
             )
             found.append(Limitation(Kind.UNANSWERED, model, benchmark, text))
         if checked.bounded and 2 * checked.compressed < checked.bounded:
+            under = "a KV budget were compressed"
+            if any(CAP in cell.setting.values for cell in cells):
+                under = "a KV budget or a cap on thinking were compressed or cut"
             text = (
-                f"{subject}: {checked.compressed:,} of {checked.bounded:,} traces under a KV budget were compressed; "
+                f"{subject}: {checked.compressed:,} of {checked.bounded:,} traces under {under}; "
                 f"{'the others' if checked.compressed else 'all'} equal the full cache's."
             )
             found.append(Limitation(Kind.UNCOMPRESSED, model, benchmark, text))

@@ -257,7 +257,7 @@ class Spec(BaseModel):
 
         for wrong, sentence in (
             (not cells, "neither settings nor baseline name a policy"),
-            (self.axes and not self.settings, "axes need settings to vary"),
+            (self.axes and not self.settings, "axes need settings to vary, as settings: {policy: rkv, kv_budget: 512}"),
             (settings > MAX_SETTINGS, f"the axes make {settings:,} settings, expected at most {MAX_SETTINGS:,}"),
             (traces > MAX_TRACES, f"it asks for {traces:,} traces, expected at most {MAX_TRACES:,}"),
             (adaptive and settings < 2, "allocate: adaptive needs at least two settings besides the baselines"),
@@ -324,11 +324,14 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
         why = getattr(error, "problem", None) or reason(error)
+        if r"'\t'" in why:
+            why += "; indent with spaces"
         raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where} ({why}).") from error
     except FileNotFoundError as error:
         guess = did_you_mean(str(path).removesuffix(".yaml"), recipes())
         raise KvatlasError(
-            f"There is no spec {str(path)!r}, and no recipe of that name; recipes are {', '.join(recipes())}.{guess}"
+            f"There is no spec {str(path)!r}, and no recipe of that name; recipes are {', '.join(recipes())}.{guess} "
+            "`kvatlas plan --suggest MODEL PROBLEMS` proposes a spec."
         ) from error
     except (KvatlasError, OSError, ValueError, RecursionError) as error:
         # Bytes that are not UTF-8 raise ValueError.

@@ -12,6 +12,7 @@ from kvatlas.columns import page_columns
 from kvatlas.core import Cell, CellCoord, Grade, Map, Outcome, Setting, Status, percent, rounded
 from kvatlas.figures import colours
 from kvatlas.figures.panels import framed_cells, has_two_claims
+from kvatlas.report.app.decision import decision_document
 from kvatlas.report.description import recommendation
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
@@ -112,8 +113,13 @@ def _as_maps(results: Sequence[MapResult]) -> list[Map]:
     return [one.map for one in results]
 
 
-def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
-    """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run."""
+def run_document(
+    result: Result, maps: Sequence[Map], tested: bool, weights: Mapping[str, int | None] | None = None
+) -> Json:
+    """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run.
+
+    `weights` are the bytes of the weights of each model, as far as they are known.
+    """
     run = result.only_run
     cells = PageCells(run.manifest.expected)
     compared = tested and run.has_maps
@@ -129,9 +135,12 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     metric = maps[0].metric if maps else run.metric
     # The baseline against which differences are shown: the first one of the maps.
     against = next(chain.from_iterable(map_.baselines for map_ in every_map), "the first baseline")
+    # The margin of the losses against the full cache; None without one.
+    margin = next((map_.margin for map_ in every_map if map_.margin is not None), None)
     document: Json = {
         "metric": axis_label(metric),
         "against": "the full cache" if against == "full" else against,
+        "margin": percent(margin),
         "identities": {policy: colours.policy_identity(policy) for policy in cells.shown_policies},
         "maps": documents,
         "fronts": _fronts(every_map, cells),
@@ -144,12 +153,13 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
             "tables": [_settings_document(table, cells) for table in result.tables],
             "cards": [_card(choice, result, cells) for choice in result.choices],
             "findings": [finding.text for finding in result.findings],
+            "decision": decision_document(result, cells.numbers, weights or {}),
         }
     return {**document, "cells": cells.documents}
 
 
 #: The parts of a run's document that are known once it is complete.
-_UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findings": []}
+_UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findings": [], "decision": None}
 
 
 def _map_document(
@@ -264,6 +274,7 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
 
     `saved` is the percent of the full cache's mean KV memory that the setting saves; `loss` is in points, with its
     95 % interval, and `limit` the upper limit that decides. `compressed` of its `traces` were compressed.
+    `above_random` are the points of its policy above `random` with their interval, over all pairs of cells.
     """
     chosen = choice.by_memory if choice.shown is not False else None
     cell = chosen
@@ -290,13 +301,17 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
         "shown": chosen is not None,
         "cell": None,
         "saved": None if choice.saving is None else rounded(100 * (1 - choice.saving.memory), 1),
-        **dict.fromkeys(("loss", "limit", "compressed", "traces")),
+        **dict.fromkeys(("loss", "limit", "compressed", "traces", "above_random")),
         "margin": percent(choice.margin),
         "words": recommendation(choice),
     }
     if cell is None:
         return card
     card["cell"] = cells.numbers.get((choice.model, choice.benchmark, cell.setting.id))
+    policy = cells.policies[cell.setting.policy]
+    against_random = next((one for one in of_model if (one.first, one.second) == (policy, "random")), None)
+    if against_random is not None:
+        card["above_random"] = _points_and_limits(against_random.difference)
     loss = (choice.losses or {}).get(cell.setting.id)
     if loss is not None:
         card |= {

@@ -32,7 +32,18 @@ TRACES_LIMIT = 4_000_000
 #: Traces of a page for which the attention of the full cache at their departure is measured.
 DEPARTURES = 64
 #: The scripts in their order; each uses those before it.
-SCRIPTS = ("base.js", "source.js", "maps.js", "charts.js", "problems.js", "maze.js", "tokens.js", "trace.js", "app.js")
+SCRIPTS = (
+    "base.js",
+    "source.js",
+    "maps.js",
+    "charts.js",
+    "problems.js",
+    "maze.js",
+    "tokens.js",
+    "trace.js",
+    "decide.js",
+    "app.js",
+)
 
 
 def json_for_script(value: Any) -> str:
@@ -62,7 +73,8 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
         documents: the documents of an embedded source by address, compressed in the page.
     """
     web = resources.files("kvatlas.report.app") / "web"
-    sheet = (web / "app.css").read_text("utf-8")
+    silent = {"silent": colours.LIGHT.within_margin, "silent_dark": colours.DARK.within_margin}
+    sheet = Template((web / "app.css").read_text("utf-8")).substitute(silent)
     script = "\n".join((web / name).read_text("utf-8") for name in SCRIPTS)
     constants: dict[str, Any] = {
         "source": source,
@@ -190,10 +202,9 @@ def _telling_places(run: AppRun, cell: int) -> list[Place]:
     right: list[Place] = []
     wrong: list[Place] = []
     for place in run.places([cell]):
-        full = run.full(place)
         if run.mark(place) == RIGHT:
             right.append(place)
-        elif full is not None and run.mark(full) == RIGHT:
+        elif run.is_lost(place):
             lost.append(place)
         else:
             wrong.append(place)

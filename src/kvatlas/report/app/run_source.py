@@ -167,7 +167,9 @@ class AppRun:
             notes = chain.from_iterable(map_.notes for map_ in maps)
             warnings += dict.fromkeys(note.text for note in notes if note.kind is NoteKind.PARTIAL)
 
-        document = run_document(result, maps, tested and bool(maps))
+        is_judged = tested and bool(maps)
+        weights = {name: model.weight_bytes for name, model in self.materials.models.items()} if is_judged else {}
+        document = run_document(result, maps, is_judged, weights)
         self.version += 1
         self.finished = tested
         self.result = result
@@ -241,12 +243,19 @@ class AppRun:
 
     def trace(self, number: int, problem: int, sample: int, *, whole: bool = True) -> Json:
         """Return a trace. Raises LookupError where it is not there."""
-        key = self.key((number, problem, sample))
+        place = number, problem, sample
+        key = self.key(place)
         with self.data.store() as store:
             trace = store.trace(key)
+            full_place = self.full(place) if self.is_lost(place) else None
+            full = None if full_place is None else store.trace(self.key(full_place))
         document = {"cell": number, "index": problem, **trace_document(trace, self.materials, whole)}
-        if self.autopsies is not None:
-            document |= self.autopsies.trace(key, trace.usage.prompt_tokens or 0)
+        if self.autopsies is None:
+            return document
+
+        document |= self.autopsies.trace(key, trace.usage.prompt_tokens or 0)
+        if full is not None:
+            document["death"] = self.autopsies.death(trace, full, self.materials.pieces)
         return document
 
     def departure(self, number: int, problem: int, sample: int) -> Json:
@@ -316,12 +325,16 @@ class AppRun:
             choice.model == expected.model and choice.recommended == expected.setting for choice in self.result.choices
         )
 
+    def is_lost(self, place: Place) -> bool:
+        """Return whether a trace is not right where the full cache's is."""
+        full = self.full(place)
+        return full is not None and self.mark(place) != RIGHT and self.mark(full) == RIGHT
+
     def first_lost(self) -> Place | None:
         """Return the first place that is not right where the full cache's is, of recommended settings if possible."""
         for cell in sorted(range(len(self.marks)), key=lambda cell: not self.is_recommended(cell)):
             for place in self.places([cell]):
-                full = self.full(place)
-                if full is not None and self.mark(place) != RIGHT and self.mark(full) == RIGHT:
+                if self.is_lost(place):
                     return place
         return None
 
@@ -366,10 +379,9 @@ class AppRun:
         return {"hits": hits, "next": None, "seen": len(places), "total": len(places)}
 
     def _fits(self, what: str, place: Place) -> bool:
-        mark = self.mark(place)
         if what == "lost":
-            full = self.full(place)
-            return mark != RIGHT and full is not None and self.mark(full) == RIGHT
+            return self.is_lost(place)
+        mark = self.mark(place)
         return {"": True, "right": mark == RIGHT, "wrong": mark != RIGHT, "truncated": mark == TRUNCATED}[what]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 from kvatlas.core import EvictionTrace, Problem, Status, Trace
@@ -19,6 +21,8 @@ TEXT_LIMIT = 48_000
 QUESTION_LIMIT = 6_000
 ANSWER_LIMIT = 2_000
 QUESTIONS_LIMIT = 500_000
+#: A word of an answer, the space between two, or a sign.
+_WORD = r"\s+|\w+|[^\w\s]"
 
 
 def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -> dict[str, Any]:
@@ -42,7 +46,7 @@ def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -
     if trace.grade.status is not Status.OK:
         outcome = f"wrong ({trace.grade.outcome})"
     answer = trace.grade.answer
-    document = {
+    document: dict[str, Any] = {
         "problem": trace.problem,
         "sample": trace.sample,
         "verdict": outcome,
@@ -59,6 +63,8 @@ def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -
         "text": text,
         "more": more,
     }
+    if not document["right"] and document["answer"] and document["reference"]:
+        document["wrong_parts"] = differing_parts(document["answer"], document["reference"])
     if pieces is None:
         return document
 
@@ -68,6 +74,18 @@ def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -
         window = local_window_of(trace.setting)
         document |= evictions_in_steps(trace.eviction_trace, trace.usage.prompt_tokens, len(pieces), window)
     return document
+
+
+def differing_parts(answer: str, reference: str) -> dict[str, list[list[Any]]]:
+    """Return answer and reference in pieces of whole words, each with True where the other one has other words."""
+    answer_words = re.findall(_WORD, answer)
+    reference_words = re.findall(_WORD, reference)
+    pieces: dict[str, list[list[Any]]] = {"answer": [], "reference": []}
+    blocks = SequenceMatcher(None, answer_words, reference_words, autojunk=False).get_opcodes()
+    for kind, start, end, other_start, other_end in blocks:
+        pieces["answer"].append(["".join(answer_words[start:end]), kind != "equal"])
+        pieces["reference"].append(["".join(reference_words[other_start:other_end]), kind != "equal"])
+    return pieces
 
 
 def question_documents(problems: Sequence[Problem | None]) -> list[dict[str, Any] | None]:

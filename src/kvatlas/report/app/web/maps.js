@@ -8,12 +8,14 @@ const measures = {
     steps: page.scales.values,
   },
   loss: {
-    get label() { return `Points lost against ${data.against}`; },
+    get label() { return isLossMap() ? "points lost" : `points lost against ${data.against}`; },
     of: (cell) => cell.difference && -cell.difference[0],
-    text: (cell) => signed(-cell.difference[0]),
-    small: (cell) => `${signed(-cell.difference[2], 0)} to ${signed(-cell.difference[1], 0)}`,
-    steps: [...page.scales.differences].reverse(),
-    centred: true,
+    text: (cell) => pointsLost(-cell.difference[0]),
+    small: (cell) => `${pointsLost(-cell.difference[2], 0)} to ${pointsLost(-cell.difference[1], 0)}`,
+    get steps() { return isLossMap() ? page.scales.losses : [...page.scales.differences].reverse(); },
+    get centred() { return !isLossMap(); },
+    /* Losses of so many points have one quiet colour. */
+    get silent() { return isLossMap() ? data.margin : null; },
   },
   ...Object.fromEntries(page.columns.filter((column) => column.choice).map((column) => [column.name, costMeasure(column)])),
 };
@@ -29,11 +31,20 @@ function costMeasure({ name, form, choice, scale }) {
   };
 }
 
+/* Losses against the full cache, of which a margin is known, are shown where there are any. */
+const isLossMap = () => known(data.margin) && data.against === "the full cache";
+const pointsLost = (points, digits = 1) => fixed(points, digits).replace("-", "−");
+const usualMeasure = () => (isLossMap() && data.cells.some((cell) => cell.difference) ? "loss" : "value");
+const nameShown = () => (view.show in measures ? view.show : usualMeasure());
+const measureShown = () => measures[nameShown()];
+
 const openCell = (number) => { hideTip(); lead(to(state.run, "cell", number)); };
 const numbersIn = (map) => map.cells.flat().filter(known);
 
 function spanOf(maps, measure) {
   const values = maps.flatMap(numbersIn).map((number) => measure.of(data.cells[number])).filter(known);
+  /* From the full cache on, and as far beyond the margin as within it, at least. */
+  if (known(measure.silent)) return [0, Math.max(2 * measure.silent, ...values)];
   return span(values, measure.centred, measure.least);
 }
 
@@ -42,8 +53,6 @@ function scaleOf(map, measure) {
   const all = view.scale === "all" || measure.centred, row = data.maps.filter((one) => one.benchmark === map.benchmark);
   return spanOf(view.scale === "own" && !measure.centred ? [map] : all ? data.maps : row, measure);
 }
-
-const measureShown = () => measures[view.show] ?? measures.value;
 
 /* All maps, or on the page with the answer the first ones: the means over benchmarks, where there are any. */
 function drawMaps(tab, wanted) {
@@ -75,6 +84,7 @@ function aboutMaps(maps) {
   if (first && maps.every((map) => map.vertical === first.vertical && map.horizontal === first.horizontal)) {
     words.push(`Rows: ${first.vertical}${first.horizontal ? `; columns: ${first.horizontal}` : ""}.`);
   }
+  if (nameShown() === "loss" && isLossMap()) words.push(`Points of ${data.metric} lost against the full cache; red: more than ${data.margin}.`);
   const frames = unique(maps.filter((map) => map.framed.flat().some(Boolean)).map((map) => map.frame));
   if (frames.length === 1) words.push(`Framed: ${frames[0]}.`);
   if (maps.some((map) => map.framed.flat().includes(2))) words.push("Thick frame: proven for problems like these, too.");
@@ -120,15 +130,30 @@ function mosaic(table, problem) {
 
 function besideOf(map) {
   return el("p", { class: "beside" }, ...map.beside.map((number) => {
-    const cell = data.cells[number], button = el("button", { onclick: () => openCell(number) }, title(cell));
+    const cell = data.cells[number], button = el("button", { onclick: () => openCell(number) }, baselineWords(cell, map));
     tipped(button, title(cell), () => cellFacts(cell));
     return button;
   }));
 }
 
-function scaleBar([low, high], steps) {
+/* A baseline beside its maps: what it loses where they show losses, but of the full cache its own value. */
+function baselineWords(cell, map) {
+  const full = map.beside.map((number) => data.cells[number]).find((one) => one.policy === "full");
+  if (nameShown() !== "loss" || !isLossMap() || !full) return title(cell);
+  return cell === full ? `${cell.short}: ${data.metric} ${fixed(cell.value)} (${between(cell.low, cell.high)})` : `${cell.short}: ${pointsLost(full.value - cell.value)} lost`;
+}
+
+/* The colour of a value: of losses within the margin a quiet one, whatever they are. */
+function paintCell(node, value, [low, high], measure) {
+  paint(node, value, measure.silent ?? low, high, measure.steps);
+  if (known(measure.silent) && value <= measure.silent) node.style.backgroundColor = "var(--silent)";
+}
+
+function scaleBar([low, high], { steps, silent }) {
   const bar = el("i", { role: "img", "aria-label": "colour scale" });
-  bar.style.background = `linear-gradient(90deg, ${steps.join(",")})`;
+  const end = `${(100 * (silent ?? 0)) / high}%`;
+  const colours = known(silent) ? [`var(--silent) 0 ${end}`, `${steps[0]} ${end}`, ...steps.slice(1)] : steps;
+  bar.style.background = `linear-gradient(90deg, ${colours.join(",")})`;
   return el("div", { class: "scale" }, brief(low), bar, brief(high));
 }
 
@@ -144,7 +169,7 @@ function panel(map, measure, scale) {
   table.addEventListener("keydown", moveInGrid);
   const first = table.querySelector("td[data-cell]");
   if (first) first.tabIndex = 0;
-  return el("figure", {}, captionOf(map), scaleBar(scale, measure.steps), el("div", { class: "scroll" }, table));
+  return el("figure", {}, captionOf(map), scaleBar(scale, measure), el("div", { class: "scroll" }, table));
 }
 
 function captionOf(map) {
@@ -163,19 +188,20 @@ function mapCell(map, number, x, y, measure, scale, best) {
   const inThick = (dx, dy) => map.framed[y + dy]?.[x + dx] === 2;
   const kinds = framed ? sides.filter(([, dx, dy]) => !member(dx, dy)).map(([name]) => name) : [];
   if (inThick(0, 0)) kinds.push(...sides.filter(([, dx, dy]) => !inThick(dx, dy)).flatMap(([name]) => [name, `thick-${name}`]));
-  if (view.show === "value" && cell.value > best - 1e-6) kinds.push("peak");
+  if (measure === measures.value && cell.value > best - 1e-6) kinds.push("peak");
   const place = y * map.columns.length + x, loses = map.loses.includes(place), recommended = map.recommended.includes(place);
   if (recommended) kinds.push("ringed");
   if (noChoice(cell)) kinds.push(noChoice(cell) > 50 ? "fixed" : "partly");
   const node = el("td", {
     class: kinds.join(" "), "data-cell": number, tabindex: -1, role: "gridcell", onclick: () => openCell(number),
-    "aria-label": `${title(cell)}${framed ? `, ${map.frame}` : ""}${loses ? ", proven to lose more" : ""}${recommended ? ", recommended" : ""}`,
   });
   if (known(value)) {
     node.append(measure.text(cell), ...(loses ? ["!"] : []));
     if (measure.small) node.append(el("small", {}, measure.small(cell)));
-    paint(node, value, ...scale, measure.steps);
+    paintCell(node, value, scale, measure);
   } else node.append("–");
+  /* Behind what is seen, the setting and the marks for those who hear the page. */
+  node.append(el("span", { class: "unseen" }, `, ${cell.short}${framed ? `, ${map.frame}` : ""}${loses ? ", proven to lose more" : ""}${recommended ? ", recommended" : ""}`));
   const like = map.framed[y][x] === 2 ? "for problems like these, too" : null;
   tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? [map.frame] : []), ...(loses ? ["proven to lose more than the margin"] : []), ...(recommended ? ["recommended"] : []), ...(like ? [like] : [])]);
   return node;

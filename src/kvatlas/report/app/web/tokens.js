@@ -45,10 +45,10 @@ function chunks(nodes) {
   return [...blocks, ...(blocks.length ? [el("div", { class: "chunk" }, ...block)] : block)];
 }
 
-/* Scroll a box so that a node in it is in its middle, by whole lines. */
-function centre(box, node) {
+/* Scroll a box so that a node in it is at a third of its height, by whole lines. */
+function scrollToThird(box, node) {
   const line = parseFloat(getComputedStyle(box).lineHeight) || 1;
-  const top = box.scrollTop + node.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 2;
+  const top = box.scrollTop + node.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 3;
   box.scrollTop = Math.round(top / line) * line;
 }
 
@@ -96,7 +96,8 @@ function legendOf(trace) {
   if (trace.left === undefined) return el("p", { class: "soft" }, "The evictions of these tokens were not recorded.");
   if (!trace.steps.length) return legend(["in", trace.compressions ? "still in the cache" : "no compression fired: everything stayed"]);
   return legend(["kept", "kept to the end"], ["e0", "evicted early"], ["e4", "evicted late"], ["in", "still in the window"],
-    ...(trace.holders ? [["k1", "kept by few layers or heads"]] : []), ...(trace.autopsy ? [["saving", "would have saved the answer"]] : []));
+    ...(trace.holders ? [["k1", "kept by few layers or heads"]] : []), ...(trace.death?.missed.length ? [["needed", "the value that was missed"]] : []),
+    ...(trace.autopsy ? [["saving", trace.autopsy.is_proven ? "would have saved the answer" : "restore the answer under these random numbers"]] : []));
 }
 
 /* -- the cache in motion ------------------------------------------------------------------------------------------- */
@@ -128,7 +129,7 @@ function follower({ trace, text }) {
     const newest = text.nodes[now - 1];
     if (!newest) { text.box.scrollTop = 0; return; }
     const top = newest.getBoundingClientRect().top - text.box.getBoundingClientRect().top;
-    if (top < 0 || top > text.box.clientHeight - 48) centre(text.box, newest);
+    if (top < 0 || top > text.box.clientHeight - 48) scrollToThird(text.box, newest);
   };
   const begin = () => {
     text.box.classList.add("moving");
@@ -205,6 +206,8 @@ function motion(columns) {
   /* A trace opens where it departs. */
   if (at >= 0 && here().parts.length < 6) setTimeout(() => { if (slider.isConnected) show(at); });
   else mark(last);
-  const fates = el("p", { class: "fates soft" }, "Blue: in the cache. Struck through: evicted. Pale: not yet written. Red: where the two part.");
-  return el("div", { class: "motion" }, chart.node, el("div", { class: "controls" }, ...buttons, el("button", { onclick: whole_ }, "Whole trace")), said, fates);
+  const fates = el("p", { class: "fates soft" }, "Blue: in the cache. Struck through: evicted. Pale: not yet written. Red: where the two part.",
+    own.trace.death?.missed.length ? " Between two lines: the value that was missed." : "");
+  return el("div", { class: "motion" }, chart.node, el("div", { class: "controls" }, ...buttons, el("button", { onclick: whole_ }, "Whole trace")),
+    el("div", { class: "said" }, said, fates));
 }

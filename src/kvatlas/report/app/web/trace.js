@@ -80,40 +80,50 @@ function costsOf(trace) {
 
 function factsOf(trace) {
   const progress = trace.progress > 0 && trace.progress < 1 ? `, progress ${fixed(100 * trace.progress)} %` : "";
-  const rows = [["Setting", data.cells[trace.cell].name], ["Question", trace.question], ["Answer", trace.answer ?? "none"],
-    ["Reference", trace.reference], ["Grade", `${trace.verdict}${progress}`], ["Cost", costsOf(trace)]].filter(([, value]) => known(value));
+  return listOfFacts([["Setting", data.cells[trace.cell].name], ["Question", trace.question], ["Grade", `${trace.verdict}${progress}`], ["Cost", costsOf(trace)]]);
+}
+
+/* Answer and reference; of a wrong answer the words in which the two differ are marked. */
+function answersOf(trace) {
+  const marked = (parts) => (parts ?? []).filter(([text]) => text).map(([text, differs]) => (differs && text.trim() ? el("mark", {}, text) : text));
+  return listOfFacts([["Answer", trace.answer ?? "none", marked(trace.wrong_parts?.answer)], ["Reference", trace.reference, marked(trace.wrong_parts?.reference)]]);
+}
+
+/* Names with values; what is unknown is left out. `nodes`, if there are any, stand for the value. */
+function listOfFacts(rows) {
   const long = (value) => value.length > 300 || value.split("\n").length > 5;
-  return el("dl", { class: "facts" }, ...rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", { tabindex: long(value) ? 0 : null }, value)]));
+  const entry = ([name, value, nodes = []]) => [el("dt", {}, name), el("dd", { tabindex: long(value) ? 0 : null }, ...(nodes.length ? nodes : [value]))];
+  return el("dl", { class: "facts" }, ...rows.filter(([, value]) => known(value)).flatMap(entry));
 }
 
 /* Draw a trace, and another one beside it; returns the text of the first. */
 function drawTrace(trace, others, other) {
-  const parts = [el("h3", {}, badge(trace.right, trace.verdict), `${trace.problem}, sample ${trace.sample}`)];
+  const name = el("h3", {}, badge(trace.right, trace.verdict), `${trace.problem}, sample ${trace.sample}`);
+  const parts = [];
   let text = null;
   if (trace.lengths) {
     const info = el("p", { class: "info", role: "status" }, "Point at a token, or move with the arrow keys.");
     text = tokenText(trace, info, (index) => lead(traceAddress(trace, here().query, index + 1), true));
     const columns = [{ trace, text }, ...(other ? [{ trace: other, text: tokenText(other, info) }] : [])];
     const names = others.map(({ short, mark }) => [short, `${short} (${marks[mark]})`]);
-    if (trace.autopsy) parts.push(autopsyOf(trace, text));
+    const beside = choice("Beside it", [["none", "nothing"], ...names], other ? data.cells[other.cell].short : "none", (value) => lead(traceAddress(trace, { beside: value })));
+    parts.push(el("div", { class: "controls head" }, name, beside), answersOf(trace));
+    if (trace.death || trace.autopsy !== undefined) parts.push(lossOf(trace, text));
     if (trace.departs) parts.push(departure(trace, text, other, others));
-    parts.push(el("div", { class: "controls" },
-      choice("Beside it", [["none", "nothing"], ...names], other ? data.cells[other.cell].short : "none", (value) => lead(traceAddress(trace, { beside: value })))),
-    legendOf(trace));
+    parts.push(legendOf(trace));
     if (trace.left !== undefined) parts.push(motion(columns));
-    parts.push(info, other ? sideBySide(...columns) : text.box);
-    parts.push(factsOf(trace));
-  } else parts.push(factsOf(trace), el("pre", { tabindex: 0 }, trace.text));
+    parts.push(...(other ? sideBySide(...columns, info) : [info, text.box]), factsOf(trace));
+  } else parts.push(name, answersOf(trace), factsOf(trace), el("pre", { tabindex: 0 }, trace.text));
   if (trace.more) parts.push(el("p", { class: "soft" }, `${whole(trace.more)} more ${trace.lengths ? "tokens" : "characters"} are in the run; export it to read them.`));
   const write = () => { if (raw.children.length < 2) raw.append(el("pre", { tabindex: 0 }, JSON.stringify(trace, null, 1))); };
   const raw = el("details", { ontoggle: write }, el("summary", {}, "Raw JSON"));
   byId("trace").replaceChildren(...parts, raw);
-  for (const node of byId("trace").querySelectorAll(".token.parts")) centre(node.closest("pre"), node);
+  for (const node of byId("trace").querySelectorAll(".token.parts")) scrollToThird(node.closest("pre"), node);
   return text;
 }
 
-/* Two traces in two columns, each scrolled to the first token in which they differ. */
-function sideBySide({ trace, text }, { trace: other, text: beside }) {
+/* Two traces in two columns, each scrolled to the first token in which they differ; above them the words about it. */
+function sideBySide({ trace, text }, { trace: other, text: beside }, info) {
   const [own, others] = [pieces(trace), pieces(other)], at = departsAt(own, others), { short } = data.cells[other.cell];
   const column = (one, block) => {
     if (at >= 0) block.nodes[at]?.classList.add("parts");
@@ -124,10 +134,11 @@ function sideBySide({ trace, text }, { trace: other, text: beside }) {
   const words = at < 0 && own.length === others.length ? `Token by token what ${short} wrote.`
     : `The first ${whole(at < 0 ? own.length : at)} tokens are the same; then ${quoted(own[at])} here and ${quoted(others[at])} with ${short}.`;
   scrollTogether([text.box, beside.box]);
-  return el("div", {}, el("p", { class: "parting" }, words), el("div", { class: "pair" }, column(trace, text), column(other, beside)));
+  return [el("div", { class: "said" }, el("p", { class: "parting" }, words), info), el("div", { class: "pair" }, column(trace, text), column(other, beside))];
 }
 
-/* Boxes that scroll together and are as high, whatever their texts: the shorter one ends in empty lines. */
+/* Boxes that scroll together and are as high, whatever their texts: the shorter one ends in empty lines, and so do both,
+   so that each line can stand at a third of the height. */
 function scrollTogether(boxes) {
   const level = () => {
     const heights = boxes.map((box) => [...box.children].reduce((low, node) => Math.max(low, node.offsetTop + node.offsetHeight), 0));
@@ -142,6 +153,28 @@ function scrollTogether(boxes) {
   }
 }
 
+/* How the answer was lost: by the rules that read the text, and by the autopsy, if there is one. */
+function lossOf(trace, text) {
+  const box = el("div", { class: "autopsy" });
+  if (trace.death) box.append(deathOf(trace, text));
+  if (trace.autopsy) box.append(...autopsyOf(trace, text));
+  else if (trace.autopsy === null) box.append(el("p", {}, "Its autopsy found no evicted tokens that restore the answer."));
+  return box;
+}
+
+/* The words about a death; the statements of the value that was missed are outlined in the text. */
+function deathOf({ death, ...trace }, text) {
+  const all = pieces(trace), words = (tokens) => tokens.map((index) => all[index]).join("").trim();
+  const there = death.missed.filter((tokens) => tokens.every((index) => index < all.length));
+  for (const index of there.flat()) text.nodes[index].classList.add("needed");
+  const chips = there.map((tokens) => el("button", { onclick: () => text.select(tokens[0], true) }, `${words(tokens)}: token ${tokens[0] + 1}${death.evicted ? ", evicted" : ""}`));
+  if (known(death.token) && death.token < all.length) {
+    text.nodes[death.token].classList.add("missed-at");
+    chips.push(el("button", { onclick: () => text.select(death.token, true) }, "Where it goes wrong"));
+  }
+  return el("p", { title: "By rules that read the text, as kvatlas describe --deaths does" }, el("b", {}, "How it was lost: "), death.words, " ", ...chips.flatMap((chip) => [chip, " "]));
+}
+
 /* The evicted tokens that restore the right answer when they are put back, marked in the text. */
 function autopsyOf({ autopsy, ...trace }, text) {
   const all = pieces(trace), there = autopsy.tokens.filter((index) => index < all.length), { right, streams } = autopsy;
@@ -149,10 +182,9 @@ function autopsyOf({ autopsy, ...trace }, text) {
   const chips = there.map((index) => el("button", { onclick: () => text.select(index, true) }, JSON.stringify(all[index])));
   if (autopsy.of_prompt) chips.push(el("span", { class: "soft" }, plural(autopsy.of_prompt, "token") + " of the prompt"));
   const one = autopsy.tokens.length + autopsy.of_prompt === 1, tokens = one ? "this evicted token" : "these evicted tokens";
-  const tested = streams ? ` Under ${streams} other random streams the answer is right ${right.cause} times with ${one ? "it" : "them"}, ${right.random} times with as many random tokens, ${right.nothing} times with neither.` : "";
-  return el("div", { class: "autopsy" },
-    el("p", {}, `Put back in place of kept tokens after ${whole(autopsy.after)} new tokens, ${tokens} restore${one ? "s" : ""} the right answer.${tested}`),
-    el("div", { class: "controls" }, ...chips));
+  const tested = streams ? ` Under ${streams} other random streams the answer is right ${right.cause} times with ${one ? "it" : "them"}, ${right.kind} times with as many others of their kinds, ${right.nothing} times with neither${autopsy.is_proven ? "" : ": not shown to be more than luck"}.` : "";
+  return [el("p", {}, el("b", {}, "Autopsy: "), `Put back in place of kept tokens after ${whole(autopsy.after)} new tokens, ${tokens} restore${one ? "s" : ""} the right answer.${tested}`),
+    el("div", { class: "controls" }, ...chips)];
 }
 
 /* The evicted tokens to which the full cache attends where this trace departs from its own. */

@@ -1,0 +1,274 @@
+"""Windows at equal memory, and `learned` trained twice, on problems that no run had decoded.
+
+    python bench/second_looks.py --decode windows-tiny-llama learned-tiny-llama --heads HEADS --runs runs/second-looks
+    python bench/second_looks.py --runs runs/second-looks --heads HEADS --out bench/results/second_looks.json
+
+The predictions are in recipes/embedded/predictions.md and recipes/smollm/predictions.md. `--decode` decodes or resumes
+the named parts; without it the document is made of what is there. The folder of `--heads` has the second training of
+each model as MODEL-second.safetensors (of SmolLM2-think also the first, MODEL-first.safetensors), as
+
+    kvatlas predictor train HEADS/tiny-qwen-second.safetensors embedded:tiny-qwen CHAIN7-14 SEQBENCH-5x5 LEDGER12-28 \
+        --target kv_head --skip 2000 --problems 60 --held-out 10 --seed 1
+
+writes it. `outcomes` has the outcomes by problem, `numbers` what docs/findings/second-looks.md quotes: each comparison
+has limits that hold for all comparisons of the document at once (Bonferroni), and p-values after Holm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common import arguments, keep
+from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata_of_sizes
+from kvatlas.stats.numerics.bounded import mean_differences
+from kvatlas.stats.numerics.multiple import holm
+from kvatlas.sweeps import make_plan, sweep
+from kvatlas.sweeps.spec import parse_spec
+from outcomes import Json, from_hex, outcomes_of
+
+PAGE = "docs/findings/second-looks.md"
+#: The first problem that is decoded of each benchmark.
+FIRST = 3000
+#: The names of a head's two trainings, and of the policy that they are compared with.
+TRAININGS = ("first", "second")
+RIVAL = "random"
+SMOLLM = "smollm2-135m-think"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A grid of one model: `question` is windows or learned, `problems` the number on each benchmark."""
+
+    question: str
+    model: str
+    benchmarks: tuple[str, ...]
+    problems: int
+    policies: tuple[str, ...]
+    budgets: tuple[int, ...]
+    windows: tuple[str | int, ...]
+    keep_prompt: tuple[bool, ...] = (True,)
+
+    @property
+    def short_model(self) -> str:
+        """The model's name without where it comes from."""
+        return self.model.removeprefix("embedded:")
+
+
+def embedded_windows(model: str) -> Part:
+    windows = ("10%", "40%", "75%")
+    return Part("windows", model, ("SEQBENCH-6x6",), 240, ("dynts", "rkv"), (48, 96), windows)
+
+
+def embedded_learned(model: str) -> Part:
+    benchmarks = ("SEQBENCH-4x4", "CHAIN7-16")
+    return Part("learned", model, benchmarks, 120, (*TRAININGS, RIVAL), (160, 208), (16,), (False, True))
+
+
+PARTS = {
+    "windows-tiny-llama": embedded_windows("embedded:tiny-llama"),
+    "windows-tiny-qwen": embedded_windows("embedded:tiny-qwen"),
+    "learned-tiny-llama": embedded_learned("embedded:tiny-llama"),
+    "learned-tiny-qwen": embedded_learned("embedded:tiny-qwen"),
+    "windows-smollm": Part("windows", SMOLLM, ("WORDS6-8",), 80, ("rkv",), (80, 128), ("10%", "75%")),
+    "learned-smollm": Part(
+        "learned", SMOLLM, ("WORDS6-8",), 60, (*TRAININGS, RIVAL), (240, 288), (16,), (False,)
+    ),
+}  # fmt: skip
+
+
+def settings_of(part: Part, heads: Path) -> dict[str, Json]:
+    """Return the settings of a grid by what the document calls them."""
+    settings: dict[str, Json] = {}
+    for policy in part.policies:
+        for budget in part.budgets:
+            for window in part.windows:
+                for is_kept in part.keep_prompt:
+                    setting = {"policy": policy, "kv_budget": budget, "local_window": window, "every": 32}
+                    if part.question == "windows":
+                        setting["budget_over"] = "thinking"
+                        settings[f"{policy} {budget} {window}"] = setting
+                        continue
+                    setting["keep_prompt"] = is_kept
+                    file = heads / f"{part.short_model}-{policy}.safetensors"
+                    if policy in TRAININGS:
+                        setting["policy"] = "learned"
+                        # The first training of an embedded model is in its own folder.
+                        if file.is_file():
+                            setting["scorer"] = str(file)
+                    settings[f"{policy} {budget} {'kept' if is_kept else 'competes'}"] = setting
+    return settings
+
+
+def decode(part: Part, heads: Path, folder: Path) -> None:
+    """Decode what is missing of a grid, the first problems first."""
+    for benchmark in part.benchmarks:
+        document = {
+            "models": [{"model": part.model, "weights": "bfloat16"} if part.model == SMOLLM else part.model],
+            "benchmarks": [benchmark],
+            "problems": FIRST + part.problems,
+            "seed": 11,
+            "sampling": {
+                "temperature": 0.6,
+                "top_k": 20,
+                "top_p": 0.95,
+                "max_new_tokens": 500 if part.model == SMOLLM else 700,
+            },
+            "baseline": [{"policy": "full"}],
+            "settings": list(settings_of(part, heads).values()),
+        }
+        plan = make_plan(parse_spec(document))
+        problems = {name: found[FIRST:] for name, found in plan.problems.items()}
+        sweep(replace(plan, problems=problems), folder / benchmark, workers=1, on_message=print)
+
+
+def outcomes_of_part(part: Part, heads: Path, folder: Path) -> Json:
+    """Return the right answers of each setting, on the problems that all settings have, by benchmark."""
+    names = ["full", *settings_of(part, heads)]
+    by_benchmark = {}
+    for benchmark in part.benchmarks:
+        problems = [f"{benchmark}-{number:03d}" for number in range(FIRST, FIRST + part.problems)]
+        found = outcomes_of(folder / benchmark, problems_of(folder / benchmark, problems), 0)
+        cells = {name: entry["right"] for name, entry in zip(names, found["settings"], strict=True)}
+        compressed = {name: entry["compressed"] for name, entry in zip(names, found["settings"], strict=True)}
+        by_benchmark[benchmark] = {"problems": found["problems"], "right": cells, "compressed": compressed}
+    return {"model": part.short_model, "question": part.question, "benchmarks": by_benchmark}
+
+
+def problems_of(folder: Path, problems: Sequence[str]) -> list[str]:
+    """Return those problems that are decoded under every setting of a run."""
+    from kvatlas.results import Store
+
+    with Store.open(folder) as store:
+        settings = len(store.manifest().expected)
+        decoded: dict[str, int] = {}
+        for _, trace in store.traces(texts=False):
+            decoded[trace.problem] = decoded.get(trace.problem, 0) + 1
+    return [problem for problem in problems if decoded.get(problem) == settings]
+
+
+def numbers_of(outcomes: Json) -> Json:
+    """Return Pass@1 of each setting in percent, and the comparisons in points."""
+    values: dict[str, dict[str, Json]] = {}
+    comparisons: list[Json] = []
+    rows: list[tuple[Floats, Sequence[int]]] = []
+    for name, of_part in outcomes.items():
+        part = PARTS[name]
+        tables = {setting: right_of(of_part, setting) for setting in right_names(of_part)}
+        sizes = [len(found["problems"]) for found in of_part["benchmarks"].values()]
+        values[name] = {
+            "problems": sum(sizes),
+            "value": {setting: round(100 * mean_of(right, sizes), 4) for setting, right in tables.items()},
+            "compressed": {setting: count_compressed(of_part, setting) for setting in tables if setting != "full"},
+        }
+        for first, second in pairs_of(part):
+            comparisons.append({"part": name, "first": first, "second": second})
+            rows.append((tables[first] - tables[second], sizes))
+
+    z = normal_quantile(LEVEL / 2 / len(rows))
+    p_values = []
+    for comparison, (difference, sizes) in zip(comparisons, rows, strict=True):
+        (contrast,) = mean_differences(difference[None], strata_of_sizes(sizes), z)
+        p_values.append(contrast.p)
+        comparison |= {end: round(100 * getattr(contrast, end), 4) for end in ("value", "low", "high")}
+        comparison["p"] = contrast.p
+    for comparison, adjusted in zip(comparisons, holm(p_values), strict=True):
+        comparison["adjusted_p"] = adjusted
+    return {"parts": values, "comparisons": comparisons}
+
+
+def right_names(of_part: Json) -> list[str]:
+    return list(next(iter(of_part["benchmarks"].values()))["right"])
+
+
+def right_of(of_part: Json, setting: str) -> Floats:
+    """Return 1 for each right answer of a setting, benchmark by benchmark."""
+    bits = [from_hex(found["right"][setting]) for found in of_part["benchmarks"].values()]
+    return np.concatenate([np.array(of_benchmark, float) for of_benchmark in bits])
+
+
+def count_compressed(of_part: Json, setting: str) -> int:
+    return sum(sum(from_hex(found["compressed"][setting])) for found in of_part["benchmarks"].values())
+
+
+def mean_of(right: Floats, sizes: Sequence[int]) -> float:
+    ends = np.cumsum(sizes)[:-1]
+    return float(np.mean([part.mean() for part in np.split(right, ends)]))
+
+
+def pairs_of(part: Part) -> list[tuple[str, str]]:
+    """Return the comparisons of a grid, which were chosen before decoding."""
+    pairs = []
+    if part.question == "windows":
+        for policy in part.policies:
+            for budget in part.budgets:
+                place = f"{policy} {budget}"
+                pairs.append((f"{place} {part.windows[-1]}", f"{place} {part.windows[0]}"))
+        return pairs
+
+    for budget in part.budgets:
+        for is_kept in part.keep_prompt:
+            place = f"{budget} {'kept' if is_kept else 'competes'}"
+            pairs += [(f"{training} {place}", f"{RIVAL} {place}") for training in TRAININGS]
+            pairs.append((f"second {place}", f"first {place}"))
+    return pairs
+
+
+def lines(numbers: Json) -> list[str]:
+    """Return the lines of the page that hold the numbers."""
+    by_pair = {(item["part"], item["first"], item["second"]): item for item in numbers["comparisons"]}
+    rows = []
+    for name, found in numbers["parts"].items():
+        part = PARTS[name]
+        value = found["value"]
+        if part.question == "windows":
+            for policy in part.policies:
+                for budget in part.budgets:
+                    settings = [f"{policy} {budget} {window}" for window in part.windows]
+                    shares = [f"{value[setting]:.1f}" for setting in settings]
+                    # SmolLM2 has two windows, the embedded models three.
+                    if len(shares) == 2:
+                        shares.insert(1, "")
+                    difference = limits_text(by_pair[name, settings[-1], settings[0]])
+                    cells = [part.short_model, policy, str(budget), *shares, difference]
+                    rows.append(f"| {' | '.join(cells)} |")
+            continue
+        for is_kept in part.keep_prompt:
+            for budget in part.budgets:
+                prompt = "kept" if is_kept else "competes"
+                place = f"{budget} {prompt}"
+                cells = [part.short_model, prompt, str(budget), f"{value[f'{RIVAL} {place}']:.1f}"]
+                cells += [limits_text(by_pair[name, f"{one} {place}", f"{RIVAL} {place}"]) for one in TRAININGS]
+                cells.append(limits_text(by_pair[name, f"second {place}", f"first {place}"]))
+                rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def limits_text(item: Json) -> str:
+    mark = "*" if item["adjusted_p"] <= LEVEL else ""
+    return f"{item['value']:.1f} ({item['low']:.1f} to {item['high']:.1f}){mark}"
+
+
+def main() -> None:
+    options = arguments(__doc__, runs=Path("runs/second-looks"), heads=Path("runs/heads"), decode=[""])
+    asked = [name for name in options.decode if name]
+    for name in asked:
+        decode(PARTS[name], options.heads, options.runs / name)
+    if asked:
+        return
+
+    outcomes: dict[str, Any] = {}
+    for name, part in PARTS.items():
+        if (options.runs / name).is_dir():
+            outcomes[name] = outcomes_of_part(part, options.heads, options.runs / name)
+    numbers = numbers_of(outcomes)
+    keep(options, bench="second_looks", numbers=numbers, outcomes=outcomes)
+    print("\n".join(lines(numbers)))
+
+
+if __name__ == "__main__":
+    main()
