@@ -1,4 +1,4 @@
-"""Shorter types for the weights of linear layers on CPUs: their gain on this machine, and the tokens that they change."""
+"""Shorter types for the weights of linear layers on CPUs: the gain on this machine, and the tokens that change."""
 
 from __future__ import annotations
 
