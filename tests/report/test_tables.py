@@ -219,3 +219,30 @@ def test_classes_of_one_name_in_two_files_are_never_called_alike(tmp_path: Path)
     chosen = choose(systems, [f"{file}.py:Sinks local_window=8 ratio=0.1" for file in ("one", "two")])
     assert names_of(chosen) == ["one.py:Sinks", "two.py:Sinks"]
     assert {row["policy"] for row in result.to_dict()["per_right_answer"]} == {"one.py:Sinks", "two.py:Sinks", "full"}
+
+
+def test_settings_behind_the_end_of_the_tests_are_told_and_have_no_next_step(tmp_path: Path) -> None:
+    """Window 64 at ratio 0.1 keeps more by its own numbers than window 8 at 0.3, and its failure ends the tests."""
+
+    def is_right(setting: Setting) -> float:
+        values = setting.values
+        return float(not (values.get("local_window") == 64 and values.get("ratio") == 0.1))
+
+    cells = [
+        Setting.from_parameters("dynts", kv_budget=128, local_window=window, ratio=ratio)
+        for window in (8, 64)
+        for ratio in (0.1, 0.3, 0.7)
+    ]
+    axes = (("local_window", (8, 64)), ("ratio", (0.1, 0.3, 0.7)))
+    plan = manifest([*cells, Setting.from_parameters("full")], axes=axes, benchmarks=("CHAIN6",), problems=100)
+    run = store_run(tmp_path / "run", replace(plan, spec=SPEC), is_right)
+    result = analyse([run], lose_at_most=10)
+    (choice,) = result.choices
+    untested = {
+        (choice.settings[id_].values["local_window"], choice.settings[id_].values["ratio"]): end
+        for id_, end in choice.untested.items()
+    }
+    assert set(untested) == {(8, 0.3), (8, 0.1)}
+    assert {str(end) for end in untested.values()} == {str(cells[3])}
+    assert "2 are not tested: tests of a policy go from most to fewest tokens" in one_page(result)
+    assert "between" not in [step.name for step in result.next_steps]
