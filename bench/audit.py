@@ -24,7 +24,10 @@ RESULTS = ROOT / "bench" / "results"
 AUDITABLE = {"real_gpu": real_gpu, "thinking_cap": thinking_cap, "trace_length": trace_length}
 #: Pages that quote intervals from documents without outcomes by problem.
 NOT_AUDITABLE = {
-    "docs/findings/arena.md": ["arena.json", "arena_second.json", "arena_learned.json", "arena_smollm.json"],
+    "docs/findings/arena.md": [
+        *("arena.json", "arena_second.json", "arena_learned.json", "arena_smollm.json"),
+        *("arena_merging.json", "arena_merging_second.json"),
+    ],
     "docs/findings/saving-tokens.md": ["autopsies.json"],
     "docs/findings/bytes.md": ["quantized_cache.json"],
     "docs/findings/embedded.md, README.md": ["fresh_problems.json"],
