@@ -11,7 +11,7 @@ import pytest
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.figures.loss_memory import losses_csv
 from kvatlas.figures.pairwise import names_of
-from kvatlas.report.description import every_map, one_page
+from kvatlas.report.description import every_map, markdown_table, one_page
 from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import Result, analyse
 from kvatlas.stats.systems import choose, systems_of
@@ -61,7 +61,7 @@ def test_policies_at_one_setting_are_a_table_with_losses_and_every_comparison(tm
     assert choice["setting"].startswith("dynts(")
     for text in (one_page(result), every_map(result)):
         assert "dynts is proven to stay within 3 points of the full cache" in text or text.startswith("# Overview")
-        assert "| h2o | " in text
+        assert re.search(r"\| h2o +\| ", text)
 
 
 @pytest.mark.parametrize(
@@ -246,3 +246,13 @@ def test_settings_behind_the_end_of_the_tests_are_told_and_have_no_next_step(tmp
     assert {str(end) for end in untested.values()} == {str(cells[3])}
     assert "2 are not tested: tests of a policy go from most to fewest tokens" in one_page(result)
     assert "between" not in [step.name for step in result.next_steps]
+
+
+def test_columns_of_a_table_stand_under_each_other() -> None:
+    lines = markdown_table(["a", "long name"], [["12.5", "x|y"], ["1", ""]]).split("\n")
+    assert lines == [
+        "| a    | long name |",
+        "|------|-----------|",
+        "| 12.5 | x\\|y      |",
+        "| 1    |           |",
+    ]
