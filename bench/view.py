@@ -78,7 +78,6 @@ def measured(folder: Path, traces: int) -> dict[str, Any]:
             by_name["headline_after_s"] = round(time.perf_counter() - began, 1)
             pages = {
                 "a run, its headline": ("", "#verdicts .card"),
-                "for a decision": ("/decide", "#decision-parts table"),
                 "a cell": ("/cell/5", "#list-rows tbody tr"),
                 "a trace with the full cache's": ("/trace/5/3/0", "#trace .token"),
                 "a trace": ("/trace/5/3/0?beside=none", "#trace .token"),

@@ -379,6 +379,10 @@ def nominal_bytes(cell: CellTraces) -> float:
     if cell.setting.policy == FULL.policy:
         return float(token_bytes)
     kept = kept_by_rule(cell.setting, token_bytes, tail_bytes)
+    budget = cell.setting.values.get("kv_budget")
+    if kept is None and cell.setting.values.get("every") and isinstance(budget, int):
+        # The prompt stays beside the budget, under every setting.
+        kept = float(budget)
     return -math.inf if kept is None else kept * token_bytes + tail_bytes
 
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvatlas.core import Claim, Shape, percent, rounded
 from kvatlas.report.description import say
-from kvatlas.report.result import Result
-from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import FULL, SettingLoss
-from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import select
 from kvatlas.text import model_name
+
+if TYPE_CHECKING:
+    from kvatlas.report.result import Result
+    from kvatlas.stats.choice import Choice
+    from kvatlas.stats.run_data import RunData
 
 Json = dict[str, Any]
 #: Models of fewer bytes are limited by computing, so that the sizes of a larger one are shown first.
@@ -45,8 +47,8 @@ def decision_document(
     if not models:
         return None
 
-    known = json.loads((resources.files("kvatlas.report.app") / "cards.json").read_text("utf-8"))
-    return {**known, "models": models, "sizes": [_sizes_of_published(entry) for entry in known["models"]]}
+    cards = json.loads((resources.files("kvatlas.report.app") / "cards.json").read_text("utf-8"))
+    return {**cards, "models": models, "sizes": [_sizes_of_published(entry) for entry in cards["models"]]}
 
 
 def _sizes_of_published(entry: Mapping[str, Any]) -> Json:
@@ -76,15 +78,17 @@ def _model_document(
             "weights": weights,
             "tokens": rounded(full_tokens, 1),
         }
-    prompts = [length for cell in full_cells for length in cell.prompts.values()]
+    prompts: list[int] = []
+    for cell in full_cells:
+        prompts += cell.prompts.values()
 
     settings = []
     by_memory = sorted(choice.savings, key=lambda id_: choice.savings[id_].memory)
     for id_ in sorted(by_memory, key=lambda id_: choice.offered is None or id_ != choice.offered.id):
-        number = cells.get((choice.model, choice.benchmark, id_))
+        cell_number = cells.get((choice.model, choice.benchmark, id_))
         loss = (choice.losses or {}).get(id_)
-        if number is not None and loss is not None:
-            settings.append(_setting_document(choice, id_, number, loss))
+        if cell_number is not None and loss is not None:
+            settings.append(_setting_document(choice, id_, cell_number, loss))
     return {
         "model": choice.model,
         "short": model_name(choice.model),
@@ -99,7 +103,7 @@ def _model_document(
     }
 
 
-def _setting_document(choice: Choice, id_: str, number: int, loss: SettingLoss) -> Json:
+def _setting_document(choice: Choice, id_: str, cell_number: int, loss: SettingLoss) -> Json:
     """Return the share of the full cache's memory that a setting keeps, its loss by each claim, and its risk."""
     claims = []
     for claim in Claim:
@@ -112,7 +116,7 @@ def _setting_document(choice: Choice, id_: str, number: int, loss: SettingLoss) 
         # With one sample of each problem both claims have the same proof.
         claims = [["these problems and problems like these", *claims[-1][1:]]]
     return {
-        "cell": number,
+        "cell": cell_number,
         "memory": rounded(choice.savings[id_].memory, 4),
         "loss": [percent(loss.value), percent(loss.low), percent(loss.high)],
         "claims": claims,

@@ -12,7 +12,6 @@ from kvatlas.columns import page_columns
 from kvatlas.core import Cell, CellCoord, Grade, Map, Outcome, Setting, Status, percent, rounded
 from kvatlas.figures import colours
 from kvatlas.figures.panels import framed_cells, has_two_claims
-from kvatlas.report.app.decision import decision_document
 from kvatlas.report.description import recommendation
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
@@ -113,15 +112,12 @@ def _as_maps(results: Sequence[MapResult]) -> list[Map]:
     return [one.map for one in results]
 
 
-def run_document(
-    result: Result, maps: Sequence[Map], tested: bool, weights: Mapping[str, int | None] | None = None
-) -> Json:
+def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageCells) -> Json:
     """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run.
 
-    `weights` are the bytes of the weights of each model, as far as they are known.
+    `cells` are those of the run, which are numbered and described on the way.
     """
     run = result.only_run
-    cells = PageCells(run.manifest.expected)
     compared = tested and run.has_maps
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]
 
@@ -153,13 +149,12 @@ def run_document(
             "tables": [_settings_document(table, cells) for table in result.tables],
             "cards": [_card(choice, result, cells) for choice in result.choices],
             "findings": [finding.text for finding in result.findings],
-            "decision": decision_document(result, cells.numbers, weights or {}),
         }
     return {**document, "cells": cells.documents}
 
 
 #: The parts of a run's document that are known once it is complete.
-_UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findings": [], "decision": None}
+_UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findings": []}
 
 
 def _map_document(
