@@ -3,16 +3,24 @@
     python bench/trace_length.py --out bench/results/trace_length.json --figure docs/images/trace-length.png
 
 Decodes (or resumes) a run for each length: `dynts` and `random` at a KV budget of 120 for every length, and of 10
-tokens for each line. The predictions are in recipes/embedded/predictions.md. `rows` has for each model, length, policy
-and budget the points lost against the full cache with the limits of `kvatlas describe`, the tokens of thinking, and the
-outcomes by problem as bits, in the order of the problems.
+tokens for each line. The predictions are in recipes/embedded/predictions.md. `outcomes` has for each model, length,
+policy and budget the outcomes by problem as bits, in the order of the problems, the memory saved in percent, and the
+tokens of thinking; `numbers` the points lost against the full cache with the limits of `kvatlas describe`, which
+`bench/audit.py` computes again from the outcomes.
 """
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import kvatlas
 from common import arguments, keep
+from kvatlas.core import grouped
+from kvatlas.report.result import analyse
+from kvatlas.report.view_options import ReadOptions
+from outcomes import Json, to_hex, write_run
+
+PAGE = "docs/findings/length.md"
 
 LINES = (8, 12, 18, 24, 30, 36)
 MODELS = ("embedded:tiny-llama", "embedded:tiny-qwen")
@@ -36,40 +44,104 @@ def spec(lines: int) -> dict[str, Any]:
     }
 
 
-def rows_of(run: kvatlas.Run, lines: int) -> list[dict[str, Any]]:
+def outcomes_of_length(run: kvatlas.Run, lines: int) -> list[Json]:
+    """Return the outcomes of each setting of a run, with the full cache's."""
     outcomes: dict[tuple[str, str], dict[str, bool]] = {}
+    settings: dict[tuple[str, str], Any] = {}
     thinking: dict[tuple[str, str], list[int]] = {}
     memory: dict[tuple[str, str], list[float]] = {}
     for trace in run.traces(texts=False):
         key = trace.model, str(trace.setting)
+        settings[key] = trace.setting
         outcomes.setdefault(key, {})[trace.problem] = trace.grade.correct
         thinking.setdefault(key, []).append(trace.usage.thinking_tokens or 0)
         memory.setdefault(key, []).append(trace.usage.mean_kv_tokens or 0.0)
 
     rows = []
-    for choice in run.describe().to_dict()["recommendation"]["all"]:
-        model = choice["model"]
-        full = memory[model, "full"]
-        for loss in choice["losses"]:
-            key = model, loss["setting"]
-            (setting,) = {trace.setting for trace in run.traces(texts=False) if str(trace.setting) == loss["setting"]}
-            bits = "".join("01"[outcomes[key][problem]] for problem in sorted(outcomes[key]))
-            full_bits = "".join("01"[outcomes[model, "full"][problem]] for problem in sorted(outcomes[key]))
-            rows.append(
-                {
-                    "model": model,
-                    "lines": lines,
-                    "policy": setting.policy,
-                    "kv_budget": setting.values["kv_budget"],
-                    "loses": loss["loses"],
-                    "low": loss["loses_low"],
-                    "high": loss["loses_high"],
-                    "memory_saved": round(100 * (1 - sum(memory[key]) / sum(full)), 1),
-                    "thinking_tokens": round(sum(thinking[model, "full"]) / len(thinking[model, "full"]), 1),
-                    "outcomes": bits,
-                    "full_outcomes": full_bits,
-                }
-            )
+    for (model, name), setting in settings.items():
+        if name == "full":
+            continue
+        full = outcomes[model, "full"]
+        of_full = thinking[model, "full"]
+        rows.append(
+            {
+                "model": model,
+                "lines": lines,
+                "policy": setting.policy,
+                "kv_budget": setting.values["kv_budget"],
+                "memory_saved": round(100 * (1 - sum(memory[model, name]) / sum(memory[model, "full"])), 1),
+                "thinking_tokens": round(sum(of_full) / len(of_full), 1),
+                "right": "".join("01"[outcomes[model, name][problem]] for problem in sorted(full)),
+                "full_right": "".join("01"[full[problem]] for problem in sorted(full)),
+            }
+        )
+    return rows
+
+
+def numbers_of(outcomes: list[Json]) -> list[Json]:
+    """Return the points lost of each setting, with limits for all settings of a model and length at once."""
+    numbers = []
+    for (model, length), rows in grouped(outcomes, lambda row: (row["model"], row["lines"])).items():
+        problems = len(rows[0]["right"])
+        settings = [entry("full", {}, rows[0]["full_right"])]
+        for row in rows:
+            values = {"kv_budget": row["kv_budget"], "local_window": 16, "ratio": 0.5}
+            settings.append(entry(row["policy"], values, row["right"]))
+
+        # The costs are of no account for losses.
+        run = {
+            "model": model,
+            "benchmark": f"LEDGER{length}",
+            "kv_bytes": [0, 2],
+            "axes": [],
+            "problems": list(range(problems)),
+            "prompt_tokens": [1] * problems,
+            "settings": settings,
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            write_run(run, Path(folder) / "run")
+            result = analyse([Path(folder) / "run"], ReadOptions(lose_at_most=5)).to_dict()
+        losses = result["recommendation"]["all"][0]["losses"]
+        for row, loss in zip(rows, losses, strict=True):
+            of_row = {name: row[name] for name in ("model", "lines", "policy", "kv_budget")}
+            of_row |= {"loses": loss["loses"], "low": loss["loses_low"], "high": loss["loses_high"]}
+            numbers.append(of_row | {name: row[name] for name in ("memory_saved", "thinking_tokens")})
+    return numbers
+
+
+def entry(policy: str, values: Json, right: str) -> Json:
+    """Return the outcomes of a setting as `write_run` takes them, without costs."""
+    none = to_hex([False] * len(right))
+    return {
+        "policy": policy,
+        "values": values,
+        "baseline": policy == "full",
+        "missing": none,
+        "right": to_hex([digit == "1" for digit in right]),
+        "truncated": none,
+        "compressed": none,
+        "output_tokens": [1] * len(right),
+        "mean_kv_tokens": [1] * len(right),
+    }
+
+
+def lines(numbers: list[Json]) -> list[str]:
+    """Return the lines of the page that hold the numbers: `dynts` at both budgets on both models."""
+    rows = []
+    for length, of_length in grouped(numbers, lambda row: row["lines"]).items():
+        thinking = sum(row["thinking_tokens"] for row in of_length) / len(of_length)
+        cells = [str(length), f"{thinking:.0f}"]
+        for budget in (FIXED, TOKENS_PER_LINE * length):
+            for model in MODELS:
+                (row,) = (
+                    row
+                    for row in of_length
+                    if (row["model"], row["policy"], row["kv_budget"]) == (model, "dynts", budget)
+                )
+                cells.append(f"{row['loses'] + 0.0:.1f} ({row['low']:.1f} to {row['high']:.1f})")
+        if TOKENS_PER_LINE * length == FIXED:
+            cells[-2:] = ["the same setting"] * 2
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 
@@ -106,13 +178,15 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     options = arguments(__doc__, runs=Path("runs/length"), figure=Path)
-    rows = []
-    for lines in LINES:
-        run = kvatlas.sweep(spec(lines), options.runs / str(lines), on_message=print)
-        rows += rows_of(run, lines)
+    outcomes = []
+    for length in LINES:
+        run = kvatlas.sweep(spec(length), options.runs / str(length), on_message=print)
+        outcomes += outcomes_of_length(run, length)
+    numbers = numbers_of(outcomes)
     if options.figure:
-        draw(rows, options.figure)
-    keep(options, bench="trace_length", rows=rows)
+        draw(numbers, options.figure)
+    keep(options, bench="trace_length", numbers=numbers, outcomes=outcomes)
+    print("\n".join(lines(numbers)))
 
 
 if __name__ == "__main__":

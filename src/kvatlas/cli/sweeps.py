@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -230,7 +231,7 @@ def engines_sentence(planned: Plan) -> str:
     """Return a sentence on the engines that could run the settings of a plan."""
     from kvatlas.deploy.engine_config import could_run
 
-    lengths = [length for prompts in planned.prompts.values() for length in prompts]
+    lengths = list(itertools.chain.from_iterable(planned.prompts.values()))
     settings = [policy.setting for policy, is_baseline in planned.policies if not is_baseline]
     return could_run(settings, int(median(lengths)))
 

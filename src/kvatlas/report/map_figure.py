@@ -352,10 +352,7 @@ def _draw_lines(result: Result, out: Path, cost: str | None, policy: str | None,
 
     if cost == KV_MEMORY:
         curves = [with_kv_bytes(curve) for curve in curves]
-    # The finding, where it is about what is drawn.
-    chosen_policies = {one.by_memory.setting.policy for one in result.choices if one.by_memory is not None}
-    is_shown = not policy or all(is_of_policy(name, policy) for name in chosen_policies)
-    title = short_headline(result.choices, result.comparisons) if is_shown and not cost else ""
+    title = "" if cost else short_headline(result.choices, result.comparisons)
     figure = line_figure(curves, cost=cost, title=title, options=show.figure)
     return save(figure, out, data=curves_csv(curves, cost))
 

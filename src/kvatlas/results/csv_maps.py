@@ -166,10 +166,10 @@ def _file_text(name: str) -> str:
             text = file.read(MAX_CHARACTERS + 1)
     except FileNotFoundError:
         folder = Path(name).parent
-        names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+        neighbours = [file.name for file in folder.iterdir()] if folder.is_dir() else []
         raise KvatlasError(
             f"There is no run and no CSV map {name!r}; expected the folder of a run, a CSV map, or published:NAME."
-            f"{did_you_mean(Path(name).name, names)}"
+            f"{did_you_mean(Path(name).name, neighbours)}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise KvatlasError(f"{name!r} cannot be read as a CSV map ({error}); expected a text file in UTF-8.") from error

@@ -12,6 +12,7 @@ from kvatlas.cpu.native import why_not
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.policies.memory import stays
+from kvatlas.sweeps.short_weights import offer
 
 
 def cluster_notes(benchmark: str, problems: Sequence[Problem], is_adaptive: bool) -> list[str]:
@@ -38,6 +39,7 @@ def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) ->
     slow = why_not() if any(model.device == "cpu" for model in models) else None
     if slow:
         notes.append(f"{slow} Decoding goes on in plain torch, more slowly.")
+    notes += filter(None, map(offer, models))
 
     # A number in float32 takes as many bytes as two in the usual types.
     compressing = [policy for policy in policies if isinstance(policy, CompressingPolicy)]

@@ -124,9 +124,10 @@ def _unpack_bytes(packed: Tensor, outputs: int) -> Tensor:
 
     panels, inputs, _ = packed.shape
     groups = packed.reshape(panels, -1, GROUP * (LANES + 1))
-    codes = groups[:, :, : GROUP * LANES].unflatten(2, (GROUP // 4, LANES, 4)).permute(0, 3, 1, 2, 4)
+    shape = (*groups.shape[:2], GROUP // 4, LANES, 4)
+    codes = groups[:, :, : GROUP * LANES].reshape(shape).permute(0, 3, 1, 2, 4)
     scales = groups[:, :, GROUP * LANES :].contiguous().view(torch.float16).transpose(1, 2)
-    numbers = (codes.float() - 128).flatten(3) * scales.float()[..., None]
+    numbers: Tensor = (codes.float() - 128).flatten(3) * scales.float()[..., None]
     return numbers.view(-1, inputs)[:outputs]
 
 

@@ -32,7 +32,18 @@ TRACES_LIMIT = 4_000_000
 #: Traces of a page for which the attention of the full cache at their departure is measured.
 DEPARTURES = 64
 #: The scripts in their order; each uses those before it.
-SCRIPTS = ("base.js", "source.js", "maps.js", "charts.js", "problems.js", "maze.js", "tokens.js", "trace.js", "app.js")
+SCRIPTS = (
+    "base.js",
+    "source.js",
+    "maps.js",
+    "charts.js",
+    "problems.js",
+    "maze.js",
+    "tokens.js",
+    "trace.js",
+    "decide.js",
+    "app.js",
+)
 
 
 def json_for_script(value: Any) -> str:

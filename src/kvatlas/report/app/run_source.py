@@ -17,7 +17,17 @@ import numpy as np
 
 from kvatlas.core import KvatlasError, Map, NoteKind, Trace, grouped
 from kvatlas.registry import features
-from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, outcome_letters, run_document
+from kvatlas.report.app.decision import decision_document
+from kvatlas.report.app.documents import (
+    MISSING,
+    RIGHT,
+    TRUNCATED,
+    Json,
+    PageCells,
+    maps_of,
+    outcome_letters,
+    run_document,
+)
 from kvatlas.report.app.traces import question_documents, trace_document
 from kvatlas.report.departures import measure_departures
 from kvatlas.report.description import say
@@ -167,7 +177,13 @@ class AppRun:
             notes = chain.from_iterable(map_.notes for map_ in maps)
             warnings += dict.fromkeys(note.text for note in notes if note.kind is NoteKind.PARTIAL)
 
-        document = run_document(result, maps, tested and bool(maps))
+        is_judged = tested and bool(maps)
+        cells = PageCells(self.manifest.expected)
+        document = run_document(result, maps, is_judged, cells)
+        decision = None
+        if is_judged:
+            weights = {name: model.weight_bytes for name, model in self.materials.models.items()}
+            decision = decision_document(result, cells.numbers, weights)
         self.version += 1
         self.finished = tested
         self.result = result
@@ -177,7 +193,8 @@ class AppRun:
             "claim": result.claim.words,
             "warnings": warnings,
             "autopsies": [] if self.autopsies is None else self.autopsies.sentences(),
-            "lost": self.first_lost() if tested and maps else None,
+            "lost": self.first_lost() if is_judged else None,
+            "decision": decision,
             "outcomes": [vars(table) for table in self.tables],
         }
 

@@ -5,7 +5,7 @@ const marks = Object.fromEntries(Object.entries(page.marks).map(([letter, [word]
 const signs = Object.fromEntries(Object.entries(page.marks).map(([letter, [, sign]]) => [letter, sign]));
 const filters = {
   "": ["all", () => true],
-  lost: ["lost: wrong here, right with the full cache", (mark, full) => mark !== "r" && full === "r"],
+  lost: ["lost: the full cache is right", (mark, full) => mark !== "r" && full === "r"],
   right: ["right", (mark) => mark === "r"],
   wrong: ["wrong", (mark) => mark !== "r"],
   truncated: ["truncated", (mark) => mark === "t"],

@@ -97,7 +97,7 @@ function legendOf(trace) {
   if (!trace.steps.length) return legend(["in", trace.compressions ? "still in the cache" : "no compression fired: everything stayed"]);
   return legend(["kept", "kept to the end"], ["e0", "evicted early"], ["e4", "evicted late"], ["in", "still in the window"],
     ...(trace.holders ? [["k1", "kept by few layers or heads"]] : []), ...(trace.death?.missed.length ? [["needed", "the value that was missed"]] : []),
-    ...(trace.autopsy ? [["saving", "would have saved the answer"]] : []));
+    ...(trace.autopsy ? [["saving", trace.autopsy.is_proven ? "would have saved the answer" : "restore the answer under these random numbers"]] : []));
 }
 
 /* -- the cache in motion ------------------------------------------------------------------------------------------- */

@@ -182,7 +182,7 @@ function autopsyOf({ autopsy, ...trace }, text) {
   const chips = there.map((index) => el("button", { onclick: () => text.select(index, true) }, JSON.stringify(all[index])));
   if (autopsy.of_prompt) chips.push(el("span", { class: "soft" }, plural(autopsy.of_prompt, "token") + " of the prompt"));
   const one = autopsy.tokens.length + autopsy.of_prompt === 1, tokens = one ? "this evicted token" : "these evicted tokens";
-  const tested = streams ? ` Under ${streams} other random streams the answer is right ${right.cause} times with ${one ? "it" : "them"}, ${right.random} times with as many random tokens, ${right.nothing} times with neither.` : "";
+  const tested = streams ? ` Under ${streams} other random streams the answer is right ${right.cause} times with ${one ? "it" : "them"}, ${right.kind} times with as many others of their kinds, ${right.nothing} times with neither${autopsy.is_proven ? "" : ": not shown to be more than luck"}.` : "";
   return [el("p", {}, el("b", {}, "Autopsy: "), `Put back in place of kept tokens after ${whole(autopsy.after)} new tokens, ${tokens} restore${one ? "s" : ""} the right answer.${tested}`),
     el("div", { class: "controls" }, ...chips)];
 }
