@@ -4,13 +4,14 @@
     python bench/arena.py --runs runs/arena --out bench/results/arena.json
 
 Several runs may be given. With `--skip 60` the first 60 problems of each benchmark are left out, for a second look at
-problems that were decoded later. For each model `rows` has the differences to `random`, or to the policy that
-`--against` names, with the same values, in points, with 95 % limits for all settings of the model at once
-(kvatlas.stats.against_policy). For each budget, `prompt` has, over all policies that are there with the prompt kept and
-without: `kept_minus_not`, the mean gain by keeping the prompt, and `spread_kept` and `spread_not`, the standard
-deviation of Pass@1 between policies, from which the sampling error is taken out, so that policies which are alike have
-a spread near 0; `explained` is the share of the variance between policies that is gone when all of them keep the
-prompt. Intervals are 95 % and come from problems drawn again within each benchmark (bootstrap, 2,000 times).
+problems that were decoded later. For each model `rows` has the differences to `random` with the same values, in
+points, with 95 % limits for all settings of the model at once (kvatlas.stats.against_policy); `--against h2o cam`
+makes such a table for each of these policies instead. For each budget, `prompt` has, over all policies that are there
+with the prompt kept and without: `kept_minus_not`, the mean gain by keeping the prompt, and `spread_kept` and
+`spread_not`, the standard deviation of Pass@1 between policies, from which the sampling error is taken out, so that
+policies which are alike have a spread near 0; `explained` is the share of the variance between policies that is gone
+when all of them keep the prompt. Intervals are 95 % and come from problems drawn again within each benchmark
+(bootstrap, 2,000 times).
 """
 
 from __future__ import annotations
@@ -145,16 +146,18 @@ def print_table(model: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__, runs={"nargs": "+", "type": str}, skip=0, against="random")
+    options = arguments(__doc__, runs={"nargs": "+", "type": str}, skip=0, against=["random"])
     models = []
     for folder in options.runs:
         run = opened(folder, options.skip)
-        for table in against_policy(run, options.against):
+        tables = [(policy, table) for policy in options.against for table in against_policy(run, policy)]
+        for policy, table in tables:
             rows = rows_of(table)
-            print_table(table.model, rows)
+            print_table(f"{table.model} - {policy}", rows)
             models.append(
                 {
                     "model": table.model,
+                    "against": policy,
                     "benchmarks": table.benchmarks,
                     "problems": table.problems,
                     "would_have_been_shown": round(100 * table.detectable, 1),

@@ -28,23 +28,31 @@ def from_hex(text: str) -> list[bool]:
     return [digit == "1" for digit in f"{int(text, 16):b}"[1:]]
 
 
-def outcomes_of(folder: Path, problems: Sequence[str], sample: int) -> Json:
-    """Return one sample of these problems under all settings of a run of one model and one benchmark."""
+def outcomes_of(folder: Path, problems: Sequence[str], sample: int, model: str = "") -> Json:
+    """Return one sample of these problems of one benchmark under all settings of a `model`, or of the only one."""
     with Store.open(folder) as store:
         manifest = store.manifest()
         traces = {
             (trace.setting.id, trace.problem): trace
             for _, trace in store.traces(texts=False)
-            if trace.sample == sample and trace.problem in set(problems)
+            if trace.sample == sample and trace.problem in set(problems) and model in ("", trace.model)
         }
+    cells = [cell for cell in manifest.expected if model in ("", cell.model) and problems[0] in cell.problems]
 
     prompt_tokens = {problem: trace.usage.prompt_tokens for (_, problem), trace in traces.items()}
     settings = []
-    for cell in manifest.expected:
+    for cell in cells:
         found = [traces.get((cell.setting.id, problem)) for problem in problems]
         usages = [trace.usage if trace else None for trace in found]
+        cap = cell.setting.values.get("thinking_tokens")
+        cut = (
+            {}
+            if cap is None
+            else {"cut": to_hex([usage is not None and usage.thinking_tokens >= cap for usage in usages])}
+        )
         settings.append(
             {
+                **cut,
                 "policy": cell.setting.policy,
                 "values": cell.setting.values,
                 "baseline": cell.baseline,
@@ -56,7 +64,7 @@ def outcomes_of(folder: Path, problems: Sequence[str], sample: int) -> Json:
                 "mean_kv_tokens": [round(usage.mean_kv_tokens or 0) if usage else 0 for usage in usages],
             }
         )
-    first = manifest.expected[0]
+    first = cells[0]
     return {
         "model": first.model,
         "benchmark": first.benchmark,
@@ -68,23 +76,29 @@ def outcomes_of(folder: Path, problems: Sequence[str], sample: int) -> Json:
     }
 
 
-def write_run(outcomes: Json, folder: Path) -> None:
-    """Write a run with these outcomes, of one sample of each problem, into a new folder."""
-    model = outcomes["model"]
-    benchmark = outcomes["benchmark"]
-    problems = tuple(f"{benchmark}-{number:03d}" for number in outcomes["problems"])
+def write_run(outcomes: Json, folder: Path, *others: Json) -> None:
+    """Write a run with these outcomes, of one sample of each problem, into a new folder.
+
+    `others` are those of other models and benchmarks under the same settings.
+    """
     cells = []
     traces = []
-    for entry in outcomes["settings"]:
-        setting = Setting.from_parameters(entry["policy"], **entry["values"])
-        kv_bytes = tuple(outcomes["kv_bytes"])
-        cells.append(Expected(model, benchmark, setting, "outcomes", problems, 1, entry["baseline"], kv_bytes))
-        traces += traces_of(entry, Trace(model, benchmark, "", 0, setting, (), "", WRONG, NO_COSTS), outcomes, problems)
+    for part in (outcomes, *others):
+        model = part["model"]
+        benchmark = part["benchmark"]
+        problems = tuple(f"{benchmark}-{number:03d}" for number in part["problems"])
+        kv_bytes = tuple(part["kv_bytes"])
+        for entry in part["settings"]:
+            setting = Setting.from_parameters(entry["policy"], **entry["values"])
+            key = f"outcomes {model}"
+            cells.append(Expected(model, benchmark, setting, key, problems, 1, entry["baseline"], kv_bytes))
+            empty = Trace(model, benchmark, "", 0, setting, (), "", WRONG, NO_COSTS)
+            traces += [(key, trace) for trace in traces_of(entry, empty, part, problems)]
     axes = tuple((name, tuple(values)) for name, values in outcomes["axes"])
     manifest = Manifest(axes, tuple(cells), spec={}, provenance={})
     with Store.create(folder) as store:
         store.put_manifest(manifest)
-        store.add_all(("outcomes", trace) for trace in traces)
+        store.add_all(traces)
 
 
 WRONG = Grade(False, 0.0, "", Status.OK)
@@ -105,6 +119,7 @@ def traces_of(entry: Json, empty: Trace, outcomes: Json, problems: Sequence[str]
     right = from_hex(entry["right"])
     truncated = from_hex(entry["truncated"])
     compressed = from_hex(entry["compressed"])
+    cut = from_hex(entry["cut"]) if "cut" in entry else []
     traces = []
     for index, problem in enumerate(problems):
         if missing[index]:
@@ -117,6 +132,8 @@ def traces_of(entry: Json, empty: Trace, outcomes: Json, problems: Sequence[str]
             output_tokens=entry["output_tokens"][index],
             mean_kv_tokens=float(entry["mean_kv_tokens"][index]),
             compressions=int(compressed[index]),
+            # A trace whose thinking was cut has as many thinking tokens as its cap.
+            thinking_tokens=entry["values"]["thinking_tokens"] if cut and cut[index] else 0,
         )
         traces.append(replace(empty, problem=problem, grade=grade, usage=usage))
     return traces

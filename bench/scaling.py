@@ -7,7 +7,7 @@ decoding step reads the weights once and the kept keys and values of every row, 
 `--share` of the `--bandwidth` (bytes per second, of the data sheet) that our loop reaches: 58 to 67 % on an H200, 67 to
 78 % of a large copy's rate, which bench/gpu.py measures; on a CPU bench/decode.py does. The batch is what fits into
 `--memory` GiB by the formula of `kvatlas plan`. A worker starts in `--start` seconds, and at the end one tree of the
-longest traces is waited for. Prints one JSON document."""
+longest traces is waited for. `--model` is 8B or 32B, of DeepSeek-R1's distilled models. Prints one JSON document."""
 
 from __future__ import annotations
 
@@ -23,28 +23,38 @@ from kvatlas.engine.memory_plan import GPU_BATCH, Peak, largest_batch, peak
 from kvatlas.models import ModelHandle, Overrides
 from sweep_cost import BUDGET, GRID, LONGEST, PROMPT, lengths, tokens, window_policy
 
-#: Of DeepSeek-R1-Distill-Llama-8B; its parameters are counted, not loaded.
-SHAPE = {
-    "vocab_size": 128_256,
-    "hidden_size": 4096,
-    "intermediate_size": 14_336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131_072,
-    "dtype": "bfloat16",
+#: Of DeepSeek-R1-Distill-Llama-8B and DeepSeek-R1-Distill-Qwen-32B.
+SHAPES = {
+    "8B": {
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+    "32B": {
+        "vocab_size": 152_064,
+        "hidden_size": 5120,
+        "intermediate_size": 27_648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+    },
 }
-PARAMETERS = 8_030_261_248
+#: Their parameters, which are counted, not loaded.
+PARAMETERS = {"8B": 8_030_261_248, "32B": 32_763_876_352}
 
 
 def main() -> None:
-    options = arguments(__doc__, bandwidth=3.35e12, share=0.7, memory=80.0, start=60.0, gpus=[1, 8, 64])
+    options = arguments(__doc__, bandwidth=3.35e12, share=0.7, memory=80.0, start=60.0, gpus=[1, 8, 64], model="8B")
+    parameters = PARAMETERS[options.model]
     grid = [window_policy(BUDGET, window, ratio) for window, ratio in GRID]
     results = [length for item in lengths(None, 5, 0).values() for length in item]
     separate, shared = tokens(results, BUDGET - PROMPT + 1, len(grid))
     with tempfile.TemporaryDirectory() as folder:
-        LlamaConfig(**SHAPE).save_pretrained(folder)
-        facts = Overrides(dtype="bfloat16", weight_bytes=2 * PARAMETERS)
+        LlamaConfig(**SHAPES[options.model], max_position_embeddings=131_072, dtype="bfloat16").save_pretrained(folder)
+        facts = Overrides(dtype="bfloat16", weight_bytes=2 * parameters)
         model = ModelHandle(f"hf:{folder}", Path(folder), overrides=facts)
         vars(model)["device"] = "cuda"
 
@@ -55,7 +65,7 @@ def main() -> None:
         # Between compressions a cache grows evenly from what was kept to the budget.
         kept = statistics.mean(w + r * (BUDGET - w) for w, r in GRID)
         cached = (kept + BUDGET) / 2
-        read = 2 * PARAMETERS + batch * cached * model.kv_bytes_per_token
+        read = 2 * parameters + batch * cached * model.kv_bytes_per_token
     step = read / (options.bandwidth * options.share)
     rate = batch / step
     tail = LONGEST * step

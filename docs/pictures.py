@@ -1,12 +1,15 @@
 """Redraw the pictures of README and docs from a run of `kvatlas demo`: `python docs/pictures.py runs/demo`.
 
-`make example` runs it.
+The captions of docs/figures.md become what the figures say. `make example` runs it.
 """
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import sys
+import tempfile
 from pathlib import Path
 
 from trace_picture import draw, find_lost
@@ -15,6 +18,7 @@ from kvatlas.autopsy.autopsy_figure import save_autopsies
 from kvatlas.cli import command
 
 IMAGES = Path(__file__).parent / "images"
+GUIDE = Path(__file__).parent / "figures.md"
 
 
 def commands(run: str) -> dict[str, list[str]]:
@@ -44,12 +48,31 @@ def options_of(systems: list[str]) -> list[str]:
 
 
 def main(folder: str) -> None:
-    """Redraw all pictures."""
+    """Redraw all pictures, and write their captions."""
     for name, words in commands(folder).items():
         command()([*words, "--look", "columns=2", "--out", str(IMAGES / f"{name}.png")], standalone_mode=False)
         (IMAGES / f"{name}.data.csv").unlink(missing_ok=True)
+        GUIDE.write_text(with_caption(GUIDE.read_text("utf-8"), name, caption(words)), "utf-8")
     draw(find_lost(Path(folder)), IMAGES / "trace.png")
     draw_autopsies()
+
+
+def caption(words: list[str]) -> str:
+    """Return what a figure says of its data: its title, else the names of its panels."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "figure.svg"
+        command()([*words, "--look", "columns=2", "--out", str(path)], standalone_mode=False)
+        svg = path.read_text("utf-8")
+    # Bold text of the size of titles, and of the size of names.
+    title, names = (re.findall(rf"font-weight: 700; font-size: {size}px[^>]*>([^<]*)", svg) for size in ("9", "7.5"))
+    text = html.unescape(" ".join(title) or ", ".join(dict.fromkeys(names)))
+    return f"{text}, as densities" if "kind=density" in words else text
+
+
+def with_caption(guide: str, name: str, text: str) -> str:
+    """Return a guide in which the picture of this name has a caption."""
+    image = f"](images/{name}.png)"
+    return re.sub(rf"!\[[^\n]*?{re.escape(image)}", lambda _: f"![{text}{image}", guide)
 
 
 def draw_autopsies() -> None:

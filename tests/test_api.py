@@ -15,7 +15,7 @@ import kvatlas
 from kvatlas.columns import CELL_COLUMNS, Column, cell_document
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures import colours
-from kvatlas.report.app.documents import maps_of, run_document
+from kvatlas.report.app.documents import PageCells, maps_of, run_document
 from kvatlas.report.app.page import app_page
 from kvatlas.report.map_figure import plot_sources
 from kvatlas.report.result import open_result
@@ -187,7 +187,7 @@ def test_one_entry_in_the_columns_reaches_every_reader(
 
     # The page has the value in each cell, and the words of its table, its hover and its measure of maps.
     result = open_result([folder])
-    cells = run_document(result, maps_of(result), True)["cells"]
+    cells = run_document(result, maps_of(result), True, PageCells(result.only_run.manifest.expected))["cells"]
     assert {cell["prompt"] for cell in cells} == {20.0}
     words = {"heading": "Prompt length", "choice": "Prompt length (tokens)", "hover": "prompt length: {} tokens"}
     assert json.dumps(

@@ -1,6 +1,7 @@
 """Settings as configurations of serving engines: exact, or refused by name with the nearest."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import yaml
 
 from kvatlas import models
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.deploy.engine_config import TARGETS, could_run, export_setting
+from kvatlas.deploy.engine_config import TARGETS, OpenedThinking, could_run, export_setting
+from kvatlas.models import ModelHandle
 from kvatlas.policies.query_statistics import load_statistics
 from tests.command_line import Call
 from tests.stored import decode_run
@@ -200,6 +202,30 @@ def test_a_press_that_chooses_otherwise_is_said_in_its_file(kvatlas: Call, tmp_p
         words = ("deploy", "export", run, "--out", tmp_path, "--policy", policy, "--to", "kvpress", "--nearest")
         kvatlas.succeed(*words)
         assert ("rotates all buffered queries" in (tmp_path / "kvpress.py").read_text()) == (policy == "snapkv")
+
+
+def test_a_cap_on_thinking_is_a_budget_of_each_request_to_vllm(tiny_llama: ModelHandle) -> None:
+    for target in ("triattention-vllm", "r-kv-vllm"):
+        exported = export_setting(setting(target, thinking_tokens=512), target)
+        assert not exported.changed
+        assert '"thinking_token_budget": 512' in exported.text
+        assert '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}' in exported.text
+        assert "thinking_token_budget" not in export_setting(setting(target), target).text
+    for target in ("tensorrt-llm", "kvpress"):
+        with pytest.raises(KvatlasError, match="thinking_tokens is 512 and can be unlimited"):
+            export_setting(setting(target, thinking_tokens=512), target)
+    with pytest.raises(KvatlasError, match="thinking_token_budget=64"):
+        export_setting(Setting.from_parameters("full", thinking_tokens=64), "kvpress")
+
+
+def test_prompt_tokens_behind_the_opening_tag_count_in_vllm(
+    tiny_llama: ModelHandle, r1_model: Callable[..., ModelHandle]
+) -> None:
+    assert OpenedThinking.of(tiny_llama) == ("<think>", "</think>", 0)
+    # The template of DeepSeek-R1's distilled models has a line break behind the tag.
+    r1 = OpenedThinking.of(r1_model())
+    assert r1.tokens == 1
+    assert r1.budget(512) == 513
 
 
 def test_a_plan_names_the_engines_that_could_run_it(kvatlas: Call, tmp_path: Path) -> None:

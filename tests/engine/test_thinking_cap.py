@@ -27,6 +27,7 @@ RIVALS: dict[str, dict[str, Any]] = {
     "window": RULE | {"every": 9},
     "entropy": RULE,
     "snapkv": RULE | {"budgets": "ada"},
+    "cam": RULE,
 }
 
 

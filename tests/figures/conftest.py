@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from itertools import chain
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,7 +11,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from kvatlas.core import Cell, Estimate, Map, Setting
 from kvatlas.figures.style import save
@@ -72,7 +75,7 @@ def svg_in_a_browser(path, written):
 
 
 def faults(figure: Figure) -> list[str]:
-    """Texts that overlap another one, or leave the canvas, by more than a point."""
+    """Texts that overlap another one, leave the canvas, or are struck by a line, by more than a point."""
     figure.set_dpi(72)
     FigureCanvasAgg(figure)
     figure.draw_without_rendering()
@@ -89,4 +92,43 @@ def faults(figure: Figure) -> list[str]:
             across = min(box.x1, its.x1) - max(box.x0, its.x0)
             if across > 1 and min(box.y1, its.y1) - max(box.y0, its.y0) > 1:
                 found.append(f"{text!r} overlaps {other!r}")
+    return [*found, *struck_texts(figure)]
+
+
+def struck_texts(figure: Figure) -> list[str]:
+    """Texts that a line of a panel runs through, or a mark stands on; those with a ground of their own hide it."""
+    found = []
+    for axes in figure.axes:
+        grids = [axis.get_gridlines() for axis in (axes.xaxis, axes.yaxis) if axis.get_tick_params().get("gridOn")]
+        lines = {line: line.get_zorder() for line in axes.lines if line.get_zorder() >= BEHIND_CELLS}
+        # Grids are drawn below everything else.
+        lines |= dict.fromkeys(chain.from_iterable(grids), 0.0)
+        for text in axes.texts:
+            box = text.get_window_extent()
+            # A point of the box is white around the letters; lines end at the edge of the panel.
+            inner = Bbox.from_extents(box.x0 + 1.5, box.y0 + 1.5, box.x1 - 1.5, box.y1 - 1.5)
+            inside = Bbox.intersection(inner, axes.bbox)
+            if inside is None or min(inside.width, inside.height) <= 0 or not text.get_text().strip():
+                continue
+            for line, order in lines.items():
+                hides = text.get_bbox_patch() is not None and text.get_zorder() > order
+                if not hides and is_on(line, inside):
+                    found.append(f"{text.get_text()!r} is struck by a line")
     return found
+
+
+#: Lines of a lower order are behind the cells of a panel, and their numbers.
+BEHIND_CELLS = 0.6
+
+
+def is_on(line: Line2D, box: Bbox) -> bool:
+    """Whether a line runs through a box, or one of its marks stands in it."""
+    path = line.get_transform().transform_path(line.get_path())
+    if line.get_linestyle() not in ("None", "") and path.intersects_bbox(box, filled=False):
+        return True
+    radius = line.get_markersize() / 2 if line.get_marker() not in ("None", "", None) else None
+    if radius is None:
+        return False
+    return any(
+        box.x0 - radius < x < box.x1 + radius and box.y0 - radius < y < box.y1 + radius for x, y in path.vertices
+    )

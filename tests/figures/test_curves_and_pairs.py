@@ -19,7 +19,7 @@ from kvatlas.policies import all_values
 from kvatlas.stats.depth_curves import PUBLISHED_L0, Decay
 from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import ModelSetting, pairs_of, systems_of
+from kvatlas.stats.systems import ModelSetting, fits_one, pairs_of, systems_of
 from tests.figures.conftest import faults, texts
 from tests.stats.synthetic import grid, manifest, traces
 from tests.stored import maze_run
@@ -128,6 +128,39 @@ def test_the_difficulty_is_the_one_that_most_problems_tell() -> None:
     system = ModelSetting("A", FULL, {key: {0: 1.0} for key in about}, about)
     assert told_difficulty([system]) == "n"
     assert told_difficulty([replace(system, about={})]) == "L"
+
+
+def test_curves_are_in_percent_with_the_strokes_of_policies(tmp_path: Path) -> None:
+    about = {("B", str(n)): {"n": n} for n in range(10)}
+    easy = ModelSetting("A", FULL, {key: {0: 1.0} for key in about}, about)
+    falls = ModelSetting(
+        "A", WINDOW, {key: {sample: float(key[1] < "5") for sample in range(9)} for key in about}, about
+    )
+    systems = [easy, falls, replace(easy, model="C"), replace(falls, model="C")]
+    figure, _ = depth_figure(systems, systems, names_of(systems), by="n")
+    words = texts(figure, tmp_path)
+    assert {"Pass@1, %", "Progress ratio, %", "Problem size n"} <= set(words)
+    lines = [container.lines[0] for container in figure.axes[0].containers]
+    assert [line.get_color() for line in lines] == ["#000000", "#e69f00"] * 2
+    assert [line.get_linestyle() for line in lines] == ["-", "-", "--", "--"]
+    assert max(lines[0].get_ydata()) == 100
+    assert figure.axes[0].get_ylim()[0] == 0
+    # One alone begins near its lowest limit.
+    alone, _ = depth_figure([easy], [easy], ["A"], by="n")
+    assert alone.axes[0].get_ylim()[0] >= 0
+    assert "No fall of success with problem size n is seen" in texts(alone, tmp_path)
+
+
+def test_what_all_systems_have_in_common_stands_once(tmp_path: Path) -> None:
+    outcomes = [{("B", str(n)): {0: float(n % modulus == 0)} for n in range(12)} for modulus in (2, 3)]
+    settings = [Setting.from_parameters("window", local_window=window, ratio=0.1) for window in (8, 16)]
+    systems = [ModelSetting("A", setting, values) for setting, values in zip(settings, outcomes, strict=True)]
+    figure = pairwise_figure(systems, pairs_of(systems), "progress", options=FigureOptions(kind="density"))
+    words = " ".join(texts(figure, tmp_path))
+    assert "window, ratio=0.1" in words
+    assert figure.axes[0].get_xlabel() == "local_window=8"
+    assert fits_one(systems, "window local_window=8")
+    assert not fits_one(systems, "window")
 
 
 def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:

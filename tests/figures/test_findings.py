@@ -1,6 +1,7 @@
 """Titles of figures: they state what tests prove, in which direction, and nothing else."""
 
 import csv
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -8,7 +9,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.loss_memory import loss_figure, losses_csv
@@ -16,6 +17,7 @@ from kvatlas.figures.panels import loss_panels, metric_panels
 from kvatlas.figures.style import FigureOptions
 from kvatlas.report.headline import short_headline
 from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure, plot_sources
+from kvatlas.report.memory_sentences import best_pair_words, effect_title, memory_title
 from kvatlas.report.result import open_result
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.stats.choice import choices
@@ -189,3 +191,68 @@ def test_runs_of_equal_bytes_are_drawn_by_what_they_lose_in_them(tmp_path) -> No
     }
     plot_sources([folder], out, show=MapOptions(loss_by_memory=False))
     assert "KV memory saved" not in out.read_text()
+
+
+def test_an_effect_of_an_axis_is_the_title_where_no_margin_is_tested() -> None:
+    """As `describe` finds it over the published maps; a single map shows no effect."""
+    result = open_result([f"published:dynts_r1_{model}" for model in ("llama", "qwen")])
+    found = [effect for effect in result.effects if effect.is_found]
+    title = effect_title(result.effects)
+    assert [(effect.axis, effect.strongest[1], effect.maps) for effect in found] == [("ratio", 0.1, 8)]
+    assert title == "Ratio 0.1 is 1.5 points below the rest in 8 of 8 maps (p 0.016)"
+    assert len(title.split()) <= 16
+    assert effect_title([replace(effect, adjusted_p=0.2) for effect in result.effects]) == ""
+
+    # The title leaves out the only policy, which stands among the words below it.
+    figure = metric_figure(result, [one.map for one in result.maps], MapOptions(), {})
+    assert figure.texts[0].get_text() == title
+    assert "; dynts;" in " ".join(text.get_text() for text in figure.texts)
+
+
+def test_effects_of_runs_are_titles_that_say_in_how_many_maps_they_are_proven(tmp_path) -> None:
+    plan = manifest([one for one in grid("dynts", "random") if one.policy != "full"], problems=60)
+    chances = {0.1: 0.2}
+    folder = store_run(tmp_path / "run", plan, lambda setting: chances.get(setting.values.get("ratio", 1), 0.9))
+    title = effect_title(open_result([folder]).effects)
+    assert title.startswith("Ratio 0.1 is ")
+    assert title.endswith("points below the rest, proven in 2 of 2 maps")
+    assert len(title.split()) <= 16
+
+
+def test_line_charts_have_the_finding_as_their_title(tmp_path) -> None:
+    chances = {"full": 0.99, "dynts": 0.99, "random": 0.3}
+    plan = manifest(grid("dynts", "random"), problems=60)
+    folder = store_run(tmp_path / "run", plan, lambda setting: chances[setting.policy])
+    out = tmp_path / "line.svg"
+    plot_sources([folder], out, ReadOptions(metric=None, lose_at_most=40, fix={"ratio": 0.3}))
+    assert "proven to lose at most 40 points" in out.read_text()
+    plot_sources([folder], out, ReadOptions(metric=None, lose_at_most=40, fix={"ratio": 0.3}, policy="random"))
+    # Of one policy it is what is proven of that.
+    (title,) = re.findall(r"font-size: 9px[^>]*>([^<]*)", out.read_text())
+    assert title == "Every setting loses more than 40 points against the full cache for problems like these"
+
+
+def test_titles_of_maps_by_memory_name_the_windows_and_panels_the_settings(tmp_path) -> None:
+    def chance(setting: Setting) -> float:
+        return 0.2 if setting.values.get("local_window") == 32 else 0.95
+
+    plan = manifest(grid("dynts", "random"), problems=60)
+    folder = store_run(tmp_path / "run", plan, chance)
+    result = open_result([folder])
+    title = memory_title(result.grids, result.single)
+    assert len(title.split()) <= 16
+    memories = [one.verdict.memory for one in result.grids]
+    for memory in memories:
+        words = best_pair_words(memory)
+        assert bool(words) is (memory is not None and memory.best is not None)
+
+
+def test_warnings_of_one_kind_stand_together_with_their_panels(llama: list[Map]) -> None:
+    def partial(count: int) -> tuple[Note, ...]:
+        return (Note(NoteKind.PARTIAL, f"PARTIAL: {count} of 20 cells are missing"),)
+
+    maps = [replace(llama[0], policy=name, notes=partial(n)) for n, name in enumerate(("a", "b"), 1)]
+    figure = map_figure([*maps, replace(llama[0], policy="c")])
+    words = " ".join(text.get_text() for text in figure.texts)
+    assert words.count("PARTIAL") == 1
+    assert "1 of 20 cells are missing (R1-Llama AIME24 a); 2 of 20 cells are missing (R1-Llama AIME24 b)" in words

@@ -1,6 +1,8 @@
 """Figures as pictures: frames, colour bars and published forms, seen in the pixels of PNG, SVG and PDF."""
 
+import importlib
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, product
@@ -19,7 +21,7 @@ from kvatlas.figures.by_memory import memory_figure
 from kvatlas.figures.difficulty import depth_figure
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.pairwise import names_of, pairwise_figure
-from kvatlas.figures.panels import loss_panels, metric_panels
+from kvatlas.figures.panels import ComparedMaps, difference_panels, loss_panels, metric_panels
 from kvatlas.figures.policy_differences import against_figure
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report import map_figure as map_figures
@@ -40,6 +42,7 @@ from tests.stored import maze_run, store_run
 
 pytestmark = pytest.mark.newest
 
+DOCS = Path(__file__).parents[2] / "docs"
 FORMATS = [".png", ".svg", ".pdf"]
 #: PNG, and the other formats in `make deep`.
 PNG_OF_ALL = [".png", *(pytest.param(suffix, marks=pytest.mark.deep) for suffix in FORMATS[1:])]
@@ -394,3 +397,83 @@ def test_texts_of_every_other_kind_of_figure_stand_apart(
     drawn.append(depth_figure(systems_of([mazes], "pass@1"), systems, names_of(systems), by="L", options=look)[0])
     for number, figure in enumerate(drawn):
         assert faults(figure) == [], (number, [text.get_text() for text in figure.texts[:1]])
+
+
+@pytest.mark.parametrize("name", ["gallery-llama", "gallery-qwen", "gallery-plain", "gallery-means"])
+def test_captions_of_the_gallery_say_what_the_figures_say(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of published maps; `make example` writes those of the demo, too."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    pictures = importlib.import_module("pictures")
+    guide = (DOCS / "figures.md").read_text("utf-8")
+    drawn = pictures.caption(pictures.commands("runs/demo")[name])
+    assert f"![{drawn}](images/{name}.png)" in guide
+
+
+def test_commands_of_the_gallery_are_those_of_its_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    pictures = importlib.import_module("pictures")
+    guide = (DOCS / "figures.md").read_text("utf-8")
+    gallery = [shlex.split(line) for line in guide.splitlines() if line.startswith("kvatlas ")]
+    shown = [
+        frozenset(words[1 : words.index("--out")]) - {"--look", "columns=2"} for words in gallery if "--out" in words
+    ]
+    for name, words in pictures.commands("runs/demo").items():
+        # The density of pairs has the command of their numbers.
+        plain = frozenset(words) - {"--look", "kind=density"}
+        assert plain in [words - {"kind=density"} for words in shown], name
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_differences_to_the_full_cache_are_framed_and_their_bar_fits_them(llama, tmp_path: Path, dark: bool) -> None:
+    palette = colours.DARK if dark else colours.LIGHT
+    coords = list(llama[0].cells)
+    full = Cell(Setting.from_parameters("full"), Estimate(0.5, 0.4, 0.6, 30, 5))
+    keeps = frozenset(coords[:7])
+    map_ = replace(
+        llama[0], keeps=keeps, keeps_like=keeps, breaks=frozenset(coords[-1:]), margin=0.05, baselines={"full": full}
+    )
+    other = replace(map_, cells=dict.fromkeys(coords, full))
+    (panel,) = difference_panels(ComparedMaps([map_], "full", {map_.name: other}, {}))
+    figure = plot([panel], options=FigureOptions(dark=dark))
+    assert faults(figure) == []
+    path, *_ = save(figure, tmp_path / "differences.png")
+    picture = pixels(path)
+    (axes,) = figure.axes
+    place = Place(axes, map_, picture.shape)
+    (_, rows), (_, columns) = map_.axes
+    for row, (left, right) in product(rows, pairwise(columns)):
+        is_edge = ((row, left) in keeps) != ((row, right) in keeps)
+        assert frame_at(picture, place, (row, right), 0, 0.25, palette) is is_edge, (row, right)
+
+    # The bar ends at the lowest difference as its cell prints it, and names the margin and the full cache.
+    cells = sorted(panel.cells.values())
+    labels = [text.get_text() for text in axes.texts if text.get_transform() == axes.transAxes]
+    assert set(labels) == {cells[0].text, "−5 margin", "0 = full 50.0"}
+    # Within the margin all cells have one colour; beyond it a larger loss has a stronger one.
+    shades = {}
+    for coord, cell in panel.cells.items():
+        y, x = place.of(coord, 0.1, 0.12)
+        shades[cell.value] = picture[y, x]
+    for value, shade in shades.items():
+        is_quiet = bool(close(shade[None, None], palette.within_margin).all())
+        assert is_quiet is (value >= -5), value
+    beyond = [shades[value] for value in sorted(shades) if value < -5]
+    greens = [shade[1] for shade in beyond]
+    assert greens == sorted(greens)
+    assert greens[-1] - greens[0] > 0.1
+
+
+def test_one_bar_stands_beside_rows_that_share_it(llama: list[Map]) -> None:
+    figure = map_figure([replace(llama[0], policy=policy) for policy in ("a", "b", "c", "d", "e")], shared=True)
+    bars = []
+    for axes in figure.axes:
+        strips = [item for item in axes.collections if item.get_transform() == axes.transAxes]
+        bars += [(axes, strip.get_datalim(axes.transAxes)) for strip in strips]
+    ((axes, box),) = bars
+    lowest = min(other.get_position().y0 for other in figure.axes)
+    height = axes.get_position().height
+    assert axes.get_position().y0 + box.y0 * height == pytest.approx(lowest, abs=1e-6)
+    # Every panel without one below it has its own values.
+    last = [panel for panel in figure.axes if len(panel.get_xticks())]
+    assert len(last) == len(figure.axes)
+    assert faults(figure) == []

@@ -77,7 +77,7 @@ static void attention(int64_t size, int64_t group, int64_t window, int64_t bits)
     digest("attention", out, TOKENS * KV * group * size * 4), digest("mass", mass, 2 * KV * 240 * 4);
 }
 
-static struct linear linear(int64_t inputs, int64_t outputs) {
+static struct linear random_layer(int64_t inputs, int64_t outputs) {
     int64_t panels = (outputs + LANES - 1) / LANES;
     return (struct linear){numbers(panels * inputs * LANES), numbers(panels * LANES), inputs, outputs};
 }
@@ -108,8 +108,8 @@ static void bytes(void) {
 /* The parts of a decoder layer beside attention, and a compaction of a pool of its states. */
 static void decoder_layer(enum kind kind) {
     enum { ROWS = 6, HIDDEN = 40, HEAD = 12, HEADS = 4, INNER = 20 };
-    struct decoder_layer d = {linear(HIDDEN, HEADS * HEAD), linear(2 * HEAD, HIDDEN), linear(HIDDEN, 2 * INNER),
-                              linear(INNER, HIDDEN), numbers(HIDDEN), numbers(HIDDEN), 1e-6, 1e-5, 3, HEAD};
+    struct decoder_layer d = {random_layer(HIDDEN, HEADS * HEAD), random_layer(2 * HEAD, HIDDEN), random_layer(HIDDEN, 2 * INNER),
+                              random_layer(INNER, HIDDEN), numbers(HIDDEN), numbers(HIDDEN), 1e-6, 1e-5, 3, HEAD};
     d.projections.kind = d.output.kind = d.inner.kind = d.down.kind = kind;
     struct pass p = {ROWS, numbers(ROWS * HEAD), numbers(ROWS * HEAD), numbers(ROWS * HIDDEN)};
     p.normed = zeros(4 * ROWS * HIDDEN), p.heads = zeros(4 * ROWS * HEADS * HEAD), p.seen = numbers(ROWS * 2 * HEAD);
@@ -140,6 +140,10 @@ void _start(void) {
         kvatlas_rotate(x, 75, numbers(rows * 36), numbers(rows * 36), rows, 2, 36), digest("rotation", x, rows * 300);
         int64_t *largest = zeros(8 * rows * 9);
         kvatlas_largest(x, 75, rows, 75, 9, y, largest), digest("largest", largest, rows * 72);
+    }
+    for (int64_t rows = 5; rows < 18; rows += 4) {
+        float *y = zeros(4 * (rows * 20)), *x = numbers(rows * 600);
+        kvatlas_linear(x, 600, numbers(2 * 600 * 16), 0, y, 20, rows, 600, 20, FLOATS), digest("blocks", y, rows * 80);
     }
     decoder_layer(FLOATS), decoder_layer(PAIRS), bytes();
     int64_t streams[] = {5, 1ll << 61}, places[] = {7, 1 << 30};

@@ -48,6 +48,19 @@ def test_linear(dtype: torch.dtype, seed: int, words: int, outputs: int, biased:
     assert torch.equal(native.unpack_weights(layers[0].weight, outputs), weight.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_many_inputs_are_added_in_one_order_for_every_number_of_rows(dtype: torch.dtype) -> None:
+    """Rows beside others are computed in blocks of inputs on some targets."""
+    source = torch.Generator().manual_seed(8)
+    x = torch.randn(40, 1344, generator=source)
+    weight, bias = torch.randn(37, 1344, generator=source), torch.randn(37, generator=source)
+    layers = [kernels.linear(weight, bias, dtype) for kernels in ALL]
+    alone = torch.cat([layers[0](row[None]) for row in x])
+    for layer in layers:
+        for rows in (*range(1, 18), 23, 40):
+            assert torch.equal(layer(x[:rows]), alone[:rows])
+
+
 def read_in_bytes(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """A layer in int8 in plain numpy: codes of groups of 32, exact sums, one multiply-add a group from the bias up."""
     single = np.float32

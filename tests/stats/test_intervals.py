@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scorio import eval as scorio
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
+from kvatlas.core import Cell, Claim, Estimate, KvatlasError, Map, Setting
 from kvatlas.stats.estimates import BINOMIAL_NOTE, mean_over_benchmarks, pass_at_1, with_binomial_bounds
 from kvatlas.stats.metrics import RIGHT, Rule, majority, rule
 from kvatlas.stats.numerics.arrays import Z
@@ -148,6 +148,9 @@ def test_bounds_are_filled_in_and_said_where_limits_are_unknown():
     assert filled.baselines["full"].estimate.high == pytest.approx(yes_no_interval(0.5, 30)[1])
     assert filled.notes == (BINOMIAL_NOTE,)
     assert rest == known
+    # Where the number of samples is not known, one is taken, on the claim for these problems, too.
+    (these,) = with_binomial_bounds([_bare(30)], Claim.THESE)
+    assert these.cells[1, 2].estimate.low == pytest.approx(yes_no_interval(0.5, 30)[0])
 
 
 GRADES = {

@@ -1,18 +1,22 @@
 """One setting against another: paired differences, losses, group-sequential looks, departures of an endpoint."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvatlas.core import Claim, KvatlasError, Setting
-from kvatlas.stats.losses import kept_by_rule
+from kvatlas.stats.losses import kept_by_rule, losses_of
 from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
 from kvatlas.stats.numerics.sequential import TracesSoFar, begin, last_quantile, replay, take_look
 from kvatlas.stats.numerics.texts import Departures, departure_p
 from kvatlas.stats.paired import Equivalence, paired_difference, verified
 from kvatlas.stats.power import provable
+from kvatlas.stats.run_data import RunData
+from tests.stats.synthetic import manifest
+from tests.stored import store_run
 
 
 def test_only_common_problems_and_samples_count():
@@ -281,3 +285,13 @@ def test_an_endpoint_is_judged_by_the_claim_of_the_run_and_missing_pairs_count_a
     assert partly.loss.high > 2 / 16
     assert partly.loss.value == 0
     assert partly.loss.pairs == 14 * 30
+
+
+def test_budgets_beside_the_prompt_are_tested_from_the_largest_down(tmp_path: Path) -> None:
+    """Whatever their order in the spec: `every` with budget_over thinking leaves so many tokens and the prompt."""
+    rule = {"local_window": 8, "every": 32, "budget_over": "thinking"}
+    settings = [Setting.from_parameters("rkv", kv_budget=budget, **rule) for budget in (24, 104, 56)]
+    run = RunData.open(store_run(tmp_path / "run", manifest(settings, axes=(("kv_budget", (24, 104, 56)),))))
+    family = next(iter(losses_of(run).values()))
+    (order,) = family.sequences
+    assert [family.settings[setting].values["kv_budget"] for setting in order] == [104, 56, 24]

@@ -123,7 +123,11 @@ def test_prices_of_a_run_are_those_of_its_traces() -> None:
     plan = manifest(grid("dynts"))
     plan = replace(plan, expected=tuple(replace(cell, kv_bytes=(100, 7)) for cell in plan.expected))
     stored = list(traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.4))
-    found = prices(RunData(plan, stored))
+    run = RunData(plan, stored)
+    for cell in (traces_of_cell.cell for traces_of_cell in run.cells):
+        assert cell.mean_kv_bytes == pytest.approx(100 * cell.mean_kv_tokens + 7)
+        assert cell.peak_kv_bytes == 100 * cell.peak_kv_tokens + 7
+    found = prices(run)
     assert {price.cost for price in found} <= set(COSTS)
     full = next(
         price for price in found if price.setting == Setting.from_parameters("full") and price.cost == "output_tokens"

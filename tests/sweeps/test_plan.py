@@ -56,6 +56,20 @@ def test_a_plan_names_every_trace(spec_data: Build) -> None:
     assert [cell.baseline for cell in manifest.expected] == ([False] * 8 + [True]) * 2
 
 
+def test_tokens_of_settings_alone_and_the_mean_cache_by_hand(spec_data: Build) -> None:
+    settings = [{"policy": "window", "kv_budget": 100, "local_window": 20, "ratio": 0.5}]
+    plan = make_plan(parse_spec(spec_data(settings=settings, axes={}, samples=4, expected_output_tokens=80)))
+    # Two settings, three problems of two benchmarks, four samples.
+    assert plan.estimate()["decoded_tokens"]["separate"] == 2 * 3 * 2 * 4 * 80
+
+    # From prompt to end in the full cache; from the window and half of the rest to the budget with the policy.
+    model = plan.models[0]
+    full = (plan.longest_prompt(model) + plan.longest_trace(model)) / 2
+    compressed = (20 + 0.5 * (100 - 20) + 100) / 2
+    assert len(plan.policies) == 2
+    assert plan.mean_cached(model) == round((full + compressed) / 2)
+
+
 def test_a_plan_whose_traces_are_all_there_looks_at_each_in_passing(spec_data: Build) -> None:
     plan = make_plan(parse_spec(spec_data(problems=20, samples=50)))
     keys = {(plan.compute_keys()[name], name[2].id, name[1]) for name in plan.compute_keys()}

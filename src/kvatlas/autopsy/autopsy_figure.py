@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,7 +70,7 @@ def autopsy_figure(tests: Mapping[str, HeldOut | None], options: FigureOptions |
             model, _, benchmark = options.named(name).partition(" | ")
             about = ", ".join(filter(None, [benchmark, counted(test["answers"], "answer")]))
             rows.append(_Row([*style.wrapped(model, room), *style.wrapped(about, room)], test))
-        names_width = max(text_width(line) for row in rows for line in row.lines)
+        names_width = max(map(text_width, chain.from_iterable(row.lines for row in rows)))
         most_lines = max(len(row.lines) for row in rows)
         row_height = max(_ROW, (most_lines + 0.5) * style.SMALL_TYPE * style.LINE)
 

@@ -326,7 +326,8 @@ class AutopsiesOnPage:
 
         missed = []
         for statement in death.missed:
-            first, last = text.token_at(statement.start), text.token_at(statement.end - 1)
+            first = text.token_at(statement.start)
+            last = text.token_at(statement.end - 1)
             if first is not None and last is not None:
                 missed.append(list(range(first, last + 1)))
         value = death.missed[-1].value if death.missed else ""

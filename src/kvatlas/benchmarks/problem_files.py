@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from io import TextIOWrapper
 from pathlib import Path
@@ -30,6 +30,7 @@ Row = Mapping[str, Any]
 QUESTION = ("problem", "question", "prompt")
 ANSWER = ("answer", "final answer")
 OPTIONS = ("options", "choices")
+CLUSTER = "cluster"
 CORRECT = "correct answer"
 INCORRECT = tuple(f"incorrect answer {i}" for i in range(1, 10))
 #: The seed of the seeds of all permutations of choices: part of the benchmark, the same for every user.
@@ -252,6 +253,7 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     for rows, row in enumerate(read_rows(path), 1):
         first = first or row
         found = read_problem(f"{name}-{rows:03d}", row, named, f"{where}, row {rows},")
+        found = replace(found, cluster=read_cluster(row, named, f"{where}, row {rows},"))
         # A question without a reference answer could only be counted wrong.
         if found.answer:
             problems.append(found)
@@ -266,6 +268,16 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     if not problems:
         raise KvatlasError(f"{where} holds no problem with an answer.")
     return ProblemFile(tuple(problems), rows, first, whole)
+
+
+def read_cluster(row: Row, named: Mapping[str, str], where: str) -> str:
+    """Return the name of what the problem in a row shares with others; "" for none."""
+    column = named.get(CLUSTER) or find_column(row, CLUSTER, where=where)
+    if column is None:
+        return ""
+    if column not in row:
+        raise KvatlasError(f"{where} has no column {column!r} for the cluster; there are: {', '.join(map(str, row))}.")
+    return _read_cell(row, column, where)
 
 
 def read_problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem:

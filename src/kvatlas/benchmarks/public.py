@@ -95,8 +95,10 @@ class Questions:
         if self.grader not in grading.GRADERS:
             raise KvatlasError(f"Unknown grader {self.grader!r}; expected {', '.join(grading.GRADERS)}.")
         for name, _ in self.columns:
-            if name not in ("question", "answer", "options"):
-                raise KvatlasError(f"Unknown column {name!r} of {self.name}; expected question, answer, options.")
+            if name not in ("question", "answer", "options", "cluster"):
+                raise KvatlasError(
+                    f"Unknown column {name!r} of {self.name}; expected question, answer, options, cluster."
+                )
 
     @property
     def typical_output_tokens(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -131,16 +132,15 @@ def plan_command(
     estimate = planned.estimate(rate, int(memory * 2**30) if memory else None)
     rows = []
     if detect is not None:
-        rows = designs([len(problems) for problems in planned.problems.values()], detect)
+        rows = designs(planned.sizes, detect)
 
     # What the problems can prove of the settings, if a full cache is beside them.
     baselines = {policy.setting.policy for policy, is_baseline in planned.policies if is_baseline}
     compared = {policy.setting.policy for policy, is_baseline in planned.policies if not is_baseline}
     provable = None
     if "full" in baselines and compared:
-        sizes = [len(problems) for problems in planned.problems.values()]
         margin = margin_from_points(planned.spec.lose_at_most)
-        provable = provable_losses(sizes, margin, len(compared), planned.spec.samples)
+        provable = provable_losses(planned.sizes, margin, planned.orders, planned.spec.samples)
 
     if as_json:
         document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}
@@ -231,7 +231,7 @@ def engines_sentence(planned: Plan) -> str:
     """Return a sentence on the engines that could run the settings of a plan."""
     from kvatlas.deploy.engine_config import could_run
 
-    lengths = [length for prompts in planned.prompts.values() for length in prompts]
+    lengths = list(itertools.chain.from_iterable(planned.prompts.values()))
     settings = [policy.setting for policy, is_baseline in planned.policies if not is_baseline]
     return could_run(settings, int(median(lengths)))
 

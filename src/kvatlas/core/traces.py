@@ -56,12 +56,17 @@ NOT_ENDED = tuple(Outcome[status.name] for status in Status if not status.ended)
 
 @dataclass(frozen=True)
 class Problem:
-    """One question with its reference answer. `id` is unique within its benchmark and stable across versions."""
+    """One question with its reference answer. `id` is unique within its benchmark and stable across versions.
+
+    `cluster` names what it shares with other problems: a passage, a seed, a template. Such problems are one unit of
+    claims on problems like these.
+    """
 
     id: str
     question: str
     answer: str
     about: Mapping[str, Any] = field(default_factory=dict)
+    cluster: str = ""
 
     def content_digest(self) -> str:
         """Return a digest of question, answer and `about`: equal problems have equal ones, whatever their ids."""

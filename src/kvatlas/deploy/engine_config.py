@@ -16,6 +16,7 @@ from kvatlas import benchmarks, models, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.class_files import permit
 from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core.settings import CAP
 from kvatlas.policies import CompressingPolicy, floor_ratio, parameters
 from kvatlas.policies.query_statistics import load_statistics
 from kvatlas.policies.triattention import TriAttention
@@ -118,6 +119,7 @@ class Target:
     windows: by policy, the parameter that is the local window there, or its length.
     presses: by policy, the class of kvpress with its arguments, a template.
     scopes: the engine's word for each scope that it has, for those that have several.
+    cap: what follows the configuration of a setting with a cap on thinking, a template.
     at_most: by policy, parameters that can be no greater than another one.
     """
 
@@ -133,6 +135,7 @@ class Target:
     windows: Mapping[str, str | int] = field(default_factory=dict)
     presses: Mapping[str, str] = field(default_factory=dict)
     scopes: Mapping[str, str] = field(default_factory=dict)
+    cap: str = ""
     at_most: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
@@ -154,6 +157,31 @@ class Exported(NamedTuple):
     changed: tuple[str, ...]
 
 
+class OpenedThinking(NamedTuple):
+    """The think tags of a model, and the tokens of its prompts behind the opening tag: vLLM counts these as thinking.
+
+    Source: vLLM's pull request 46727, vllm/v1/worker/gpu/sample/thinking_budget.py.
+    """
+
+    open: str = "<think>"
+    close: str = "</think>"
+    tokens: int = 0
+
+    @classmethod
+    def of(cls, model: ModelHandle) -> OpenedThinking:
+        """Return those of a model."""
+        tokens = 0
+        prompt = model.prompt("x")
+        before, opening, _ = prompt.rpartition(model.tags.open)
+        if model.opens_thinking and opening:
+            tokens = len(model.tokens(prompt)) - len(model.tokens(before + opening))
+        return cls(model.tags.open, model.tags.close, tokens)
+
+    def budget(self, cap: int) -> int:
+        """Return the `thinking_token_budget` of vLLM that ends thinking at a cap."""
+        return cap + self.tokens
+
+
 def check_engine(name: str) -> str:
     """Return the name of a target; KvatlasError for an unknown one."""
     if name not in TARGETS:
@@ -163,19 +191,26 @@ def check_engine(name: str) -> str:
 
 
 def export_setting(
-    setting: Setting, name: str, prompt: int | None = None, nearest: bool = False, statistics: str = "stats.pt"
+    setting: Setting,
+    name: str,
+    prompt: int | None = None,
+    nearest: bool = False,
+    statistics: str = "stats.pt",
+    thinking: OpenedThinking | None = None,
 ) -> Exported:
     """Return the setting as the configuration of a target.
 
     `prompt` is the typical length of a prompt, for budgets that count it; `statistics` is the file that the
-    configuration names. Raises KvatlasError for an unknown target or policy and, unless `nearest`, for each parameter
-    that the target cannot express.
+    configuration names, `thinking` says how prompts open thinking. Raises KvatlasError for an unknown target or policy
+    and, unless `nearest`, for each parameter that the target cannot express.
     """
     check_engine(name)
     target = TARGETS[name]
+    thinking = thinking or OpenedThinking()
     policy = policies.of_engine(setting)
     if not isinstance(policy, CompressingPolicy):
-        raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
+        cap = "" if policy.cap is None else f" vLLM has its cap as thinking_token_budget={thinking.budget(policy.cap)}."
+        raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.{cap}")
     # A variant is a policy with other defaults.
     base = policy.name.partition("@")[0]
     if base not in target.policies:
@@ -213,6 +248,8 @@ def export_setting(
         buffer=buffer,
         mode=target.scopes.get(exported.get("scope", ""), ""),
     )
+    if policy.cap is not None and exported["thinking_tokens"] == policy.cap:
+        text += target.cap.format(budget=thinking.budget(policy.cap), open=thinking.open, close=thinking.close)
     exported_policy = policies.from_setting(Setting.from_parameters(base, **exported))
     return Exported(text, exported_policy.setting, tuple(changed))
 
@@ -330,7 +367,10 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     reported = [count for count in prompts if count is not None]
     typical_prompt = int(median(reported)) if reported else None
     statistics = folder.absolute() / "statistics.pt"
-    export = export_setting(reference.setting, target, typical_prompt, nearest, str(statistics))
+    thinking = OpenedThinking()
+    if CAP in reference.setting.values and (model := reference.handle()) is not None:
+        thinking = OpenedThinking.of(model)
+    export = export_setting(reference.setting, target, typical_prompt, nearest, str(statistics), thinking)
 
     # The comment above the configuration: Pass@1 of the cell, the format, what differs, and how to check it.
     engine = TARGETS[target]

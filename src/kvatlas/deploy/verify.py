@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,8 @@ def report(
     checks += [*_model_check(served), *_length_check(cell, served, most)]
     checks += [] if texts is None else text_checks(texts)
 
-    against = _loss_against(cell, served, margin, claim, refused)
+    clusters = reference.run.manifest.clusters
+    against = _loss_against(cell, served, margin, claim, refused, clusters)
     return {
         "model": reference.model,
         "against": str(reference.setting),
@@ -69,7 +70,7 @@ def report(
         "alarmed": against["verdict"] in (Equivalence.WORSE, Equivalence.BETTER)
         or not all(item["good"] for item in checks),
         "cell": against,
-        "full": _loss_against(full, served, margin, claim, refused) if full else None,
+        "full": _loss_against(full, served, margin, claim, refused, clusters) if full else None,
         "checks": checks,
         "texts": None if texts is None else [vars(text) for text in texts],
     }
@@ -117,12 +118,19 @@ def _equal_texts(served: Traces) -> str:
     return "the endpoint writes equal texts for two seeds" if has_equal and all(has_equal) else ""
 
 
-def _loss_against(reference: Traces, served: Traces, margin: float, claim: Claim, refused: str) -> dict[str, Any]:
+def _loss_against(
+    reference: Traces,
+    served: Traces,
+    margin: float,
+    claim: Claim,
+    refused: str,
+    clusters: Mapping[str, Mapping[str, str]],
+) -> dict[str, Any]:
     grades = [_values_by_problem(traces, lambda trace: float(trace.grade.correct)) for traces in (reference, served)]
     for benchmark, problem, sample in served:
         # An answer to a trace that the run lacks is a missing pair.
         grades[0].setdefault((benchmark, problem), {}).setdefault(sample, math.nan)
-    result = verified(grades[0], grades[1], margin, claim, [Claim.LIKE] if refused else list(Claim))
+    result = verified(grades[0], grades[1], margin, claim, [Claim.LIKE] if refused else list(Claim), clusters)
 
     limits: dict[str, Any] = {one.value: {"refused": refused} for one in Claim}
     for one, contrast in result.loss.claims.items():

@@ -34,6 +34,8 @@ _NARROW = 5.0
 #: Points of a marker, and inches around it that names keep free.
 _MARKER = 4.5
 _FREE = 0.045
+#: The order of drawing of names: above the grid, which their ground hides, and below all lines.
+_NAME_ORDER = 0.8
 #: Inches from a marker to the name of its line.
 _NAME_GAP = 0.06
 
@@ -333,6 +335,8 @@ def _draw_full(panel: Axes, full: Cell, lines: Sequence[_WindowLine], has_bar: b
         fontsize=style.SMALL_TYPE,
         color=options.colours.ink,
         va="center",
+        zorder=_NAME_ORDER,
+        bbox={"facecolor": panel.get_facecolor(), "edgecolor": "none", "pad": 0.3},
     )
     return box
 
@@ -382,7 +386,8 @@ def _write_windows(panel: Axes, lines: Sequence[_WindowLine], texts: Sequence[_B
             fontweight="bold",
             color=line.colour,
             va="center",
-            zorder=6,
+            zorder=_NAME_ORDER,
+            bbox={"facecolor": panel.get_facecolor(), "edgecolor": "none", "pad": 0.3},
         )
 
 

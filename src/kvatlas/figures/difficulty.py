@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -69,7 +70,9 @@ def depth_figure(
     published = dict(PUBLISHED_L0) if by_depth else {}
     grey = [f"{name} {depth}" for name, depth in published.items()]
 
-    benchmarks = dict.fromkeys(key[0] for system in success for key in system.outcomes if says(system, key, by))
+    benchmarks: dict[str, None] = {}
+    for system in success:
+        benchmarks |= dict.fromkeys(key[0] for key in system.outcomes if says(system, key, by))
     about = [", ".join(map(options.named, benchmarks)), "points: means over problems"]
     if by_depth:
         about[-1] = "points: means over problems, in bins of about equally many"
@@ -180,7 +183,8 @@ def _strokes(systems: Sequence[ModelSetting], options: FigureOptions) -> list[_S
 
 def _lowest(curves: Sequence[DepthCurve]) -> float:
     """Return the percentage at which the axis of curves begins: 0, or a multiple of 10 below all in its upper half."""
-    lowest = min(estimate.low or 0.0 for curve in curves for _, estimate in curve.points)
+    points = chain.from_iterable(curve.points for curve in curves)
+    lowest = min(estimate.low or 0.0 for _, estimate in points)
     return 0.0 if lowest < 0.5 else 10 * math.floor(10 * lowest - 1e-9)
 
 

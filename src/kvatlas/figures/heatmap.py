@@ -239,14 +239,13 @@ def _bar_ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions)
     """Return the ticks of a panel's bar: its ends, 0 between differences, and the baselines; if plain, round values."""
     if options.plain:
         return [Tick(value, f"{value:g}") for value in style.round_values(*scale)]
-    digits = panel.digits if scale[1] - scale[0] < 4 else 0
     values = sorted({scale[0], 0.0, scale[1]}) if panel.centred else list(scale)
     printed = signed if panel.centred else grouped_digits
-    ticks = [Tick(value, printed(value, digits)) for value in values]
+    ticks = [Tick(value, printed(value, panel.digits)) for value in values]
     if panel.silent_loss is not None:
         margin = -panel.silent_loss if panel.centred else panel.silent_loss
         ticks = [tick for tick in ticks if tick.value != margin]
-        ticks.append(Tick(margin, f"{printed(margin, digits)} margin"))
+        ticks.append(Tick(margin, f"{printed(margin, 0 if margin.is_integer() else 1)} margin"))
     for baseline in on_bar([panel], scale):
         name = options.named(baseline.name)
         is_zero = panel.centred or (panel.silent_loss is not None and baseline.value == 0)

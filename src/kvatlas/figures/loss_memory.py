@@ -296,13 +296,22 @@ def _draw_offered(
     interval = " to ".join(map(percent_text, ends)).replace("-", "−")
     title = "chosen" if choice.by_memory is not None else "safest"
     lines = [f"{title}: {setting}", f"{verb} {percent_text(abs(mark.loss.value))} points ({interval})"]
-    _write_beside(panel, lines, mark, obstacles, options)
+    interval_points = _in_panel(panel, [(mark.saved, lost) for lost in np.linspace(low, high, 25).tolist()])
+    _write_beside(panel, lines, mark, obstacles, interval_points, options)
 
 
 def _write_beside(
-    panel: Axes, lines: Sequence[str], named: _SettingMark, obstacles: Floats, options: FigureOptions
+    panel: Axes,
+    lines: Sequence[str],
+    named: _SettingMark,
+    obstacles: Floats,
+    interval: Floats,
+    options: FigureOptions,
 ) -> None:
-    """Write lines about a mark near it where they and a thin line to it meet the fewest obstacles, below the margin."""
+    """Write lines about a mark near it where they and a thin line to it meet the fewest obstacles, below the margin.
+
+    The thin line may run along the `interval` of the mark, the text may not.
+    """
     wide, high = style.panel_inches(panel)
     rows: list[str] = list(chain.from_iterable(wrapped(line, 0.72 * wide) for line in lines))
     width = max(map(text_width, rows)) / wide + 0.02
@@ -317,7 +326,10 @@ def _write_beside(
             near = np.clip(target, (x, y), (x + width, y + height))
             leader = near + (target - near) * np.linspace(0, 1, 30)[:, None]
             length = float(np.hypot(*((target - near) * inches)))
-            met = _count_inside(obstacles, (x, y, x + width, y + height))
+            # Marks are larger than their points.
+            border = _NEAR / wide
+            box = (x - border, y - _NEAR / high, x + width + border, y + height + _NEAR / high)
+            met = _count_inside(obstacles, box) + _count_inside(interval, box)
             # A line may end at its mark, which is an obstacle of others.
             distances = np.hypot(*((leader[:, None] - obstacles[None]) * inches).transpose(2, 0, 1))
             far = np.hypot(*((obstacles - target) * inches).T) > _NEAR

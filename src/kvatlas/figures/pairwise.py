@@ -135,7 +135,8 @@ def pairwise_figure(
         names.append(f"{name} ({unsaid})" if unsaid else name)
     label = options.named(axis_label(metric))
     # The pairs in which one is proven to be ahead, allowing for all pairs.
-    proven = [p <= LEVEL for p in holm([pair.difference.p for _, _, pair in pairs])]
+    p_values = [pair.difference.p for _, _, pair in pairs]
+    proven = [p <= LEVEL for p in holm(p_values)]
 
     with options.applied():
         bins = _ValueBins.of(pairs)

@@ -31,6 +31,7 @@ from kvatlas.stats.numerics.arrays import (
     LEVEL,
     Contrast,
     Ints,
+    means_of_clusters,
     normal_quantile,
     standard_error,
     strata_of_sizes,
@@ -209,6 +210,7 @@ def _losses_by_unit(tasks: Sequence[TaskPairs], claim: Claim) -> tuple[float, Gr
                 np.ones((1, *task.losses.shape), bool),
                 np.zeros(len(task.losses), int),
                 by_trace=claim is Claim.THESE,
+                clusters=task.clusters,
             )
             for task in tasks
         ]
@@ -273,7 +275,8 @@ def _reasons(pairs: PairedAnswers, claim: Claim, margin: float) -> list[str]:
     solved = []
     for task in pairs.tasks:
         scores = np.nan_to_num(task.before.scores)
-        solved.append(scores.ravel() if claim is Claim.THESE else scores.mean(1))
+        of_units = means_of_clusters(scores.mean(1), task.clusters)
+        solved.append(scores.ravel() if claim is Claim.THESE else of_units)
     strata = strata_of_sizes([len(values) for values in solved])
     least = float(lower_limit(np.concatenate(solved), 0.0, 1.0, normal_quantile(LEVEL), strata))
     if least <= margin:

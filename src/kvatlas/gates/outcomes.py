@@ -59,6 +59,8 @@ class Side:
     begun: str = ""
     identity: str = ""
     notes: tuple[str, ...] = ()
+    #: What problems share with others, by task and problem.
+    clusters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

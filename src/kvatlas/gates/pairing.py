@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvatlas.core import NO_ANSWERS, NOT_ENDED, KvatlasError, Outcome
 from kvatlas.gates.outcomes import AnswerName, GradedAnswer, Side
 from kvatlas.results.manifest import NAMED
-from kvatlas.stats.numerics.arrays import Floats, Ints
+from kvatlas.stats.numerics.arrays import Floats, Ints, cluster_numbers
 
 #: Differences that change the question or its grade, and the word that allows them.
 REFUSED: Mapping[str, str] = {
@@ -73,6 +73,8 @@ class TaskPairs:
     after: AnswerGrid
     by_content: bool
     missing: tuple[int, int] = (0, 0)
+    #: The number of the cluster of each problem; None if each stands for itself.
+    clusters: Ints | None = None
 
     @cached_property
     def losses(self) -> Floats:
@@ -227,6 +229,9 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
     for task, other in names.items():
         sides = (first[task], second[other])
         pairs = _pair_task((task, other), sides, allow)
+        named = {**after.clusters.get(other, {}), **before.clusters.get(task, {})}
+        names_of_problems = [(named[name],) if name in named else name for name in pairs.problems]
+        pairs = replace(pairs, clusters=cluster_numbers(names_of_problems))
         tasks.append(pairs)
         notes += _task_notes(pairs, sides, (before.name, after.name))
     if "missing" not in allow:

@@ -82,6 +82,7 @@ def side_of_system(run: RunData, system: ModelSetting, name: str, options: SideO
         independent=None if temperature is None else temperature > 0,
         may_copy=system.setting.policy == SERVED.policy,
         identity=f"{run.folder} {system.model} {system.setting.id}",
+        clusters=run.manifest.clusters,
     )
 
 

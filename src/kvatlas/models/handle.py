@@ -204,29 +204,33 @@ class ModelHandle:
         self._check_short_weights()
         weights.check_fits(self.name, self.weight_bytes, self.device)
 
-        folder = self.folder
-        if self.repository is not None and not self.files.weight_files():
-            folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
-        adapter = self.files.adapter
-
-        def load_unpacked(read: bool) -> PreTrainedModel:
-            # Unless they are read, other weights will replace those of the model.
-            model = weights.load_weights(self.name, folder, self.dtype, self.device, check=read)
-            if read:
-                adapter.merge(self.name, model)
-            return model
-
         # Half precision has no kernels of its own.
         packed_dtype = getattr(torch, self.precision) if self.precision in ("bfloat16", "int8") else torch.float32
         if self.shares_weights:
+            folder = self._fetched_folder()
+            adapter = self.files.adapter
             files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
             if adapter.address:
                 files += [adapter.folder / name for name in weights.ADAPTER_FILES]
             home = Path(self.options.cache).expanduser() if self.options.cache else cache_folder()
-            return WeightsFile(home, files, packed_dtype).load(load_unpacked, pack_model)
-        model = load_unpacked(read=True)
+            return WeightsFile(home, files, packed_dtype).load(self.load_unpacked, pack_model)
+        model = self.load_unpacked()
         pack_model(model, PackedTables(packed_dtype))
         return model
+
+    def load_unpacked(self, read: bool = True) -> PreTrainedModel:
+        """Load the weights as transformers has them, in `dtype`; without `read` no weight is read, only mapped."""
+        model = weights.load_weights(self.name, self._fetched_folder(), self.dtype, self.device, check=read)
+        # Unless they are read, other weights will replace those of the model.
+        if read:
+            self.files.adapter.merge(self.name, model)
+        return model
+
+    def _fetched_folder(self) -> Path:
+        """Return the folder with the weights, which are fetched if they are on the hub."""
+        if self.repository is not None and not self.files.weight_files():
+            return self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
+        return self.folder
 
     @property
     def shares_weights(self) -> bool:

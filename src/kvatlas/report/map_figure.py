@@ -107,7 +107,7 @@ def plot_sources(
     if cost and show.against:
         raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
     if cost:
-        maps = result.untested_means if show.mean else result.untested
+        maps = [one.map for one in (result.means if show.mean else result.maps)]
         if cost == KV_MEMORY:
             maps = [with_kv_bytes(map_) for map_ in maps]
         return _draw_panels(result, cost_panels(maps, cost), out, show)
@@ -352,10 +352,7 @@ def _draw_lines(result: Result, out: Path, cost: str | None, policy: str | None,
 
     if cost == KV_MEMORY:
         curves = [with_kv_bytes(curve) for curve in curves]
-    # The finding, where it is about what is drawn.
-    chosen_policies = {one.by_memory.setting.policy for one in result.choices if one.by_memory is not None}
-    is_shown = not policy or all(is_of_policy(name, policy) for name in chosen_policies)
-    title = short_headline(result.choices, result.comparisons) if is_shown and not cost else ""
+    title = "" if cost else short_headline(result.choices, result.comparisons)
     figure = line_figure(curves, cost=cost, title=title, options=show.figure)
     return save(figure, out, data=curves_csv(curves, cost))
 

@@ -475,7 +475,8 @@ class Result:
         number of tokens, and the settings that are worth theirs), method, notes. `means`: the same for the means
         over benchmarks. `comparisons`: first minus second, in points, p-values adjusted over all of them.
         `recommendation`: the first model's choice, with that of every model under `all`; `vacuous` says why there is
-        none, `proven_cheapest` is proven by the claim, `deployable` by both; `losses` have `limits` by each claim.
+        none, `proven_cheapest` is proven by the claim, `deployable` by both; `losses` have `limits` by each claim. With
+        caps on thinking `ways` has the cheapest proven setting that keeps fewer tokens, writes fewer, or both.
         `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
         over all benchmarks (and models, for CSV maps), each level against the mean of the others.
         `memory_of_averages`: what CSV maps say of the tokens that stay, which proves nothing. `per_right_answer`:

@@ -179,7 +179,7 @@ class Manifest:
     all cells have all problems. For an adaptive sweep it holds `blocks`, the number of `problems` of each benchmark,
     and `stopped`, the reason of the end by model; each cell then has the first problems of one order, more of them as
     the sweep goes on. `contents[benchmark][problem]` is the digest of a problem's content; a run has one version of
-    each problem.
+    each problem. `clusters[benchmark][problem]` names what a problem shares with others; it lacks problems without.
     """
 
     axes: tuple[tuple[str, tuple[Any, ...]], ...]
@@ -190,6 +190,7 @@ class Manifest:
     allocation: Mapping[str, Any] = field(default_factory=dict)
     screened: bool = False
     contents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    clusters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def has_problem(self, benchmark: str, problem: Problem) -> bool:
         """Return whether this is the run's problem of that id, and not one of another version of the benchmark."""
@@ -282,6 +283,7 @@ class Manifest:
             provenance=merged,
             about=_merged(earlier.about, self.about),
             contents=_merged(earlier.contents, self.contents),
+            clusters=_merged(earlier.clusters, self.clusters),
         )
 
     def to_json(self) -> dict[str, Any]:

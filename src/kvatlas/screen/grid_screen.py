@@ -31,6 +31,9 @@ def screening(plan: Plan) -> Plan:
     packed = next((policy.setting for policy, _ in chosen if policy.storage.packed), None)
     if packed is not None:
         raise KvatlasError(f"A screen compares settings of 16 bits with the full cache; {packed} has fewer.")
+    capped = next((policy.setting for policy, _ in chosen if policy.cap is not None), None)
+    if capped is not None:
+        raise KvatlasError(f"A screen reads given texts, which no cap ends; leave thinking_tokens out of {capped}.")
 
     spec = plan.spec.model_copy(update={"allocate": Allocation()})
     return replace(plan, spec=spec, policies=chosen, screened=True)

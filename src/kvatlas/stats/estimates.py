@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kvatlas.core import Cell, Claim, Estimate, KvatlasError, Map, Note, NoteKind
-from kvatlas.stats.numerics.arrays import Floats
+from kvatlas.stats.numerics.arrays import Floats, Ints, means_of_clusters
 from kvatlas.stats.numerics.bounded import interval, yes_no_interval
 
 BINOMIAL_NOTE = Note(
@@ -38,22 +38,29 @@ def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
     return from_problem_means(means, counts, *interval(means))
 
 
-def estimates(tables: Sequence[Floats], claim: Claim = Claim.LIKE) -> list[Estimate | None]:
+def estimates(
+    tables: Sequence[Floats], claim: Claim = Claim.LIKE, clusters: Sequence[Ints | None] = ()
+) -> list[Estimate | None]:
     """Return Pass@1 of tables of grades [problems, samples], NaN where one is missing; None where all are.
 
     The same as `pass_at_1` of each, with the limits of tables with equally many units computed at once. For these
-    problems the units are traces, of tables with equally many samples of every problem.
+    problems the units are traces, of tables with equally many samples of every problem. For problems like these they
+    are problems, or the `clusters` of a table, which then weigh equally.
     """
     counts = []
     means = []
     units = []
-    for table in tables:
+    for index, table in enumerate(tables):
         samples = (~np.isnan(table)).sum(1)
         has_samples = samples > 0
         grades = table[has_samples]
         counts.append(samples[has_samples])
-        means.append(np.nansum(grades, 1) / samples[has_samples])
+        of_problems = np.nansum(grades, 1) / samples[has_samples]
         by_trace = claim is Claim.THESE and not bool(np.isnan(grades).any())
+        of_table = clusters[index] if clusters and not by_trace else None
+        if of_table is not None:
+            of_problems = means_of_clusters(of_problems, np.unique(of_table[has_samples], return_inverse=True)[1])
+        means.append(of_problems)
         units.append(grades.ravel() if by_trace else means[-1])
 
     found: list[Estimate | None] = [None for _ in tables]
@@ -67,15 +74,15 @@ def estimates(tables: Sequence[Floats], claim: Claim = Claim.LIKE) -> list[Estim
 
 
 def from_problem_means(means: Floats, counts: Sequence[int], low: ArrayLike, high: ArrayLike) -> Estimate:
-    """Return the estimate from problem means in [0, 1], the number of samples of each problem, and the limits."""
-    problems = len(means)
+    """Return the estimate from the means of units in [0, 1], the limits, and the number of samples of each problem."""
+    units = len(means)
     return Estimate(
         float(means.mean()),
         float(np.asarray(low)),
         float(np.asarray(high)),
-        problems,
+        len(counts),
         common(counts),
-        se_clustered=float(means.std(ddof=1)) / math.sqrt(problems) if problems > 1 else None,
+        se_clustered=float(means.std(ddof=1)) / math.sqrt(units) if units > 1 else None,
     )
 
 

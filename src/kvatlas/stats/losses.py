@@ -17,10 +17,9 @@ from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.numerics.against_reference import Loss, losses_of_units
-from kvatlas.stats.numerics.arrays import Contrast, Flags, weights
+from kvatlas.stats.numerics.arrays import Contrast, Flags, Ints, mean_of_known, weights
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
-from kvatlas.stats.numerics.units import mean_of_known
 from kvatlas.stats.paired import CellPair, PairedValues, paired_values
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
@@ -119,9 +118,9 @@ class LossFamily:
 
     `by_setting` has those that share problems of each benchmark with the full cache, by the `claim` of the run.
     `sequences` are the orders, by setting id, in which they are tested (`kvatlas.stats.numerics.against_reference`),
-    `sizes` the problems of each benchmark. `paired` has the differences to the full cache in the order of `settings`,
-    `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what the full cache solves.
-    An adaptive sweep has its own limits, no sequences and no differences.
+    `sizes` the problems of each benchmark, or their clusters. `paired` has the differences to the full cache in the
+    order of `settings`, `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what
+    the full cache solves. An adaptive sweep has its own limits, no sequences and no differences.
     """
 
     margin: float
@@ -161,8 +160,15 @@ class LossFamily:
             traces=self.paired.traces[row : row + 1, chosen],
             promised=self.paired.promised[row : row + 1, chosen],
             strata=strata,
+            clusters=self._clusters_of(chosen),
         )
         return of_problems.units(self.claim).negated().contrasts()[0]
+
+    def _clusters_of(self, chosen: Flags) -> Ints | None:
+        """Return the clusters of some problems, numbered anew."""
+        assert self.paired is not None
+        clusters = self.paired.clusters
+        return None if clusters is None else np.unique(clusters[chosen], return_inverse=True)[1]
 
     def required_among(self, settings: Container[str]) -> Required | None:
         """Return the one of these settings, at which a sequence stopped, that takes the fewest samples or problems.
@@ -181,6 +187,20 @@ class LossFamily:
         return found
 
     @cached_property
+    def end_of_tests(self) -> dict[str, Setting]:
+        """Settings that are not tested, by id, with the one before them in the order that is not proven and ends it."""
+        found: dict[str, Setting] = {}
+        for sequence in self.sequences:
+            end = None
+            for setting in sequence:
+                loss = self.by_setting.get(setting)
+                if end is not None:
+                    found[setting] = end
+                elif loss is None or not loss.is_kept:
+                    end = self.settings[setting]
+        return found
+
+    @cached_property
     def _required_at_stops(self) -> dict[str, Required]:
         """The effort for the first setting of each sequence that is not proven to keep the margin."""
         found: dict[str, Required] = {}
@@ -196,13 +216,14 @@ class LossFamily:
 
             # The observed differences of the setting are the pilot for a larger run.
             row = list(self.settings).index(setting)
-            lost = -self.paired.values[row]
-            has_value = ~np.isnan(lost)
-            pilot = lost[has_value]
-            strata = self.paired.strata[has_value]
+            lost = -self.paired.unit_values[row]
+            is_known = ~np.isnan(lost)
+            pilot = lost[is_known]
             policies = len(self.sequences)
-            problems = needed_problems(pilot, strata, loss.value, self.margin, policies)
+            problems = needed_problems(pilot, self.paired.unit_strata[is_known], loss.value, self.margin, policies)
             samples = None
+            has_value = ~np.isnan(self.paired.values[row])
+            strata = self.paired.strata[has_value]
             if not self.refused:
                 squares = mean_of_known(self.paired.traces[row, has_value] ** 2)
                 differing = float(squares @ weights(strata))
@@ -265,7 +286,7 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
         {},
         {setting: cell.setting for setting, cell in cells.items()},
         [list(map(ids.__getitem__, sequence)) for sequence in sequences],
-        np.bincount(paired.strata).tolist(),
+        np.bincount(paired.unit_strata).tolist(),
         paired,
         claim=run.claim,
         refused=run.refused,
@@ -355,7 +376,7 @@ def _setting_loss(
         traces=traces,
         compressed=compressed,
         claims=claims,
-        units=int(paired.pairs[row]) if family.claim is Claim.THESE else int(paired.promised[row].any(1).sum()),
+        units=int(paired.pairs[row]) if family.claim is Claim.THESE else paired.units(Claim.LIKE).units(row),
         pairs=int(paired.pairs[row]),
         missing=int(paired.missing[row]),
         is_silent=is_silent,
@@ -372,6 +393,10 @@ def nominal_bytes(cell: CellTraces) -> float:
     if cell.setting.policy == FULL.policy:
         return float(token_bytes)
     kept = kept_by_rule(cell.setting, token_bytes, tail_bytes)
+    budget = cell.setting.values.get("kv_budget")
+    if kept is None and cell.setting.values.get("every") and isinstance(budget, int):
+        # The prompt stays beside the budget, under every setting.
+        kept = float(budget)
     return -math.inf if kept is None else kept * token_bytes + tail_bytes
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvatlas.core import CellCoord, Claim, MapName, Note, NoteKind, Stays, with_means
 from kvatlas.stats.losses import GridLosses, SettingLoss, family_of
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, weights
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, means_of_clusters, strata_of_clusters, weights
 from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.run_data import Axes, RunData
@@ -197,13 +197,19 @@ def map_tests(
     # Each axis: its levels against the mean of the others, and a test of "their order does not matter".
     effects = []
     permutations = []
+    # Problems of a cluster are permuted together.
+    means = means_of_clusters(cells.means.T, cells.clusters).T
+    strata = strata_of_clusters(cells.strata, cells.clusters)
     for axis, levels, level_of_cell in levels_of(places, axes):
-        units = level_units(grades, promised, cells.all_strata, level_of_cell, by_trace=claim is Claim.THESE)
+        by_trace = claim is Claim.THESE
+        units = level_units(
+            grades, promised, cells.all_strata, level_of_cell, by_trace=by_trace, clusters=cells.all_clusters
+        )
         effects.append(Effect(axis, tuple(zip(levels, level_contrasts_of(units, look.widening), strict=True))))
-        permutations.append(permute_levels(average_levels(cells.means, level_of_cell), cells.strata))
+        permutations.append(permute_levels(average_levels(means, level_of_cell), strata))
     # With one axis of several levels its levels are the cells.
     if len(places) > 1 and not any(len(effect.levels) == len(places) for effect in effects):
-        permutations.append(permute_levels(cells.means, cells.strata, _CELL_DRAWS))
+        permutations.append(permute_levels(means, strata, _CELL_DRAWS))
     omnibus = Test(0.0, 1.0, TestMethod.PERMUTATION)
     if permutations:
         p = min(1.0, len(permutations) * min(test.p for test in permutations))
@@ -212,11 +218,11 @@ def map_tests(
     # The standard deviation over cells, and that expected if the cells of each problem were in random order.
     spread = 0.0
     noise = 0.0
-    weight = weights(cells.strata)
-    values = weight @ cells.means
+    weight = weights(strata)
+    values = weight @ means
     if len(values) > 1:
         spread = float(np.std(values, ddof=1))
-        noise = math.sqrt(float(weight**2 @ cells.means.var(1, ddof=1)))
+        noise = math.sqrt(float(weight**2 @ means.var(1, ddof=1)))
 
     text = f"{cells.left_out} problems that not every cell has are left out of the tests"
     notes = (Note(NoteKind.LEFT_OUT, text),) if cells.left_out else ()

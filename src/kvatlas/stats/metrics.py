@@ -13,7 +13,7 @@ import numpy as np
 from kvatlas.core import Estimate, KvatlasError
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.estimates import from_problem_means
-from kvatlas.stats.numerics.arrays import Floats
+from kvatlas.stats.numerics.arrays import Floats, Ints, means_of_clusters
 from kvatlas.stats.numerics.bounded import interval
 
 #: The vote of all right answers together: a grader takes them as equal however they are written.
@@ -71,9 +71,14 @@ class Rule:
             values.append(1 - math.comb(samples - right, k) / math.comb(samples, k))
         return np.array(values)
 
-    def estimate(self, grades: Sequence[Sequence[float]], votes: Sequence[Sequence[Hashable]]) -> Estimate:
-        """Return the metric with its interval; KvatlasError where a problem has fewer than k samples."""
-        means = self.values(grades, votes)
+    def estimate(
+        self, grades: Sequence[Sequence[float]], votes: Sequence[Sequence[Hashable]], clusters: Ints | None = None
+    ) -> Estimate:
+        """Return the metric with its interval, by clusters of problems if there are some.
+
+        Raises KvatlasError where a problem has fewer than k samples.
+        """
+        means = means_of_clusters(self.values(grades, votes), clusters)
         samples = [len(problem_grades) for problem_grades in grades]
         return from_problem_means(means, samples, *interval(means))
 

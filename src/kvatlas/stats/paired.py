@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -14,12 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas.core import Claim, KvatlasError
-from kvatlas.stats.numerics.arrays import Contrast, Flags, Floats, Ints, Z, strata_of_sizes
+from kvatlas.stats.numerics.arrays import (
+    Contrast,
+    Flags,
+    Floats,
+    Ints,
+    Z,
+    cluster_numbers,
+    mean_of_known,
+    means_of_clusters,
+    strata_of_clusters,
+    strata_of_sizes,
+)
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems
-from kvatlas.stats.numerics.units import Units, mean_of_known, units_of_problems, units_of_traces
+from kvatlas.stats.numerics.units import Units, units_of_problems, units_of_traces
 from kvatlas.stats.table import CellTraces, ProblemKey, check_pairs
+from kvatlas.stats.table import units_of_problems as names_of_units
 
 #: Grades by problem and sample.
 Outcomes = Mapping[ProblemKey, Mapping[int, float]]
@@ -42,15 +54,20 @@ class Difference(Contrast):
 
 
 def paired_difference(
-    first: Outcomes, second: Outcomes, claim: Claim = Claim.LIKE, claims: Iterable[Claim] = (Claim.LIKE,)
+    first: Outcomes,
+    second: Outcomes,
+    claim: Claim = Claim.LIKE,
+    claims: Iterable[Claim] = (Claim.LIKE,),
+    clusters: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Difference:
     """Compare two settings: `first[benchmark, problem][sample]` is a grade in [0, 1], NaN where a trace is missing.
 
     The limits are those of the `claim`, and by each of the `claims` that can be made. Benchmarks weigh equally, and so
-    do the problems of one. Raises KvatlasError where the two have no pair in common.
+    do the problems of one, or their `clusters[benchmark][problem]`. Raises KvatlasError where the two have no pair in
+    common.
     """
     problems, by_sample = _shared(first, second)
-    return _difference_of(_as_values(problems, by_sample), claim, claims)
+    return _difference_of(_as_values(problems, by_sample, clusters), claim, claims)
 
 
 def difference_of_cells(
@@ -89,7 +106,11 @@ def _shared(first: Outcomes, second: Outcomes) -> tuple[list[ProblemKey], list[d
     return list(by_problem), list(by_problem.values())
 
 
-def _as_values(problems: Sequence[ProblemKey], by_sample: Sequence[Mapping[int, float]]) -> PairedValues:
+def _as_values(
+    problems: Sequence[ProblemKey],
+    by_sample: Sequence[Mapping[int, float]],
+    clusters: Mapping[str, Mapping[str, str]] | None = None,
+) -> PairedValues:
     """Return differences by sample as the values of a single pair, NaN where one is missing."""
     samples = sorted(set(chain.from_iterable(by_sample)))
     traces = np.full((len(by_sample), len(samples)), math.nan)
@@ -99,15 +120,20 @@ def _as_values(problems: Sequence[ProblemKey], by_sample: Sequence[Mapping[int, 
             if sample in of_problem:
                 traces[row, column] = of_problem[sample]
                 promised[row, column] = True
-    return PairedValues(traces[None], promised[None], tuple(problems), strata_of(problems))
+    names: list[Hashable] = []
+    for benchmark, problem in problems:
+        names += names_of_units(clusters or {}, benchmark, [problem])
+    return PairedValues(traces[None], promised[None], tuple(problems), strata_of(problems), cluster_numbers(names))
 
 
-def _differences(first: Outcomes, second: Outcomes) -> tuple[Floats, Ints]:
-    """Return the mean of first - second of each problem, and the number of its benchmark."""
-    problems, by_sample = _shared(first, second)
-    means = _as_values(problems, by_sample).values[0]
+def _differences(
+    first: Outcomes, second: Outcomes, clusters: Mapping[str, Mapping[str, str]] | None = None
+) -> tuple[Floats, Ints]:
+    """Return the mean of first - second of each problem, or cluster, and the number of its benchmark."""
+    paired = _as_values(*_shared(first, second), clusters)
+    means = paired.unit_values[0]
     is_known = ~np.isnan(means)
-    return means[is_known], strata_of(problems)[is_known]
+    return means[is_known], paired.unit_strata[is_known]
 
 
 def strata_of(problems: Iterable[ProblemKey]) -> Ints:
@@ -150,16 +176,18 @@ def verified(
     margin: float,
     claim: Claim = Claim.LIKE,
     claims: Iterable[Claim] = (Claim.LIKE,),
+    clusters: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Verification:
     """Compare grades [problem][sample] on the problems and samples of both; benchmarks weigh equally.
 
-    The `claim` decides, among the `claims` that can be made. Raises KvatlasError where there is no problem in common.
+    The `claim` decides, among the `claims` that can be made; `clusters[benchmark][problem]` names what problems share.
+    Raises KvatlasError where there is no problem in common.
     """
-    loss = paired_difference(reference, served, claim, claims)
+    loss = paired_difference(reference, served, claim, claims, clusters)
     standings = {one: _standing(contrast, margin) for one, contrast in loss.claims.items()}
     needed = None
     if standings[Claim.LIKE] is Equivalence.UNDECIDED:
-        lost, strata = _differences(reference, served)
+        lost, strata = _differences(reference, served, clusters)
         # Each of the two limits errs in 2.5 % of cases, as with two sequences.
         upper = needed_problems(lost, strata, loss.value, margin, sequences=2)
         lower = needed_problems(-lost, strata, -loss.value, margin, sequences=2)
@@ -194,18 +222,29 @@ class PairedValues:
     """First minus second of pairs of cells, [pairs, problems, samples], NaN where a pair lacks one of the two traces.
 
     `promised` tells the pairs of traces that the run was to have. `problems` are those of any of the cells, and
-    `strata` number their benchmarks.
+    `strata` number their benchmarks, `clusters` what they share, None where each problem stands for itself.
     """
 
     traces: Floats
     promised: Flags
     problems: tuple[ProblemKey, ...]
     strata: Ints
+    clusters: Ints | None = None
 
     @cached_property
     def values(self) -> Floats:
         """The means over the samples of a problem, [pairs, problems]; NaN where a problem has no pair."""
         return mean_of_known(self.traces)
+
+    @cached_property
+    def unit_values(self) -> Floats:
+        """The same by the units of problems like these, [pairs, units]: problems, or their clusters."""
+        return means_of_clusters(self.values, self.clusters)
+
+    @cached_property
+    def unit_strata(self) -> Ints:
+        """The benchmarks of these units."""
+        return strata_of_clusters(self.strata, self.clusters)
 
     @cached_property
     def missing(self) -> Ints:
@@ -224,7 +263,8 @@ class PairedValues:
 
     def units(self, claim: Claim) -> Units:
         """Return the differences by the units of a claim, missing ones at worst."""
-        return units_of_traces(self.traces, self.promised, self.strata, by_trace=claim is Claim.THESE)
+        by_trace = claim is Claim.THESE
+        return units_of_traces(self.traces, self.promised, self.strata, by_trace=by_trace, clusters=self.clusters)
 
     def first(self, samples: int | None) -> PairedValues:
         """Return the same of the first samples; all of them for None."""
@@ -236,8 +276,13 @@ class PairedValues:
         """Return the averages over all pairs of cells by the units of a claim, as a single row."""
         of_pairs = self.units(claim)
         pooled = np.moveaxis(self.traces, 0, 1).reshape(1, len(self.problems), -1)
+        values = mean_of_known(pooled)
+        strata = self.strata
+        if claim is Claim.LIKE:
+            values = means_of_clusters(values, self.clusters)
+            strata = self.unit_strata
         return Units(
-            units_of_problems(mean_of_known(pooled), self.strata).means,
+            units_of_problems(values, strata).means,
             mean_of_known(of_pairs.lowest.T)[None],
             mean_of_known(of_pairs.highest.T)[None],
             of_pairs.strata,
@@ -259,12 +304,14 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValu
     traces = []
     promised = []
     keys: list[ProblemKey] = []
+    units: list[Hashable] = []
     sizes = []
     for pairs in benchmarks:
         cells = list(chain.from_iterable(pair for pair in pairs if pair is not None))
         check_pairs(cells)
         problems = dict.fromkeys(chain.from_iterable(cell.place for cell in cells))
         keys += [(cells[0].benchmark, problem) for problem in problems]
+        units += names_of_units(cells[0].table.manifest.clusters, cells[0].benchmark, problems)
         sizes.append(len(problems))
         of_benchmark = _paired_on_problems(pairs, tuple(problems))
         traces.append(of_benchmark[0])
@@ -276,6 +323,7 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValu
         np.concatenate([_widened(of_benchmark, samples, False) for of_benchmark in promised], axis=1),
         tuple(keys),
         strata_of_sizes(sizes),
+        cluster_numbers(units),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvatlas.core import Setting, grouped
 from kvatlas.stats.losses import FULL
-from kvatlas.stats.numerics.arrays import Contrast, Floats
+from kvatlas.stats.numerics.arrays import Contrast, Floats, means_of_clusters
 from kvatlas.stats.numerics.ratios import cost_ratio, share_ratio
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
@@ -120,16 +120,22 @@ class _SharedProblems:
         self.count = len(self._chosen)
 
     def right(self, cell: CellTraces) -> Floats:
-        """Return the share of right answers of one of the two cells, by problem."""
-        return self._in_order(cell, _mean_of_graded(cell, cell.grades))[self._chosen]
+        """Return the share of right answers of one of the two cells, by problem or cluster."""
+        return self._by_unit(self._in_order(cell, _mean_of_graded(cell, cell.grades)))
 
     def mean_cost(self, cell: CellTraces, cost: str) -> Floats:
-        """Return the mean cost of a sample of one of the two cells, by problem; NaN where it is unknown."""
+        """Return the mean cost of a sample of one of the two cells, by problem or cluster; NaN where it is unknown."""
         values = cell.traces["output_tokens" if cost == "byte_steps" else cost].astype(float)
         if cost == "byte_steps":
             token_bytes, tail_bytes = cell.expected.kv_bytes or (math.nan, math.nan)
             values = values * (cell.traces["mean_kv_tokens"] * token_bytes + tail_bytes)
-        return self._in_order(cell, _mean_of_graded(cell, values))[self._chosen]
+        return self._by_unit(self._in_order(cell, _mean_of_graded(cell, values)))
+
+    def _by_unit(self, of_problems: Floats) -> Floats:
+        """Return the values of the shared problems, or their means over clusters of problems."""
+        clusters = self.cell.clusters
+        chosen = None if clusters is None else np.unique(clusters[self._chosen], return_inverse=True)[1]
+        return means_of_clusters(of_problems[self._chosen], chosen)
 
     def _in_order(self, cell: CellTraces, by_problem: Floats) -> Floats:
         return cell.in_order(by_problem, self.cell.place)

@@ -274,6 +274,11 @@ class RunData:
         """Notes on the claim and on the look at the run."""
         look, samples = self.look
         texts = []
+        for benchmark, clusters in self.manifest.clusters.items():
+            texts.append(
+                f"{benchmark}: {len(clusters):,} problems share {len(set(clusters.values())):,} passages, seeds or "
+                "templates (clusters), which are the units of claims on problems like these and weigh equally"
+            )
         if self.other_claim not in (None, self.stored_claim):
             texts.append(f"The claim ({self.claim.words}) was chosen after the data")
         if look.share is not None:

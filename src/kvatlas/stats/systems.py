@@ -136,7 +136,10 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
 
 def fits_one(systems: Sequence[ModelSetting], name: str) -> bool:
     """Return whether a name, as `choose` reads it, fits a single system."""
-    return sum(all(_fits(word, system) for word in name.split()) for system in systems) == 1
+    fits = list(systems)
+    for word in name.split():
+        fits = [system for system in fits if _fits(word, system)]
+    return len(fits) == 1
 
 
 def _word_that_fits_none(systems: Sequence[ModelSetting], name: str) -> str:

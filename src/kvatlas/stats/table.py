@@ -36,7 +36,7 @@ from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns
 from kvatlas.stats.estimates import estimates, pass_at_1
 from kvatlas.stats.metrics import METRICS, RIGHT, SCREENED, Rule, rule, usual_metric
-from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, strata_of_sizes
+from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, cluster_numbers, strata_of_sizes
 
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]
@@ -138,7 +138,11 @@ class TraceTable:
         values = self._grades(metric)
         grades = [values[span].reshape(shape) for span, shape in zip(self.spans, self.shapes, strict=True)]
         # The limits of all cells at once are faster than one by one; they are computed when a cell first asks.
-        estimates_once = cache(lambda: estimates(grades, claim()))
+        clusters = [
+            cluster_numbers(units_of_problems(self.manifest.clusters, cell.benchmark, order))
+            for cell, order in zip(self.manifest.expected, self.orders, strict=True)
+        ]
+        estimates_once = cache(lambda: estimates(grades, claim(), clusters))
         return [CellTraces(self, index, metric, of_cell, estimates_once) for index, of_cell in enumerate(grades)]
 
     def _grades(self, metric: str) -> Floats:
@@ -234,6 +238,11 @@ class CellTraces:
         """The digests of the contents of its problems by name; empty in runs of earlier versions."""
         return self.table.manifest.contents.get(self.benchmark, {})
 
+    @cached_property
+    def clusters(self) -> Ints | None:
+        """The number of the cluster of each of its problems; None if each stands for itself."""
+        return cluster_numbers(units_of_problems(self.table.manifest.clusters, self.benchmark, self.place))
+
     @property
     def is_stored(self) -> Flags:
         """True for each trace that is stored."""
@@ -317,7 +326,10 @@ class CellTraces:
         if self.rule is None:
             estimate = self._all_estimates()[self._index] or pass_at_1({})
         else:
-            estimate = self.rule.estimate(*self._samples())
+            clusters = self.clusters
+            if clusters is not None:
+                clusters = np.unique(clusters[~np.isnan(self.grades).all(1)], return_inverse=True)[1]
+            estimate = self.rule.estimate(*self._samples(), clusters)
 
         mean = self._mean("mean_kv_tokens")
         peak = max(self._costs("peak_kv_tokens"), default=None)
@@ -391,6 +403,14 @@ class CellTraces:
                 # All right answers are one vote, however they are written. Code 0 is no answer.
                 votes.append([RIGHT if right else answer or None for right, answer in pairs])
         return grades, votes
+
+
+def units_of_problems(
+    clusters: Mapping[str, Mapping[str, str]], benchmark: str, problems: Iterable[str]
+) -> list[Hashable]:
+    """Return the names of the units of problems: their `clusters[benchmark][problem]`, or the problems themselves."""
+    named = clusters.get(benchmark, {})
+    return [(benchmark, (named[problem],) if problem in named else problem) for problem in problems]
 
 
 # -- several cells -----------------------------------------------------------------------------------------------------
@@ -480,6 +500,7 @@ class GradeMatrix:
     `means` [problems, cells] are over these samples; `strata` [problems] numbers benchmarks; `left_out` counts
     problems that not every cell has. `grades` [all problems, cells, samples] are NaN where a trace is missing,
     `promised` [all problems, samples] those that every cell was to have, with their benchmarks in `all_strata`.
+    `clusters` [problems] and `all_clusters` number the clusters of problems, None where each stands for itself.
     """
 
     columns: tuple[Any, ...]
@@ -489,6 +510,8 @@ class GradeMatrix:
     grades: Floats
     promised: Flags
     all_strata: Ints
+    clusters: Ints | None = None
+    all_clusters: Ints | None = None
 
     @classmethod
     def from_means(cls, columns: Sequence[Any], means: Floats, strata: Ints) -> GradeMatrix:
@@ -515,11 +538,16 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
     sizes: list[int] = []
     tables: list[Floats] = []
     promises: list[Flags] = []
+    units: list[Hashable] = []
+    all_units: list[Hashable] = []
     left_out = 0
     for cells in benchmarks if columns else ():
         of_benchmark = [cells[name] for name in columns]
         problems, values = aligned(of_benchmark)
         tables.append(values)
+        first = of_benchmark[0]
+        units_here = units_of_problems(first.table.manifest.clusters, first.benchmark, problems)
+        all_units += units_here
         # [problem, sample] that every one of the cells was to have.
         promised = np.ones((len(problems), values.shape[2]), bool)
         for cell in of_benchmark:
@@ -531,6 +559,7 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
         # [problem, sample] that all cells have.
         is_shared = np.asarray(is_known.all(1))
         has_shared = is_shared.any(1)
+        units += [units_here[place] for place in np.flatnonzero(has_shared).tolist()]
         for row, of_all in zip(values[has_shared], is_shared[has_shared], strict=True):
             means.append(row[:, of_all].mean(1))
         sizes.append(int(has_shared.sum()))
@@ -546,6 +575,8 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
         np.concatenate([_with_samples(table, samples, math.nan) for table in tables]),
         np.concatenate([_with_samples(table, samples, False) for table in promises]),
         strata_of_sizes([len(table) for table in tables]),
+        cluster_numbers(units),
+        cluster_numbers(all_units),
     )
 
 

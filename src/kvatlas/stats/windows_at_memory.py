@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import CellCoord, Claim, Map, Stays, ascending, windows_apart
-from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, weights
+from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, means_of_clusters, strata_of_clusters, weights
 from kvatlas.stats.numerics.equal_memory import (
     PairTest,
     compare_pairs,
@@ -181,6 +181,13 @@ def memory_of(
         promised_grades = np.where(promised[:, None], grades, 0.0)[has_samples]
         values = promised_grades.sum(2) / promised.sum(1)[has_samples, None]
         strata = cells.all_strata[has_samples]
+        if cells.all_clusters is not None:
+            # A cluster of which one problem is missing counts as missing.
+            clusters = np.unique(cells.all_clusters[has_samples], return_inverse=True)[1]
+            is_whole = ~np.isnan(values)
+            share = means_of_clusters(is_whole.T.astype(float), clusters).T
+            values = np.where(share == 1, means_of_clusters(values.T, clusters).T, math.nan)
+            strata = strata_of_clusters(strata, clusters)
 
     return EqualMemory(
         cells.columns,

@@ -1,7 +1,7 @@
 """Checks of this machine and of a model before a sweep.
 
 Machine: versions, device, kernels, decoded tokens. Model: tokenizer, tags, layers, one step against transformers, keys
-in few bits, a generation.
+in few bits, shorter weights, a generation.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from kvatlas.models.checks import check_tokenizer
 from kvatlas.models.load_options import Options
 from kvatlas.noise import stream_key
 from kvatlas.sweeps.plan import FULL
+from kvatlas.sweeps.short_weights import USUAL_INPUTS, can_be_short, gain_text, weights_check
 
 if TYPE_CHECKING:
     import torch
@@ -112,8 +113,7 @@ def _kernels_in_use(device: torch.device) -> CheckResult:
     if kernels is None:
         reason = (native.why_not() or "").rstrip(".")
         return CheckResult("kernels", Check.WARNING, reason, "torch computes instead, slower")
-    pays = "; weights=bfloat16 is about twice as fast" if kernels.multiplies_pairs else ""
-    return CheckResult("kernels", Check.OK, f"native, for {kernels.target}{pays}")
+    return CheckResult("kernels", Check.OK, f"native, for {kernels.target}; {gain_text(USUAL_INPUTS)}")
 
 
 def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[CheckResult]:
@@ -262,6 +262,8 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
 
     yield _first_steps(handle, model, tokens, logits, generation)
     yield _keys_in_few_bits(handle, model, [*tokens, *generation.tokens])
+    if can_be_short(handle) and generation.tokens:
+        yield weights_check(handle, model, len(tokens), [*tokens, *generation.tokens])
     yield _end_of_generation(handle, generation, new_tokens)
 
 

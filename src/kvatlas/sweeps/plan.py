@@ -27,13 +27,14 @@ from kvatlas.core import (
     digest,
     no_choice_sentence,
 )
+from kvatlas.core.settings import CAP
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, key_bias_warning, notes_for
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import audit_policy, narrow_sentence, setting_facts, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
-from kvatlas.sweeps.plan_notes import settings_notes, window_sentence
+from kvatlas.sweeps.plan_notes import cluster_notes, settings_notes, window_sentence
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -162,7 +163,33 @@ class Plan:
             about=self._plain_about(),
             screened=self.screened,
             contents={name: contents_of(problems) for name, problems in self.problems.items()},
+            clusters=self.clusters,
         )
+
+    @property
+    def sizes(self) -> list[int]:
+        """The units of problems like these of each benchmark: its problems, of which those of a cluster are one."""
+        sizes = []
+        for problems in self.problems.values():
+            units = {problem.cluster or (problem.id,) for problem in problems}
+            sizes.append(len(units))
+        return sizes
+
+    @property
+    def orders(self) -> int:
+        """The orders in which settings are tested: one for each policy, and for each cap on thinking under it."""
+        settings = [policy.setting for policy, is_baseline in self.policies if not is_baseline]
+        return len({(one.policy, one.values.get(CAP) if "kv_budget" in one.values else None) for one in settings})
+
+    @property
+    def clusters(self) -> dict[str, dict[str, str]]:
+        """What problems share with others by benchmark and problem, without problems that share nothing."""
+        found = {}
+        for name, problems in self.problems.items():
+            named = {problem.id: problem.cluster for problem in problems if problem.cluster}
+            if named:
+                found[name] = named
+        return found
 
     def expected(self) -> tuple[Expected, ...]:
         """Return the cells that this plan promises."""
@@ -399,6 +426,7 @@ def make_plan(spec: Spec) -> Plan:
     notes = settings_notes(found_models, chosen)
     for benchmark in found_benchmarks:
         notes += _benchmark_notes(spec, benchmark, problems[benchmark.name])
+        notes += cluster_notes(benchmark.name, problems[benchmark.name], spec.allocate.kind == "adaptive")
 
     prompts = {}
     contents = {}
@@ -496,23 +524,30 @@ def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: in
 def _tree_tokens(bound_policies: Sequence[Policy], prompt: int, output: int) -> int:
     """Return the tokens decoded for one problem and sample.
 
-    Settings that need the full-cache answer are a second tree; the first one then includes the full cache.
+    Settings that need the full-cache answer are a second tree; the first one then includes the full cache. Settings
+    that differ in their caps on thinking alone share their tokens; the answers behind caps are not counted.
     """
-    early: list[int | None] = []
-    late: list[int | None] = []
+    lengths: dict[Policy, int] = {}
     for policy in bound_policies:
+        length = output if policy.cap is None else min(output, policy.cap)
+        lengths[policy.uncapped] = max(length, lengths.get(policy.uncapped, 0))
+
+    # The cache length of the first compression of each, and its tokens.
+    early: list[tuple[int | None, int]] = []
+    late: list[tuple[int | None, int]] = []
+    for policy, length in lengths.items():
         tree = late if Signal.ANSWER in policy.observes else early
-        # The cache length of the first compression.
-        tree.append(policy.budget.first(prompt) if policy.budget else None)
-    if late and None not in early:
-        early.append(None)
+        tree.append((policy.budget.first(prompt) if policy.budget else None, length))
+    if late and None not in [budget for budget, _ in early]:
+        early.append((None, output))
 
     tokens = 0
-    for budgets in filter(None, (early, late)):
+    for settings in filter(None, (early, late)):
         # The token count at which each setting leaves the trunk and decodes the rest alone. Compressions come after
         # a step, so the second token is drawn before the first of them.
-        forks = [min(output, max(2, budget - prompt + 1)) if budget else output for budget in budgets]
-        tokens += max(forks) + sum(output - fork for fork in forks)
+        forks = [min(length, max(2, budget - prompt + 1)) if budget else length for budget, length in settings]
+        rest = [length - fork for (_, length), fork in zip(settings, forks, strict=True)]
+        tokens += max(forks) + sum(rest)
     return tokens
 
 

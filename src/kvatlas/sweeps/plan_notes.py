@@ -7,11 +7,30 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from kvatlas.core import apart_sentence, grouped, windows_apart
+from kvatlas.core import KvatlasError, Problem, apart_sentence, grouped, windows_apart
 from kvatlas.cpu.native import why_not
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.policies.memory import stays
+from kvatlas.sweeps.short_weights import offer
+
+
+def cluster_notes(benchmark: str, problems: Sequence[Problem], is_adaptive: bool) -> list[str]:
+    """Return a note on problems that name clusters. Raises KvatlasError for those of an adaptive sweep."""
+    clusters = {problem.cluster for problem in problems if problem.cluster}
+    if not clusters:
+        return []
+    if is_adaptive:
+        raise KvatlasError(
+            f"The problems of {benchmark} name clusters, and allocate: adaptive draws single problems; expected "
+            "allocate: full."
+        )
+    alone = sum(not problem.cluster for problem in problems)
+    units = f"{len(clusters):,} clusters" + (f" and {alone:,} problems alone" if alone else "")
+    return [
+        f"The {len(problems):,} problems of {benchmark} are {units}: these are the units of claims on problems like "
+        "these."
+    ]
 
 
 def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) -> list[str]:
@@ -20,6 +39,7 @@ def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) ->
     slow = why_not() if any(model.device == "cpu" for model in models) else None
     if slow:
         notes.append(f"{slow} Decoding goes on in plain torch, more slowly.")
+    notes += filter(None, map(offer, models))
 
     # A number in float32 takes as many bytes as two in the usual types.
     compressing = [policy for policy in policies if isinstance(policy, CompressingPolicy)]

@@ -209,21 +209,34 @@ INLINE vec multiply_add(const enum kind kind, vec a, vec b, vec sum) {
     return FMA(even(a), even(b), FMA(odd(a), odd(b), sum));
 }
 
-INLINE void linear_tile(const enum kind kind, const int rows, const int panels, const float *x, int64_t x_stride,
-                        const float *w, const float *bias, float *y, int64_t y_stride, int64_t words, int64_t last) {
+/* What a tile fetches for later ones: at each word `step` bytes further; without a step the words of its own panels. */
+struct fetched {
+    const char *from;
+    int64_t step;
+};
+
+/* `continued` sums of earlier words are in `y`; else they begin with the bias. */
+INLINE void linear_tile(const enum kind kind, const int rows, const int panels, const int continued,
+                        const struct fetched fetched, const float *x, int64_t x_stride, const float *w,
+                        const float *bias, float *y, int64_t y_stride, int64_t words, int64_t last) {
     vec sums[8][8];
     for (int p = 0; p < panels; p++) {
+        const int is_part = p == panels - 1 && last != LANES;
         vec from = splat(0.0f);
-        if (bias) from = p == panels - 1 ? (last == LANES ? load(bias + p * LANES) : load_part(bias + p * LANES, last))
-                                         : load(bias + p * LANES);
-        for (int r = 0; r < rows; r++) sums[r][p] = from;
+        if (bias) from = is_part ? load_part(bias + p * LANES, last) : load(bias + p * LANES);
+        for (int r = 0; r < rows; r++) {
+            const float *earlier = y + r * y_stride + p * LANES;
+            if (continued) from = is_part ? load_part(earlier, last) : load(earlier);
+            sums[r][p] = from;
+        }
     }
     for (int64_t k = 0; k < words; k++) {
         vec weights[8];
+        if (fetched.step) __builtin_prefetch(fetched.from + k * fetched.step, 0, 3);
         for (int p = 0; p < panels; p++) {
             const float *at = w + (p * words + k) * LANES;
             weights[p] = load(at);
-            __builtin_prefetch(at + 64 * LANES, 0, 3);
+            if (!fetched.step) __builtin_prefetch(at + 64 * LANES, 0, 3);
         }
         /* Compilers take assembly for long, and would keep loops around it with sums in memory. */
 #pragma clang loop unroll(full)
@@ -243,19 +256,18 @@ INLINE void linear_tile(const enum kind kind, const int rows, const int panels, 
 
 #if WIDE
 #define ROW_TILE 8
-#define PANEL_TILE 3
 #define PANELS_OF_FEW 4
 #else
 #define ROW_TILE 4
-#define PANEL_TILE 1
 #define PANELS_OF_FEW 2
 #endif
 
 INLINE void linear_rows(const enum kind kind, const int panels, const float *x, int64_t x_stride, const float *w,
                         const float *bias, float *y, int64_t y_stride, int64_t rows, int64_t words, int64_t last) {
     int64_t r = 0;
+    const struct fetched own = {0, 0};
 #define ROWS(count)                                                                                                    \
-    linear_tile(kind, count, panels, x + r * x_stride, x_stride, w, bias, y + r * y_stride, y_stride, words, last)
+    linear_tile(kind, count, panels, 0, own, x + r * x_stride, x_stride, w, bias, y + r * y_stride, y_stride, words, last)
     for (; r + ROW_TILE <= rows; r += ROW_TILE) ROWS(ROW_TILE);
 #define REST(count)                                                                                                    \
     if (count < ROW_TILE && (rows - r) & count) {                                                                      \
@@ -266,6 +278,43 @@ INLINE void linear_rows(const enum kind kind, const int panels, const float *x, 
 #undef REST
 #undef ROWS
 }
+
+#if !WIDE
+#define BLOCK_WORDS 256 /* whose weights, 16 KB of a panel, stay in the first cache from tile to tile */
+
+/* The rows of the next tile, of so many left. Six fill the registers; four and four take less time than six and two. */
+INLINE int64_t next_rows(int64_t left) {
+    if (left >= 6 && left != 8) return 6;
+    return left >= 4 ? 4 : left >= 2 ? 2 : 1;
+}
+
+/* A panel for more rows than one tile has: block by block of its words, each read from memory once. All tiles of a block
+ * together fetch the next block, so that memory is read while they compute. */
+INLINE void linear_blocks(const enum kind kind, const float *x, int64_t x_stride, const float *w, const float *bias,
+                          float *y, int64_t y_stride, int64_t rows, int64_t words, int64_t last) {
+    int64_t tiles = 0;
+    for (int64_t r = 0; r < rows; r += next_rows(rows - r)) tiles++;
+    for (int64_t first = 0; first < words; first += BLOCK_WORDS) {
+        const int64_t count = words - first < BLOCK_WORDS ? words - first : BLOCK_WORDS;
+        const float *block = w + first * LANES, *next = block + count * LANES;
+        struct fetched fetched = {(const char *)next, (LANES * 4 + tiles - 1) / tiles};
+        for (int64_t r = 0; r < rows;) {
+            const int64_t tile_rows = next_rows(rows - r);
+            const float *inputs = x + r * x_stride + first;
+            float *to = y + r * y_stride;
+#define ROWS(number)                                                                                                   \
+    if (tile_rows == number) {                                                                                         \
+        if (first) linear_tile(kind, number, 1, 1, fetched, inputs, x_stride, block, 0, to, y_stride, count, last);    \
+        else linear_tile(kind, number, 1, 0, fetched, inputs, x_stride, block, bias, to, y_stride, count, last);       \
+    }
+            ROWS(6) ROWS(4) ROWS(2) ROWS(1)
+#undef ROWS
+            fetched.from += count * fetched.step;
+            r += tile_rows;
+        }
+    }
+}
+#endif
 
 INLINE void linear(const enum kind kind, const float *x, int64_t x_stride, const float *w, const float *bias, float *y,
                    int64_t y_stride, int64_t rows, int64_t words, int64_t outputs) {
@@ -278,9 +327,14 @@ INLINE void linear(const enum kind kind, const float *x, int64_t x_stride, const
     if (rows <= 2) {
         PANELS(PANELS_OF_FEW)
     }
-#if PANEL_TILE >= 3
+#if WIDE
     PANELS(3)
     PANELS(2)
+#else
+    if (rows > ROW_TILE)
+        for (; p < panels; p++)
+            linear_blocks(kind, x, x_stride, w + p * words * LANES, bias ? bias + p * LANES : 0, y + p * LANES, y_stride,
+                          rows, words, p + 1 == panels && rest ? rest : LANES);
 #endif
     PANELS(1)
 #undef PANELS

@@ -112,10 +112,12 @@ def _as_maps(results: Sequence[MapResult]) -> list[Map]:
     return [one.map for one in results]
 
 
-def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
-    """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run."""
+def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageCells) -> Json:
+    """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run.
+
+    `cells` are those of the run, which are numbered and described on the way.
+    """
     run = result.only_run
-    cells = PageCells(run.manifest.expected)
     compared = tested and run.has_maps
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]
 
@@ -267,6 +269,7 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
 
     `saved` is the percent of the full cache's mean KV memory that the setting saves; `loss` is in points, with its
     95 % interval, and `limit` the upper limit that decides. `compressed` of its `traces` were compressed.
+    `above_random` are the points of its policy above `random` with their interval, over all pairs of cells.
     """
     chosen = choice.by_memory if choice.shown is not False else None
     cell = chosen
@@ -293,13 +296,17 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
         "shown": chosen is not None,
         "cell": None,
         "saved": None if choice.saving is None else rounded(100 * (1 - choice.saving.memory), 1),
-        **dict.fromkeys(("loss", "limit", "compressed", "traces")),
+        **dict.fromkeys(("loss", "limit", "compressed", "traces", "above_random")),
         "margin": percent(choice.margin),
         "words": recommendation(choice),
     }
     if cell is None:
         return card
     card["cell"] = cells.numbers.get((choice.model, choice.benchmark, cell.setting.id))
+    policy = cells.policies[cell.setting.policy]
+    against_random = next((one for one in of_model if (one.first, one.second) == (policy, "random")), None)
+    if against_random is not None:
+        card["above_random"] = _points_and_limits(against_random.difference)
     loss = (choice.losses or {}).get(cell.setting.id)
     if loss is not None:
         card |= {

@@ -32,7 +32,18 @@ TRACES_LIMIT = 4_000_000
 #: Traces of a page for which the attention of the full cache at their departure is measured.
 DEPARTURES = 64
 #: The scripts in their order; each uses those before it.
-SCRIPTS = ("base.js", "source.js", "maps.js", "charts.js", "problems.js", "maze.js", "tokens.js", "trace.js", "app.js")
+SCRIPTS = (
+    "base.js",
+    "source.js",
+    "maps.js",
+    "charts.js",
+    "problems.js",
+    "maze.js",
+    "tokens.js",
+    "trace.js",
+    "decide.js",
+    "app.js",
+)
 
 
 def json_for_script(value: Any) -> str:
@@ -172,7 +183,10 @@ def _traces_of_page(run: AppRun, per_cell: int) -> dict[Place, Json]:
     size = 0
     # In turns over the cells, recommended ones first, so that a limit takes from all of them alike.
     turns = filter(None, chain.from_iterable(zip_longest(*places_by_cell)))
-    for place in dict.fromkeys(chain.from_iterable(turns)):
+    shown_first: list[Place] = []
+    if run.document["lost"] is not None and per_cell:
+        shown_first = [place for place in (run.document["lost"], run.full(run.document["lost"])) if place is not None]
+    for place in dict.fromkeys(chain(shown_first, *turns)):
         document = run.trace(*place, whole=False)
         size += len(json_for_script(document).encode())
         if size > TRACES_LIMIT:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,17 @@ import numpy as np
 
 from kvatlas.core import KvatlasError, Map, NoteKind, Trace, grouped
 from kvatlas.registry import features
-from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, outcome_letters, run_document
+from kvatlas.report.app.decision import decision_document
+from kvatlas.report.app.documents import (
+    MISSING,
+    RIGHT,
+    TRUNCATED,
+    Json,
+    PageCells,
+    maps_of,
+    outcome_letters,
+    run_document,
+)
 from kvatlas.report.app.traces import question_documents, trace_document
 from kvatlas.report.departures import measure_departures
 from kvatlas.report.description import say
@@ -36,6 +46,8 @@ ROWS = 20_000
 #: Seconds and hits after which a search answers; the next request goes on from there.
 SEARCH_SECONDS = 0.4
 SEARCH_HITS = 50
+#: Lost answers that are read in search of one that needed an evicted value.
+TRIED = 12
 #: Characters of a trace that are shown on either side of a found text.
 AROUND = 60
 FILTERS = ("", "lost", "right", "wrong", "truncated")
@@ -167,7 +179,13 @@ class AppRun:
             notes = chain.from_iterable(map_.notes for map_ in maps)
             warnings += dict.fromkeys(note.text for note in notes if note.kind is NoteKind.PARTIAL)
 
-        document = run_document(result, maps, tested and bool(maps))
+        is_judged = tested and bool(maps)
+        cells = PageCells(self.manifest.expected)
+        document = run_document(result, maps, is_judged, cells)
+        decision = None
+        if is_judged:
+            weights = {name: model.weight_bytes for name, model in self.materials.models.items()}
+            decision = decision_document(result, cells.numbers, weights)
         self.version += 1
         self.finished = tested
         self.result = result
@@ -177,7 +195,8 @@ class AppRun:
             "claim": result.claim.words,
             "warnings": warnings,
             "autopsies": [] if self.autopsies is None else self.autopsies.sentences(),
-            "lost": self.first_lost() if tested and maps else None,
+            "lost": self.first_lost() if is_judged else None,
+            "decision": decision,
             "outcomes": [vars(table) for table in self.tables],
         }
 
@@ -329,12 +348,18 @@ class AppRun:
         return full is not None and self.mark(place) != RIGHT and self.mark(full) == RIGHT
 
     def first_lost(self) -> Place | None:
-        """Return the first place that is not right where the full cache's is, of recommended settings if possible."""
-        for cell in sorted(range(len(self.marks)), key=lambda cell: not self.is_recommended(cell)):
-            for place in self.places([cell]):
-                if self.is_lost(place):
-                    return place
-        return None
+        """Return a place that is not right where the full cache's is, of recommended settings if possible.
+
+        Of the first `TRIED` the first one that needed an evicted value, so that it can be read what was lost; without
+        such a one the first.
+        """
+        cells = sorted(range(len(self.marks)), key=lambda cell: not self.is_recommended(cell))
+        lost = list(islice(filter(self.is_lost, self.places(cells)), TRIED))
+        for place in lost:
+            death = self.trace(*place).get("death")
+            if death is not None and death["evicted"] and death["missed"]:
+                return place
+        return lost[0] if lost else None
 
     def key(self, place: Place) -> Key:
         """Return a trace's key in the store. Raises IndexError where the run has no such place."""

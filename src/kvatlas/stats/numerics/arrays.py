@@ -2,11 +2,14 @@
 
 Everywhere `strata` [problems] numbers the benchmark of each problem, from 0. Benchmarks weigh equally, whatever their
 sizes, and so do the problems of one benchmark. Problems are the independent units; samples of one problem are not.
+Problems that share a passage, a seed or a template are no independent units either: `clusters` [problems] numbers what
+they share, the mean over a cluster stands in their place, and clusters weigh equally, whatever their sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +57,37 @@ def problems_by_benchmark(strata: Ints) -> list[Ints]:
 def strata_of_sizes(sizes: Sequence[int]) -> Ints:
     """Return the strata of problems that lie benchmark by benchmark; `sizes` are the numbers of their problems."""
     return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def mean_of_known(values: Floats) -> Floats:
+    """Return the means over the last axis of the values that are known; NaN where none is."""
+    count = (~np.isnan(values)).sum(-1)
+    return np.asarray(np.where(count > 0, np.nansum(values, axis=-1) / np.maximum(count, 1), math.nan), float)
+
+
+def cluster_numbers(names: Sequence[Hashable]) -> Ints | None:
+    """Return the number of each problem's cluster, from 0 in the order of the names; None if each has its own."""
+    numbers: dict[Hashable, int] = {}
+    found = [numbers.setdefault(name, len(numbers)) for name in names]
+    return None if len(numbers) == len(found) else np.array(found)
+
+
+def means_of_clusters(values: Floats, clusters: Ints | None) -> Floats:
+    """Return the means [..., clusters] of the known values [..., problems] of each cluster; NaN where none is known.
+
+    Without `clusters` the values themselves.
+    """
+    if clusters is None:
+        return values
+    places = [np.flatnonzero(clusters == cluster) for cluster in range(int(clusters.max()) + 1)]
+    return np.stack([mean_of_known(values[..., problems]) for problems in places], axis=-1)
+
+
+def strata_of_clusters(strata: Ints, clusters: Ints | None) -> Ints:
+    """Return the benchmark of each cluster from those of the problems."""
+    if clusters is None:
+        return strata
+    return np.asarray(strata[np.unique(clusters, return_index=True)[1]])
 
 
 def standard_error(values: Floats, strata: Ints) -> Floats:

@@ -79,7 +79,13 @@ def permute_levels(values: Floats, strata: Ints, draws: int = DRAWS, seed: int =
 
 
 def level_units(
-    grades: Floats, promised: Flags, strata: Ints, level_of_cell: Sequence[int], *, by_trace: bool
+    grades: Floats,
+    promised: Flags,
+    strata: Ints,
+    level_of_cell: Sequence[int],
+    *,
+    by_trace: bool,
+    clusters: Ints | None = None,
 ) -> Units:
     """Return each level minus the mean of the others, by units.
 
@@ -92,7 +98,8 @@ def level_units(
     others = len(low) - 1
     lowest = np.where(promised, low - (high.sum(0) - high) / others, math.nan)
     highest = np.where(promised, high - (low.sum(0) - low) / others, math.nan)
-    return units_between((lowest + highest) / 2, lowest, highest, strata, by_trace=by_trace)
+    middle = (lowest + highest) / 2
+    return units_between(middle, lowest, highest, strata, by_trace=by_trace, clusters=clusters)
 
 
 def level_contrasts_of(units: Units, widening: float = 1.0) -> list[Contrast]:

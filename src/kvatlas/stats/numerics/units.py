@@ -1,4 +1,5 @@
-"""Paired differences of traces as the units of a claim: problems (means over samples), or traces themselves.
+"""Paired differences of traces as the units of a claim: traces themselves, problems (means over samples), or clusters
+(means over problems that share a passage, a seed or a template).
 
 A pair of traces that was promised and is missing counts at worst: +1 in upper limits and -1 in lower ones. Left out, as
 if lost pairs were like the others, a large loss is "proven" to be small where lost pairs are those that go missing.
@@ -12,7 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvatlas.stats.numerics.arrays import Contrast, Flags, Floats, Ints, Z, complete_groups, strata_of_sizes
+from kvatlas.stats.numerics.arrays import (
+    Contrast,
+    Flags,
+    Floats,
+    Ints,
+    Z,
+    complete_groups,
+    mean_of_known,
+    means_of_clusters,
+    strata_of_clusters,
+    strata_of_sizes,
+)
 from kvatlas.stats.numerics.bounded import interval, lower_limit, p_value, score, upper_limit
 
 
@@ -95,26 +107,32 @@ def units_of_problems(values: Floats, strata: Ints) -> Units:
     return Units(_mean_of_strata(values, strata), values, values, strata)
 
 
-def units_of_traces(values: Floats, promised: Flags, strata: Ints, *, by_trace: bool) -> Units:
+def units_of_traces(
+    values: Floats, promised: Flags, strata: Ints, *, by_trace: bool, clusters: Ints | None = None
+) -> Units:
     """Return the units of values [rows, problems, samples] in [-1, 1], NaN where one is missing or not promised.
 
-    Traces are the units, or else problems.
+    Traces are the units, or else problems, or their clusters.
     """
     is_missing = promised & np.isnan(values)
     kept = np.where(promised, values, math.nan)
     lowest = np.where(is_missing, -1.0, kept)
     highest = np.where(is_missing, 1.0, kept)
-    return units_between(kept, lowest, highest, strata, by_trace=by_trace)
+    return units_between(kept, lowest, highest, strata, by_trace=by_trace, clusters=clusters)
 
 
-def units_between(values: Floats, lowest: Floats, highest: Floats, strata: Ints, *, by_trace: bool) -> Units:
+def units_between(
+    values: Floats, lowest: Floats, highest: Floats, strata: Ints, *, by_trace: bool, clusters: Ints | None = None
+) -> Units:
     """Return the units of values [rows, problems, samples] that may lie between the `lowest` and the `highest`.
 
     The ends are NaN where nothing was promised, the values where nothing is known.
     """
-    means = _mean_of_strata(mean_of_known(values), strata)
     if not by_trace:
-        return Units(means, mean_of_known(lowest), mean_of_known(highest), strata)
+        of_units = [means_of_clusters(mean_of_known(one), clusters) for one in (values, lowest, highest)]
+        unit_strata = strata_of_clusters(strata, clusters)
+        return Units(_mean_of_strata(of_units[0], unit_strata), of_units[1], of_units[2], unit_strata)
+    means = _mean_of_strata(mean_of_known(values), strata)
     flat = (len(values), -1)
     return Units(means, lowest.reshape(flat), highest.reshape(flat), np.repeat(strata, values.shape[2]))
 
@@ -125,12 +143,6 @@ def joined_units(benchmarks: Sequence[Units]) -> Units:
     lowest = np.concatenate([one.lowest for one in benchmarks], axis=1)
     highest = np.concatenate([one.highest for one in benchmarks], axis=1)
     return Units(means, lowest, highest, strata_of_sizes([one.lowest.shape[1] for one in benchmarks]))
-
-
-def mean_of_known(values: Floats) -> Floats:
-    """Return the means over the last axis of the values that are known; NaN where none is."""
-    count = (~np.isnan(values)).sum(-1)
-    return np.asarray(np.where(count > 0, np.nansum(values, axis=-1) / np.maximum(count, 1), math.nan), float)
 
 
 def _mean_of_strata(values: Floats, strata: Ints) -> Floats:

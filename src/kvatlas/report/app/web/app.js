@@ -13,7 +13,7 @@ function show(name, heading, crumbs) {
   drawHeader();
 }
 
-const tabs = { answer: "Answer", maps: "Maps", find: "Traces", compare: "Compare", evidence: "Evidence" };
+const tabs = { answer: "Answer", decide: "Decide", maps: "Maps", find: "Traces", compare: "Compare", evidence: "Evidence" };
 
 /* The page of the address on show. */
 const pageShown = () => {
@@ -27,7 +27,8 @@ function drawHeader() {
   document.body.dataset.on = page_;
   byId("pages").hidden = !there;
   if (!there) return;
-  const names = Object.entries(tabs).filter(([name]) => name !== "find" || (page.source !== "files" && data.done > 0));
+  const isThere = { find: page.source !== "files" && data.done > 0, decide: data.decision !== null };
+  const names = Object.entries(tabs).filter(([name]) => isThere[name] ?? true);
   const onTraces = !(page_ in tabs);
   byId("pages").replaceChildren(...names.map(([name, text]) => el("a", {
     href: name === "answer" ? to(state.run) : to(state.run, name), "aria-current": name === page_ || (onTraces && name === "find") ? "page" : null,
@@ -48,7 +49,7 @@ function drawView(page_) {
   const policies = unique(data.maps.map((map) => map.policy)).filter(Boolean);
   const shown = Object.entries(measures).filter(([, one]) => data.cells.some((cell) => known(one.of(cell)))).map(([name, one]) => [name, one.label]);
   const scales = [["row", "shared in a benchmark"], ["all", "shared by all"], ["own", "own for each map"]];
-  const change = (name, common = usual[name]) => (value) => lead(withQuery(location.hash, { ...query, [name]: value === common ? "" : value }));
+  const change = (name, common = usual[name]) => (value) => lead(withQuery(location.hash || to(state.run), { ...query, [name]: value === common ? "" : value }));
   const controls = [
     choice("Model", [["", "all"], ...models.map((name) => [name, shortOf(name)])].slice(models.length > 1 ? 0 : 1), view.model, change("model")),
     choice("Policy", [["", "all"], ...policies.map((name) => [name, name])].slice(policies.length > 1 ? 0 : 1), view.policy, change("policy")),
@@ -91,7 +92,10 @@ function showRuns() {
 
 async function useRun(name) {
   if (!state.runs.some((run) => run.name === name)) throw new Error(`There is no run ${JSON.stringify(name)}.`);
-  Object.assign(data, await ofRun("run", name));
+  const fresh = await ofRun("run", name);
+  /* The cell with the focus just before all is drawn anew: a key may have moved it while the run was fetched. */
+  state.focused = document.activeElement?.dataset.cell ?? null;
+  Object.assign(data, fresh);
   state.run = name;
 }
 
@@ -131,8 +135,10 @@ async function showRun(parts, query, fresh) {
   byId("findings").replaceChildren(...data.findings.map((text) => el("p", {}, text)));
   drawNext();
   drawSettings();
+  if (tab === "decide") drawDecision();
   if (data.maps.length) drawMaps(tab, map);
   else byId("maps-panels").replaceChildren();
+  byId("decision").hidden ||= !data.decision;
   const hide = (id, empty) => { byId(id).hidden ||= empty; };
   hide("limits", !data.findings.length);
   hide("next", !data.next.length);
@@ -157,12 +163,16 @@ function verdictCard(card) {
     if (card.compressed < card.traces) numbers.push(["traces compressed", `${whole(card.compressed)} of ${whole(card.traces)}`, "the others equal full"]);
   }
   if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
+  if (card.above_random) {
+    const [value, low, high] = card.above_random.map((points) => signed(points));
+    numbers.push(["above random", value, `95 %: ${low} to ${high}`, "wide-only"]);
+  }
   const open = card.settings - card.kept - card.broken, within = `within ${plural(card.margin, "point")}`;
   const standing = card.settings > 1 ? `Of ${plural(card.settings, "setting")} ${card.kept} are proven ${within}, ${card.broken} to lose more, ${open} are open.` : null;
   return el("article", { class: "card" },
     el("h3", {}, `${card.model} | ${card.benchmark}${cell ? `: ${card.shown ? "cheapest proven setting" : "closest to the full cache"} ` : ""}`,
       cell ? el("button", { class: "setting", onclick: () => openCell(card.cell) }, cell.short) : null),
-    el("dl", {}, ...numbers.map(([name, value, about]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, about))))),
+    el("dl", {}, ...numbers.map(([name, value, about, kind]) => el("div", { class: kind }, el("dt", {}, name), el("dd", {}, value, el("small", {}, about))))),
     standing ? el("p", { class: "soft" }, standing) : null,
     el("details", {}, el("summary", {}, "In words"), el("p", { class: "soft" }, card.words)));
 }
@@ -183,6 +193,7 @@ function drawNext() {
   const lost = data.lost && holds(...data.lost) ? data.lost : null;
   if (lost) links.push(link(to(state.run, "trace", ...lost), "Read what was lost"));
   if (page.source !== "files") links.push(link(withQuery(to(state.run, "find"), { what: "lost" }), lost ? "List lost answers" : "Read what was lost"));
+  if (data.decision) links.push(link(to(state.run, "decide"), "What it saves on your card"));
   links.push(link(to(state.run, "compare"), "Compare problem by problem"), link(to(state.run, "maps"), "See every map"));
   byId("next-steps").replaceChildren(...steps, el("p", { class: "steps" }, ...links));
 }
@@ -415,9 +426,8 @@ async function follow() {
     const { parts } = here(), names = parts.length ? [parts[0]] : state.runs.map((run) => run.name);
     const changed = before.size && names.some((name) => before.get(name) !== state.versions.get(name));
     if (changed && !["trace", "find"].includes(parts[1])) {
-      const focused = document.activeElement?.dataset?.cell;
       await route(false);
-      const again = focused && document.querySelector(`td[data-cell="${focused}"]`);
+      const again = state.focused && document.querySelector(`td[data-cell="${state.focused}"]`);
       again?.closest("details")?.setAttribute("open", "");
       again?.focus({ preventScroll: true });
     }

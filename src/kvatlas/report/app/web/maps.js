@@ -194,13 +194,14 @@ function mapCell(map, number, x, y, measure, scale, best) {
   if (noChoice(cell)) kinds.push(noChoice(cell) > 50 ? "fixed" : "partly");
   const node = el("td", {
     class: kinds.join(" "), "data-cell": number, tabindex: -1, role: "gridcell", onclick: () => openCell(number),
-    "aria-label": `${title(cell)}${framed ? `, ${map.frame}` : ""}${loses ? ", proven to lose more" : ""}${recommended ? ", recommended" : ""}`,
   });
   if (known(value)) {
     node.append(measure.text(cell), ...(loses ? ["!"] : []));
     if (measure.small) node.append(el("small", {}, measure.small(cell)));
     paintCell(node, value, scale, measure);
   } else node.append("–");
+  /* Behind what is seen, the setting and the marks for those who hear the page. */
+  node.append(el("span", { class: "unseen" }, `, ${cell.short}${framed ? `, ${map.frame}` : ""}${loses ? ", proven to lose more" : ""}${recommended ? ", recommended" : ""}`));
   const like = map.framed[y][x] === 2 ? "for problems like these, too" : null;
   tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? [map.frame] : []), ...(loses ? ["proven to lose more than the margin"] : []), ...(recommended ? ["recommended"] : []), ...(like ? [like] : [])]);
   return node;

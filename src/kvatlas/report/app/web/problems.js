@@ -68,7 +68,7 @@ function outcome(row, letters, cell) {
   const sample = [...letters].findIndex((mark, index) => mark !== "." && holds(cell, row.index, index));
   const right = [...letters].filter((mark) => mark === "r").length, one = letters.length === 1;
   const kind = one ? letters : right === letters.length ? "r" : "w";
-  const name = `${data.cells[cell].short}, ${row.problem}: ${one ? marks[letters] : `${right} of ${letters.length} right`}`;
+  const name = `${data.cells[cell].short}, ${row.problem}: ${one ? marks[letters] : `${right}/${letters.length} right`}`;
   return el("td", {}, el("button", {
     class: `${kind === "." ? "m" : kind}${documents && sample >= 0 ? " has" : ""}`, disabled: sample < 0, title: name, "aria-label": name,
     onclick: () => lead(to(state.run, "trace", cell, row.index, sample)),

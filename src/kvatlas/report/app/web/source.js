@@ -1,11 +1,11 @@
 /* Addresses behind the #, and the source that answers them: a server, files, or documents in this page. */
-const state = { run: null, runs: [], versions: new Map(), turn: 0, trace: null };
+const state = { run: null, runs: [], versions: new Map(), turn: 0, trace: null, focused: null };
 /* The outcomes of traces: a word and a sign for each letter. */
 const marks = Object.fromEntries(Object.entries(page.marks).map(([letter, [word]]) => [letter, word]));
 const signs = Object.fromEntries(Object.entries(page.marks).map(([letter, [, sign]]) => [letter, sign]));
 const filters = {
   "": ["all", () => true],
-  lost: ["lost: wrong here, right with the full cache", (mark, full) => mark !== "r" && full === "r"],
+  lost: ["lost: the full cache is right", (mark, full) => mark !== "r" && full === "r"],
   right: ["right", (mark) => mark === "r"],
   wrong: ["wrong", (mark) => mark !== "r"],
   truncated: ["truncated", (mark) => mark === "t"],
