@@ -14,21 +14,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import autopsies
 import real_gpu
+import second_looks
 import thinking_cap
 import trace_length
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 #: Programs whose document holds outcomes by problem, by the document's name.
-AUDITABLE = {"real_gpu": real_gpu, "thinking_cap": thinking_cap, "trace_length": trace_length}
+AUDITABLE = {
+    "real_gpu": real_gpu,
+    "thinking_cap": thinking_cap,
+    "trace_length": trace_length,
+    "equal_arms": autopsies,
+    "second_looks": second_looks,
+}
 #: Pages that quote intervals from documents without outcomes by problem.
 NOT_AUDITABLE = {
     "docs/findings/arena.md": [
         *("arena.json", "arena_second.json", "arena_learned.json", "arena_smollm.json"),
         *("arena_merging.json", "arena_merging_second.json"),
     ],
-    "docs/findings/saving-tokens.md": ["autopsies.json"],
+    "docs/findings/saving-tokens.md (the first autopsies)": ["autopsies.json"],
     "docs/findings/bytes.md": ["quantized_cache.json"],
     "docs/findings/embedded.md, README.md": ["fresh_problems.json"],
     "docs/findings/real-model.md": ["arena_real.json", "arena_real_second.json", "real_map.csv", "real_bytes.csv"],

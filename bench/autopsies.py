@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +83,14 @@ def outcomes_of(folder: Path) -> Json:
     """Return the outcomes of the autopsies of a run of one model."""
     (cell,) = find_lost(folder, Setting.from_parameters("dynts", **SETTING))
     found = read_autopsies(folder)
-    keys = list(map(key_of, cell.lost))[:MOST]
+    # Short searches finish first: after a stop only the answers before the first missing one are no choice by that.
+    keys = takewhile(found.__contains__, map(key_of, cell.lost[:MOST]))
     return {
         "benchmark": cell.benchmark,
         "setting": str(cell.setting),
         "answers": cell.answers,
         "lost": len(cell.lost),
-        "autopsies": [compact(found[key]) for key in keys if key in found],
+        "autopsies": [compact(found[key]) for key in keys],
     }
 
 
@@ -154,6 +156,9 @@ def strong_causes(autopsies: list[Autopsy]) -> dict[str, int]:
         "no_compression_at_most_2_above_nothing": sum(r["no_compression"] - r["nothing"] <= 2 for r in strong),
         "until_death_at_most_2_above_nothing": sum(r["no_compression_until_death"] - r["nothing"] <= 2 for r in strong),
         "cause_until_death_at_most_2_above_nothing": sum(r["cause_until_death"] - r["nothing"] <= 2 for r in strong),
+        "alike_for_good_and_until_death": sum(
+            item.held_out["cause"] == item.held_out["cause_until_death"] for item in tested_causes(autopsies)
+        ),
     }
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from common import arguments, keep
 from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata_of_sizes
 from kvatlas.stats.numerics.bounded import mean_differences
+from kvatlas.stats.numerics.equal_memory import compare_pairs, dominance_pairs
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.sweeps import make_plan, sweep
 from kvatlas.sweeps.spec import parse_spec
@@ -128,14 +129,23 @@ def decode(part: Part, heads: Path, folder: Path) -> None:
 
 def outcomes_of_part(part: Part, heads: Path, folder: Path) -> Json:
     """Return the right answers of each setting, on the problems that all settings have, by benchmark."""
-    names = ["full", *settings_of(part, heads)]
+    settings = settings_of(part, heads)
     by_benchmark = {}
     for benchmark in part.benchmarks:
         problems = [f"{benchmark}-{number:03d}" for number in range(FIRST, FIRST + part.problems)]
         found = outcomes_of(folder / benchmark, problems_of(folder / benchmark, problems), 0)
-        cells = {name: entry["right"] for name, entry in zip(names, found["settings"], strict=True)}
-        compressed = {name: entry["compressed"] for name, entry in zip(names, found["settings"], strict=True)}
-        by_benchmark[benchmark] = {"problems": found["problems"], "right": cells, "compressed": compressed}
+        entries = {"full": next(entry for entry in found["settings"] if entry["baseline"])}
+        of_settings = [entry for entry in found["settings"] if not entry["baseline"]]
+        for (name, setting), entry in zip(settings.items(), of_settings, strict=True):
+            # Settings of a run keep the order of their spec.
+            assert entry["policy"] == setting["policy"]
+            assert all(
+                entry["values"].get(key, True) == setting[key] for key in ("kv_budget", "keep_prompt") if key in setting
+            )
+            entries[name] = entry
+        right = {name: entry["right"] for name, entry in entries.items()}
+        compressed = {name: entry["compressed"] for name, entry in entries.items()}
+        by_benchmark[benchmark] = {"problems": found["problems"], "right": right, "compressed": compressed}
     return {"model": part.short_model, "question": part.question, "benchmarks": by_benchmark}
 
 
@@ -165,6 +175,10 @@ def numbers_of(outcomes: Json) -> Json:
             "value": {setting: round(100 * mean_of(right, sizes), 4) for setting, right in tables.items()},
             "compressed": {setting: count_compressed(of_part, setting) for setting in tables if setting != "full"},
         }
+        if part.question == "windows":
+            values[name]["equal_memory"] = {
+                policy: proven_pairs(part, policy, tables, sizes) for policy in part.policies
+            }
         for first, second in pairs_of(part):
             comparisons.append({"part": name, "first": first, "second": second})
             rows.append((tables[first] - tables[second], sizes))
@@ -179,6 +193,25 @@ def numbers_of(outcomes: Json) -> Json:
     for comparison, adjusted in zip(comparisons, holm(p_values), strict=True):
         comparison["adjusted_p"] = adjusted
     return {"parts": values, "comparisons": comparisons}
+
+
+def proven_pairs(part: Part, policy: str, tables: dict[str, Floats], sizes: Sequence[int]) -> Json:
+    """Return the windows that are proven better at equal memory, as `kvatlas describe` tests the map of a policy."""
+    settings = [f"{policy} {budget} {window}" for budget in part.budgets for window in part.windows]
+    tokens = np.repeat(np.array(part.budgets, float), len(part.windows))
+    window_of = np.tile(np.arange(len(part.windows)), len(part.budgets))
+    outcomes = np.stack([tables[setting] for setting in settings], axis=1)
+    tests = compare_pairs(outcomes, strata_of_sizes(sizes), dominance_pairs(tokens, window_of))
+    proven = []
+    for test in tests:
+        better, other = test.pair
+        # A setting that keeps fewer tokens may win, too; here those of equal memory are told.
+        if test.is_proven and tokens[better] == tokens[other]:
+            limits = {end: round(100 * getattr(test.difference, end), 4) for end in ("value", "low", "high")}
+            proven.append(
+                {"better": settings[better], "other": settings[other], **limits, "adjusted_p": test.adjusted_p}
+            )
+    return {"pairs": len(tests), "proven": proven}
 
 
 def right_names(of_part: Json) -> list[str]:

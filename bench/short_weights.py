@@ -6,11 +6,11 @@
 All models answer the same problems greedily with the full cache, one thread each, so many new tokens of so many
 problems at once, in turns; the first of `--weights` is what the others are compared with. `tokens_per_second` is the
 median over rounds of new tokens per CPU second, `best` that of the fastest round: other work on the machine only takes
-time. `speed_against_first` is the median over rounds of the ratios of two turns. The first four texts of a model at the
-largest batch are compared with those alone (`equal_alone` is 4 if all are equal), and all with those of the first
-model: `shares` is the share of a text before the first token that differs, mean over problems, `equal` the share of
-texts without one. `weight_bytes` are those of the packed weights, `peak_bytes` the largest memory of a process that
-has the packed weights mapped, decodes the largest batch and does nothing else (Linux).
+time. `speed_against_first` is the median over rounds of the ratios of two turns. The first texts of a model at the
+largest batch, `--alone` many, are compared with those alone (`equal_alone` of them are equal), and all with those of
+the first model: `shares` is the share of a text before the first token that differs, mean over problems, `equal` the
+share of texts without one. `weight_bytes` are those of the packed weights; with `--peaks` `peak_bytes` is the largest
+memory of a process that has them mapped, decodes the largest batch and does nothing else (Linux).
 """
 
 from __future__ import annotations
@@ -73,7 +73,13 @@ def peak_bytes(options: Any, weights: str) -> int:
 
 
 def main() -> None:
-    parser_options: dict[str, Any] = {"batches": [1, 16, 64], "new_tokens": 100, "rounds": 3}
+    parser_options: dict[str, Any] = {
+        "batches": [1, 16, 64],
+        "new_tokens": 100,
+        "rounds": 3,
+        "alone": 4,
+        "peaks": False,
+    }
     types = ["auto", "bfloat16", "int8"]
     options = arguments(__doc__, "model", "benchmark", weights=types, peak=str, **parser_options)
     options.model, options.benchmark = str(options.model), str(options.benchmark)
@@ -105,12 +111,12 @@ def main() -> None:
         for batch in options.batches:
             turns = zip(speeds[weights, batch], speeds[first, batch], strict=True)
             against[weights][batch] = round(median(own / other for own, other in turns), 2)
-        alone = [arm.texts([prompt])[0][0] for prompt in arm.prompts[:4]]
+        alone = [arm.texts([prompt])[0][0] for prompt in arm.prompts[: options.alone]]
         equal_alone[weights] = sum(a == b for a, b in zip(alone, texts[weights], strict=False))
         shared[weights] = shared_text(texts[first], texts[weights])
 
     def by_batch(choose: Any) -> dict[str, dict[int, float]]:
-        return {w: {b: round(choose(speeds[w, b]), 2) for b in options.batches} for w in arms}
+        return {w: {b: round(choose(speeds[w, b]), 2) for b in options.batches} for w in options.weights}
 
     bytes_of_weights = {weights: arm.handle.weight_bytes for weights, arm in arms.items()}
     arms.clear()
@@ -124,7 +130,7 @@ def main() -> None:
         shares={weights: round(share, 3) for weights, (share, _) in shared.items()},
         equal={weights: round(equal, 3) for weights, (_, equal) in shared.items()},
         weight_bytes=bytes_of_weights,
-        peak_bytes={weights: peak_bytes(options, weights) for weights in options.weights},
+        peak_bytes={weights: peak_bytes(options, weights) for weights in options.weights} if options.peaks else None,
     )
 
 

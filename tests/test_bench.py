@@ -187,6 +187,13 @@ def test_an_audit_finds_the_kept_numbers_and_one_wrong_outcome(monkeypatch: pyte
     assert any("/settings/0/loses:" in fault for fault in faults)
 
 
+@pytest.mark.parametrize("name", ["trace_length", "equal_arms", "second_looks"])
+def test_numbers_and_pages_follow_from_the_kept_outcomes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    audit = importlib.import_module("audit")
+    assert audit.audit(name) == []
+
+
 def test_the_page_of_the_gpus_map_has_the_kept_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCH)
     real_gpu = importlib.import_module("real_gpu")

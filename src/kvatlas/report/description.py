@@ -177,25 +177,35 @@ def estimates_text(coords: Iterable[CellCoord], one: MapResult) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    ruler = "|" + "---|" * len(header)
-    return "\n".join([_table_row(header), ruler, *map(_table_row, rows)])
+    """Return a Markdown table whose columns are aligned, so that a terminal shows it as one."""
+    table = [list(map(_escaped, fields)) for fields in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+
+    lines = []
+    for fields in table:
+        padded = [field.ljust(width) for field, width in zip(fields, widths, strict=True)]
+        lines.append(f"| {' | '.join(padded)} |")
+    ruler = "|".join("-" * (width + 2) for width in widths)
+    return "\n".join([lines[0], f"|{ruler}|", *lines[1:]])
 
 
-def _table_row(fields: Sequence[str]) -> str:
-    escaped = (field.replace("|", r"\|").replace("\n", " ") for field in fields)
-    return f"| {' | '.join(escaped)} |"
+def _escaped(field: str) -> str:
+    """Return a field of a Markdown table in one line, its strokes escaped."""
+    return field.replace("|", r"\|").replace("\n", " ")
 
 
 def grid_table(result: Result, one: MapResult) -> str:
-    """Return the values of a map, marked where a loss of at most the margin, or of more, is proven."""
+    """Return the values of a map, marked where a loss of at most the margin, or of more, is proven.
+
+    The largest vertical value is on top, as in figures.
+    """
     (down, rows), (across, columns) = one.map.axes
     name = f"{model_name(one.map.model)} {one.map.policy}".strip()
     if len({grid.map.benchmark for grid in result.grids}) > 1:
         name += f" on {one.map.benchmark}"
 
     lines = []
-    for row in rows:
+    for row in reversed(rows):
         line = [str(row)]
         for column in columns:
             cell = one.map.cells.get((row, column))

@@ -107,7 +107,7 @@ def plot_sources(
     if cost and show.against:
         raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
     if cost:
-        maps = result.untested_means if show.mean else result.untested
+        maps = [one.map for one in (result.means if show.mean else result.maps)]
         if cost == KV_MEMORY:
             maps = [with_kv_bytes(map_) for map_ in maps]
         return _draw_panels(result, cost_panels(maps, cost), out, show)

@@ -16,7 +16,7 @@ from kvatlas.class_files import class_file
 from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.policies import from_setting
 from kvatlas.stats.choice import Choice
-from kvatlas.stats.losses import Required
+from kvatlas.stats.losses import Required, kept_by_rule
 from kvatlas.stats.memory_of_averages import RATIO
 from kvatlas.stats.run_data import RunData, setting_words
 from kvatlas.stats.windows_at_memory import WINDOW, EqualMemory
@@ -223,7 +223,15 @@ def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     if loss is None or loss.is_kept:
         return
 
+    # A ratio between is tested only if nothing that keeps more by its own numbers ends the tests before it.
     between = round((lower[-1] + ratio) / 2, 3)
+    between_setting = Setting.from_parameters(chosen.policy, **{**chosen.values, "ratio": between})
+    end = choice.untested.get(lower_setting.id)
+    kept_between = kept_by_rule(between_setting)
+    kept_at_end = None if end is None else kept_by_rule(end)
+    if kept_between is not None and kept_at_end is not None and kept_at_end >= kept_between:
+        return
+
     reason = (
         f"On {model_name(choice.model)} {setting_words(chosen, list(choice.settings.values()))} is proven within "
         f"{margin_text(choice.margin)}, ratio {lower[-1]:g} is not."

@@ -153,6 +153,13 @@ class Choice:
         return sum(not (loss.keeps_any or loss.breaks_any) for loss in losses)
 
     @property
+    def untested(self) -> dict[str, Setting]:
+        """Undecided settings by id, with the setting at which the order of tests ended before them."""
+        ends = {} if self.family is None else self.family.end_of_tests
+        losses = self.losses or {}
+        return {id_: end for id_, end in ends.items() if id_ in losses and not losses[id_].breaks_any}
+
+    @property
     def samples(self) -> int:
         """The samples of each problem that the losses rest on."""
         paired = None if self.family is None else self.family.paired

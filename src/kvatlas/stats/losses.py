@@ -187,6 +187,20 @@ class LossFamily:
         return found
 
     @cached_property
+    def end_of_tests(self) -> dict[str, Setting]:
+        """Settings that are not tested, by id, with the one before them in the order that is not proven and ends it."""
+        found: dict[str, Setting] = {}
+        for sequence in self.sequences:
+            end = None
+            for setting in sequence:
+                loss = self.by_setting.get(setting)
+                if end is not None:
+                    found[setting] = end
+                elif loss is None or not loss.is_kept:
+                    end = self.settings[setting]
+        return found
+
+    @cached_property
     def _required_at_stops(self) -> dict[str, Required]:
         """The effort for the first setting of each sequence that is not proven to keep the margin."""
         found: dict[str, Required] = {}

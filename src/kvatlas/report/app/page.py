@@ -183,7 +183,10 @@ def _traces_of_page(run: AppRun, per_cell: int) -> dict[Place, Json]:
     size = 0
     # In turns over the cells, recommended ones first, so that a limit takes from all of them alike.
     turns = filter(None, chain.from_iterable(zip_longest(*places_by_cell)))
-    for place in dict.fromkeys(chain.from_iterable(turns)):
+    shown_first: list[Place] = []
+    if run.document["lost"] is not None and per_cell:
+        shown_first = [place for place in (run.document["lost"], run.full(run.document["lost"])) if place is not None]
+    for place in dict.fromkeys(chain(shown_first, *turns)):
         document = run.trace(*place, whole=False)
         size += len(json_for_script(document).encode())
         if size > TRACES_LIMIT:

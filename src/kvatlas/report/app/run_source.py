@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ ROWS = 20_000
 #: Seconds and hits after which a search answers; the next request goes on from there.
 SEARCH_SECONDS = 0.4
 SEARCH_HITS = 50
+#: Lost answers that are read in search of one that needed an evicted value.
+TRIED = 12
 #: Characters of a trace that are shown on either side of a found text.
 AROUND = 60
 FILTERS = ("", "lost", "right", "wrong", "truncated")
@@ -346,12 +348,18 @@ class AppRun:
         return full is not None and self.mark(place) != RIGHT and self.mark(full) == RIGHT
 
     def first_lost(self) -> Place | None:
-        """Return the first place that is not right where the full cache's is, of recommended settings if possible."""
-        for cell in sorted(range(len(self.marks)), key=lambda cell: not self.is_recommended(cell)):
-            for place in self.places([cell]):
-                if self.is_lost(place):
-                    return place
-        return None
+        """Return a place that is not right where the full cache's is, of recommended settings if possible.
+
+        Of the first `TRIED` the first one that needed an evicted value, so that it can be read what was lost; without
+        such a one the first.
+        """
+        cells = sorted(range(len(self.marks)), key=lambda cell: not self.is_recommended(cell))
+        lost = list(islice(filter(self.is_lost, self.places(cells)), TRIED))
+        for place in lost:
+            death = self.trace(*place).get("death")
+            if death is not None and death["evicted"] and death["missed"]:
+                return place
+        return lost[0] if lost else None
 
     def key(self, place: Place) -> Key:
         """Return a trace's key in the store. Raises IndexError where the run has no such place."""

@@ -92,7 +92,10 @@ function showRuns() {
 
 async function useRun(name) {
   if (!state.runs.some((run) => run.name === name)) throw new Error(`There is no run ${JSON.stringify(name)}.`);
-  Object.assign(data, await ofRun("run", name));
+  const fresh = await ofRun("run", name);
+  /* The cell with the focus just before all is drawn anew: a key may have moved it while the run was fetched. */
+  state.focused = document.activeElement?.dataset.cell ?? null;
+  Object.assign(data, fresh);
   state.run = name;
 }
 
@@ -423,9 +426,8 @@ async function follow() {
     const { parts } = here(), names = parts.length ? [parts[0]] : state.runs.map((run) => run.name);
     const changed = before.size && names.some((name) => before.get(name) !== state.versions.get(name));
     if (changed && !["trace", "find"].includes(parts[1])) {
-      const focused = document.activeElement?.dataset?.cell;
       await route(false);
-      const again = focused && document.querySelector(`td[data-cell="${focused}"]`);
+      const again = state.focused && document.querySelector(`td[data-cell="${state.focused}"]`);
       again?.closest("details")?.setAttribute("open", "");
       again?.focus({ preventScroll: true });
     }

@@ -70,10 +70,12 @@ function mark(policy, x, y, r, attributes) {
 function costAxes(group, name) {
   const cells = group.cells.map((number) => ({ number, cell: data.cells[number] })).filter(({ cell }) => known(cell[name]));
   const full = cells.find(({ cell }) => cell.policy === "full")?.cell, saves = full && name === "kept" && full.kept > 0;
-  const cost = (cell) => (saves ? 100 * (1 - cell.kept / full.kept) : cell[name]);
+  /* Times of less than a second are told in milliseconds. */
+  const scale = name === "seconds" && cells.every(({ cell }) => cell.seconds < 1) ? 1000 : 1;
+  const cost = (cell) => (saves ? 100 * (1 - cell.kept / full.kept) : scale * cell[name]);
   const value = (cell) => (full ? full.value - cell.value : cell.value);
   const dots = cells.map((dot) => ({ ...dot, x: cost(dot.cell), y: value(dot.cell) }));
-  const label = saves ? "KV memory saved, % of the full cache" : name === "kept" ? "Mean cached tokens per sequence" : "Seconds per answer";
+  const label = saves ? "KV memory saved, % of the full cache" : name === "kept" ? "Mean cached tokens per sequence" : scale === 1 ? "Seconds per answer" : "Milliseconds per answer";
   return { dots, full, label, cost, value, least: saves ? 4 : 0.2 * Math.max(...dots.map(({ x }) => Math.abs(x)), 1e-6) };
 }
 

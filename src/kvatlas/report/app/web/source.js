@@ -1,5 +1,5 @@
 /* Addresses behind the #, and the source that answers them: a server, files, or documents in this page. */
-const state = { run: null, runs: [], versions: new Map(), turn: 0, trace: null };
+const state = { run: null, runs: [], versions: new Map(), turn: 0, trace: null, focused: null };
 /* The outcomes of traces: a word and a sign for each letter. */
 const marks = Object.fromEntries(Object.entries(page.marks).map(([letter, [word]]) => [letter, word]));
 const signs = Object.fromEntries(Object.entries(page.marks).map(([letter, [, sign]]) => [letter, sign]));
