@@ -158,6 +158,7 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
             tested, [_average(item.held_out[first]) - _average(item.held_out[second]) for item in tested]
         )
 
+    by_luck = holm(list(map(luck_chance, tested)))
     tested_keys = {item.key for item in tested}
     rises = []
     for item in tried:
@@ -174,7 +175,7 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         "answers": len(tested),
         "right": _arms_of(whole_group(tried)),
         **{f"{first}_over_{second}": rise(first, second) for first, second in DIFFERENCES},
-        "proven_alone": sum(p <= LEVEL for p in holm([luck_chance(item) for item in tested])),
+        "proven_alone": sum(p <= LEVEL for p in by_luck),
         "of_all_lost": of_all,
         "room": room,
         "by_size": {group.name: {"answers": group.answers, **_arms_of(group)} for group in by_size(tried)},
