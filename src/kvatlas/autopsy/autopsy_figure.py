@@ -178,20 +178,24 @@ def _draw_differences(panel: Axes, rows: Sequence[_Row], options: FigureOptions)
     _draw_rows(panel, rows, options)
     ink = options.colours.ink
     ends = [0.0]
+    for row in rows:
+        ends += [row.test["cause_over_kind"][name] for name in ("low", "high")]
+
     for index, row in enumerate(rows):
         difference = row.test["cause_over_kind"]
         limits = [difference["low"], difference["high"]]
-        ends += [difference["value"], *limits]
         if options.intervals is not False:
             panel.plot(limits, [index, index], color=ink, lw=1.2, zorder=2)
         is_proven = difference["low"] > 0 or difference["high"] < 0
+        is_near_0 = abs(difference["value"]) < 0.15 * (max(ends) - min(ends))
         panel.plot(difference["value"], index, "o", color=ink, mfc=ink if is_proven else options.colours.ground, ms=4.5)
         panel.annotate(
             signed(difference["value"]),
             (difference["value"], index),
-            (0, 3.5),
+            # The line of 0 would strike through a number above it.
+            (3, 3.5) if is_near_0 else (0, 3.5),
             textcoords="offset points",
-            ha="center",
+            ha="left" if is_near_0 else "center",
             va="bottom",
             fontsize=style.SMALL_TYPE,
         )
