@@ -141,12 +141,11 @@ async function showRun(parts, query, fresh) {
   byId("decision").hidden ||= !data.decision;
   const hide = (id, empty) => { byId(id).hidden ||= empty; };
   hide("limits", !data.findings.length);
-  hide("next", !data.next.length);
   hide("settings", !data.tables.length);
   /* The table has every setting already. */
   hide("maps", tab === "answer" && data.tables.length);
   hide("costs", !data.fronts.length);
-  for (const id of ["comparisons", "summary", "analysis"]) hide(id, !data.finished);
+  for (const id of ["next", "comparisons", "summary", "analysis"]) hide(id, !data.finished);
   /* Without a server all is here already; else only what is on show is fetched. */
   if (!live || document.querySelector("[data-about]:not([hidden])")) await drawAbout();
   drawCosts();
@@ -195,6 +194,7 @@ function drawNext() {
   if (page.source !== "files") links.push(link(withQuery(to(state.run, "find"), { what: "lost" }), lost ? "List lost answers" : "Read what was lost"));
   if (data.decision) links.push(link(to(state.run, "decide"), "For a decision"));
   links.push(link(to(state.run, "compare"), "Compare problem by problem"), link(to(state.run, "maps"), "See every map"));
+  byId("next-title").textContent = steps.length ? "What to try next" : "Look closer";
   byId("next-steps").replaceChildren(...steps, el("p", { class: "steps" }, ...links));
 }
 
