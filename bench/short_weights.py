@@ -116,7 +116,7 @@ def main() -> None:
         shared[weights] = shared_text(texts[first], texts[weights])
 
     def by_batch(choose: Any) -> dict[str, dict[int, float]]:
-        return {w: {b: round(choose(speeds[w, b]), 2) for b in options.batches} for w in arms}
+        return {w: {b: round(choose(speeds[w, b]), 2) for b in options.batches} for w in options.weights}
 
     bytes_of_weights = {weights: arm.handle.weight_bytes for weights, arm in arms.items()}
     arms.clear()

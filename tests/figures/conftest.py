@@ -122,7 +122,7 @@ BEHIND_CELLS = 0.6
 
 
 def is_on(line: Line2D, box: Bbox) -> bool:
-    """Whether a line runs through a box, or one of its marks stands in it."""
+    """Return True if a line runs through a box, or one of its marks stands in it."""
     path = line.get_transform().transform_path(line.get_path())
     if line.get_linestyle() not in ("None", "") and path.intersects_bbox(box, filled=False):
         return True

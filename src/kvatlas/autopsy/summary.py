@@ -158,7 +158,6 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
             tested, [_average(item.held_out[first]) - _average(item.held_out[second]) for item in tested]
         )
 
-    by_luck = holm(list(map(luck_chance, tested)))
     tested_keys = {item.key for item in tested}
     rises = []
     for item in tried:
@@ -169,16 +168,21 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
     if lost_share is not None:
         room = {name: round((of_all[name] or 0.0) * lost_share, 4) for name in ("value", "low", "high")}
 
+    adjusted = holm([luck_chance(item) for item in tested])
+    by_number = {}
+    for group in by_size(tried):
+        by_number[group.name] = {"answers": group.answers, **_arms_of(group)}
+
     return {
         "streams": len(tested[0].held_out["nothing"]),
         "most_tokens": MOST_TOKENS,
         "answers": len(tested),
         "right": _arms_of(whole_group(tried)),
         **{f"{first}_over_{second}": rise(first, second) for first, second in DIFFERENCES},
-        "proven_alone": sum(p <= LEVEL for p in by_luck),
+        "proven_alone": sum(p <= LEVEL for p in adjusted),
         "of_all_lost": of_all,
         "room": room,
-        "by_size": {group.name: {"answers": group.answers, **_arms_of(group)} for group in by_size(tried)},
+        "by_size": by_number,
     }
 
 

@@ -183,7 +183,7 @@ class Plan:
 
     @property
     def clusters(self) -> dict[str, dict[str, str]]:
-        """What problems share with others by benchmark and problem, without problems that share nothing."""
+        """The clusters of problems by benchmark and problem, without problems that share nothing."""
         found = {}
         for name, problems in self.problems.items():
             named = {problem.id: problem.cluster for problem in problems if problem.cluster}

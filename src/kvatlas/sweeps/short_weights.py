@@ -23,7 +23,7 @@ SHORT_TYPES = ("bfloat16", "int8")
 NUMBERS = 2**24
 #: Rows of products that are measured: a sequence alone, and a batch.
 ROWS = (1, 16)
-ROUNDS = 3
+ROUNDS = 5
 #: The inputs of a layer for a machine without a model.
 USUAL_INPUTS = 2048
 
@@ -71,8 +71,11 @@ def gain_text(inputs: int) -> str:
     """Return the gain of each type on this machine, measured with so many inputs."""
     gains = measured_gains(inputs)
     alone, batch = ROWS
-    texts = [f"{gains[name, alone]:.1f} times as fast in {name} ({gains[name, batch]:.1f})" for name in SHORT_TYPES]
-    return f"here linear layers are {' and '.join(texts)} with {alone} row ({batch} rows)"
+    half, quarter = SHORT_TYPES
+    return (
+        f"here linear layers are {gains[half, alone]:.1f} times as fast in {half} and {gains[quarter, alone]:.1f} in "
+        f"{quarter} with one row, {gains[half, batch]:.1f} and {gains[quarter, batch]:.1f} with {batch} rows"
+    )
 
 
 def offer(model: ModelHandle) -> str:
