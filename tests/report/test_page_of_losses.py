@@ -141,7 +141,7 @@ def test_a_decision_says_what_is_computed_and_what_was_measured(visit: Callable[
     page = visit(f"{losing.as_uri()}#/run/decide")
     page.wait_for_selector("#decision-parts table")
     saved, lost = (section.inner_text() for section in page.locator("#decision-parts section").all())
-    assert saved.startswith("What is saved: computed, not measured")
+    assert saved.startswith("What is saved: computed for R1-Llama 8B, which was not run")
     # The tiny model's losses under the sizes of another one, by its name.
     assert "were measured on tiny-llama; the sizes are computed for R1-Llama 8B" in saved
     choice = open_result([losing.parent / "run"]).choices[0]
@@ -150,7 +150,9 @@ def test_a_decision_says_what_is_computed_and_what_was_measured(visit: Callable[
         assert fixed(100 * loss.limit) in lost
     for text in ("problems like these", "at most 5 %", "Several turns and tools", "Long prompts", "Other models"):
         assert text in lost
-    heading(page, "(computed); on tiny-llama")
+    # The heading speaks of the measured model alone.
+    heading(page, "on tiny-llama: proven to lose at most ")
+    assert "R1-Llama" not in page.locator("#heading").inner_text()
 
 
 def test_a_decision_is_one_screen_and_one_page_of_paper(visit: Callable[..., Any], losing: Path) -> None:

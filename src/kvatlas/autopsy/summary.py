@@ -158,6 +158,7 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
             tested, [_average(item.held_out[first]) - _average(item.held_out[second]) for item in tested]
         )
 
+    by_luck = holm(list(map(luck_chance, tested)))
     tested_keys = {item.key for item in tested}
     rises = []
     for item in tried:
@@ -168,7 +169,6 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
     if lost_share is not None:
         room = {name: round((of_all[name] or 0.0) * lost_share, 4) for name in ("value", "low", "high")}
 
-    adjusted = holm([luck_chance(item) for item in tested])
     by_number = {}
     for group in by_size(tried):
         by_number[group.name] = {"answers": group.answers, **_arms_of(group)}
@@ -179,7 +179,7 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         "answers": len(tested),
         "right": _arms_of(whole_group(tried)),
         **{f"{first}_over_{second}": rise(first, second) for first, second in DIFFERENCES},
-        "proven_alone": sum(p <= LEVEL for p in adjusted),
+        "proven_alone": sum(p <= LEVEL for p in by_luck),
         "of_all_lost": of_all,
         "room": room,
         "by_size": by_number,

@@ -66,7 +66,7 @@ def _sizes_of_published(entry: Mapping[str, Any]) -> Json:
 def _model_document(
     choice: Choice, run: RunData, cells: Mapping[tuple[str, str, str], int], weights: int | None
 ) -> Json:
-    """Return a model's own sizes, and its settings: the offered one, then the others, the cheapest first."""
+    """Return a model's own sizes, and its settings: the offered one, then the proven ones, the cheapest first."""
     full_cells = [cell for cell in select(run.cells, model=choice.model, setting=FULL) if cell.stored]
     full_tokens = float(np.mean([cell.cell.mean_kv_tokens or np.nan for cell in full_cells]))
     token_bytes = (full_cells[0].expected.kv_bytes or (None, None))[0]
@@ -82,11 +82,17 @@ def _model_document(
     for cell in full_cells:
         prompts += cell.prompts.values()
 
+    losses = choice.losses or {}
+
+    def rank(id_: str) -> tuple[bool, bool, float]:
+        is_offered = choice.offered is not None and id_ == choice.offered.id
+        is_kept = id_ in losses and losses[id_].is_kept
+        return not is_offered, not is_kept, choice.savings[id_].memory
+
     settings = []
-    by_memory = sorted(choice.savings, key=lambda id_: choice.savings[id_].memory)
-    for id_ in sorted(by_memory, key=lambda id_: choice.offered is None or id_ != choice.offered.id):
+    for id_ in sorted(choice.savings, key=rank):
         cell_number = cells.get((choice.model, choice.benchmark, id_))
-        loss = (choice.losses or {}).get(id_)
+        loss = losses.get(id_)
         if cell_number is not None and loss is not None:
             settings.append(_setting_document(choice, id_, cell_number, loss))
     return {
@@ -120,5 +126,6 @@ def _setting_document(choice: Choice, id_: str, cell_number: int, loss: SettingL
         "memory": rounded(choice.savings[id_].memory, 4),
         "loss": [percent(loss.value), percent(loss.low), percent(loss.high)],
         "claims": claims,
+        "untested": id_ in choice.untested,
         "risk": " ".join(say("risk", choice, id_)),
     }

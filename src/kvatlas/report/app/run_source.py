@@ -47,7 +47,7 @@ ROWS = 20_000
 SEARCH_SECONDS = 0.4
 SEARCH_HITS = 50
 #: Lost answers that are read in search of one that needed an evicted value.
-TRIED = 12
+TRIED = 48
 #: Characters of a trace that are shown on either side of a found text.
 AROUND = 60
 FILTERS = ("", "lost", "right", "wrong", "truncated")

@@ -3,7 +3,8 @@
 Everywhere `strata` [problems] numbers the benchmark of each problem, from 0. Benchmarks weigh equally, whatever their
 sizes, and so do the problems of one benchmark. Problems are the independent units; samples of one problem are not.
 Problems that share a passage, a seed or a template are no independent units either: `clusters` [problems] numbers what
-they share, the mean over a cluster stands in their place, and clusters weigh equally, whatever their sizes.
+they share, the mean over a cluster stands in their place, and clusters weigh equally, whatever their sizes. Correlations,
+decay with depth and autopsies count problems all the same.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ function drawNext() {
   const lost = data.lost && holds(...data.lost) ? data.lost : null;
   if (lost) links.push(link(to(state.run, "trace", ...lost), "Read what was lost"));
   if (page.source !== "files") links.push(link(withQuery(to(state.run, "find"), { what: "lost" }), lost ? "List lost answers" : "Read what was lost"));
-  if (data.decision) links.push(link(to(state.run, "decide"), "What it saves on your card"));
+  if (data.decision) links.push(link(to(state.run, "decide"), "For a decision"));
   links.push(link(to(state.run, "compare"), "Compare problem by problem"), link(to(state.run, "maps"), "See every map"));
   byId("next-steps").replaceChildren(...steps, el("p", { class: "steps" }, ...links));
 }

@@ -81,11 +81,13 @@ function savingsOf(setting, sizes) {
 
 const cardName = () => decision.card || `a card of ${brief(decision.memory)} GiB and ${brief(decision.bandwidth)} TB/s`;
 
-/* The finding in a sentence, each number with where it comes from. */
+/* The finding in a sentence, of the measured model alone: what a card allows is in its own sentence if the model's sizes are chosen. */
 function decisionHeading(model, setting, sizes, { full, own }) {
-  const [claim] = setting.claims.filter(([, , isKept]) => isKept).slice(-1), name = data.cells[setting.cell].short;
-  const allows = full.fitting ? `${whole(own.fitting)} requests at a time instead of ${whole(full.fitting)} of ${sizes.name} on ${cardName()} (computed)` : `on ${cardName()}`;
-  return `${name}: ${allows}; on ${model.short} ${claim ? "" : "not "}proven to lose at most ${plural(model.margin, "point")} (measured)`;
+  const margin = plural(model.margin, "point"), isKept = setting.claims.some((claim) => claim[2]), isBroken = setting.claims.some((claim) => claim[3]);
+  const standing = isKept ? `proven to lose at most ${margin}` : isBroken ? `proven to lose more than ${margin}` : `not proven to lose at most ${margin}`;
+  const saved = `${fixed(100 * (1 - setting.memory), 0)} % less KV memory`;
+  const allows = full.fitting && sizes.name === model.short ? `; ${whole(own.fitting)} requests at a time instead of ${whole(full.fitting)} on ${cardName()} (computed)` : "";
+  return `${data.cells[setting.cell].short} on ${model.short}: ${standing}, ${saved} (measured)${allows}`;
 }
 
 function savingsPart(model, setting, sizes, { fullBytes, ownBytes, full, own, sameLoad }) {
@@ -102,21 +104,24 @@ function savingsPart(model, setting, sizes, { fullBytes, ownBytes, full, own, sa
   const written = [fullCell?.output, cell.output];
   if (written.every(known)) rows.push(["New tokens of an answer (measured)", whole(written[0]), whole(written[1]), ratio(...written)]);
 
-  const words = [`${sizes.name} on ${cardName()}: ${brief(decision.memory)} GiB, ${brief(decision.bandwidth)} TB/s; ${gib(sizes.weights)} of weights, ${whole(sizes.token_bytes)} bytes a cached token, ${whole(decision.tokens)} cached tokens a request with the full cache.`];
+  const times = [fullCell?.seconds, cell.seconds];
+  if (times.every(known)) rows.push(["Seconds of an answer (measured here, this run's machine)", ...times.map(precise), ratio(...times)]);
+
+  const words = [`The setting: ${cell.name}.`, `${sizes.name} on ${cardName()}: ${brief(decision.memory)} GiB, ${brief(decision.bandwidth)} TB/s; ${gib(sizes.weights)} of weights, ${whole(sizes.token_bytes)} bytes a cached token, ${whole(decision.tokens)} cached tokens a request with the full cache.`];
   if (sizes.name !== model.short) {
-    words.push(`The losses and the share of memory, ${fixed(100 * setting.memory)} %, were measured on ${model.short}; the sizes are computed for ${sizes.name}. The share depends on how long traces are beside the budget. What that model loses is not known: run it.`);
+    words.push(`The losses and the share of memory, ${fixed(100 * setting.memory)} %, were measured on ${model.short}; the sizes are computed for ${sizes.name}. What ${sizes.name} loses is not known: run it. Share and loss depend on how long traces are beside the KV budget, and are not computed for other lengths.`);
   }
   if (full.fitting > 1000) words.push("So many requests are limited by computing, not by memory: take a larger model's sizes.");
   if (!full.fitting) words.push("The full cache of one request does not fit beside the weights.");
   words.push(`Requests: ${fixed(100 * data.decision.filled, 0)} % of the memory without the weights, over the KV cache of a request. Tokens a second: a step reads the weights and all KV caches once, at ${fixed(100 * data.decision.bandwidth_share, 0)} % of the bandwidth (57 to 69 % were measured on one H200).`);
-  return el("section", { "aria-labelledby": "decision-saves" }, el("h3", { id: "decision-saves" }, "What is saved: computed, not measured"),
+  return el("section", { "aria-labelledby": "decision-saves" }, el("h3", { id: "decision-saves" }, sizes.name === model.short ? "What is saved: computed, not measured" : `What is saved: computed for ${sizes.name}, which was not run`),
     el("div", { class: "scroll", tabindex: 0 }, listTable("What is saved", ["On this card", "Full cache", "This setting", "Ratio"], rows, [1, 2, 3])),
     ...words.map((text) => el("p", { class: "soft" }, text)));
 }
 
 function lossPart(model, setting) {
   const [value, low, high] = setting.loss.map((points) => pointsLost(points));
-  const standing = (isKept, isBroken) => (isKept ? "yes" : isBroken ? "no: proven to lose more" : "open");
+  const standing = (isKept, isBroken) => (isKept ? "yes" : isBroken ? "no: proven to lose more" : setting.untested ? "not tested" : "open");
   const rows = setting.claims.map(([words, limit, isKept, isBroken]) => [`On ${words}`, pointsLost(limit), standing(isKept, isBroken)]);
   return el("section", { "aria-labelledby": "decision-loses" }, el("h3", { id: "decision-loses" }, `What is lost: measured on ${model.short}, ${listed(data.benchmarks)}`),
     el("p", { class: "large" }, `${value} ${setting.loss[0] === 1 ? "point" : "points"} of ${data.metric}`, el("small", {}, ` 95 %: ${low} to ${high}`)),
