@@ -163,7 +163,7 @@ def test_guides_are_short() -> None:
     """Pages in which one looks things up are reference, and no guides; findings are as long as they need."""
     reference = {"api", "architecture", "glossary", "model-types", "policies"}
     guides = [page for page in (ROOT / "docs").glob("*.md") if page.stem not in reference]
-    assert sum(len(page.read_text("utf-8").split()) for page in guides) <= 12_100
+    assert sum(len(page.read_text("utf-8").split()) for page in guides) <= 12_150
 
 
 def test_readme_is_read_in_one_sitting() -> None:
