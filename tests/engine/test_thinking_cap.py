@@ -82,7 +82,7 @@ def forced_one_by_one(handle: ModelHandle, work: Sequence[Request[int]], **sampl
     return found
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.deep), 0.9])
 def test_every_token_is_that_of_logits_in_which_the_end_is_forced(
     random_models: dict[str, ModelHandle], temperature: float
 ) -> None:
@@ -152,7 +152,9 @@ def writing(tokens: Sequence[int], prompt_length: int) -> Callable[..., torch.Te
     return processor
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
+@pytest.mark.parametrize(
+    "kind", ["llama", *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("gemma3", "qwen3_next"))]
+)
 def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict[str, ModelHandle], kind: str) -> None:
     handle = random_models[kind]
     rivals = {name: RIVALS[name] for name in ("full", "random", "window")}

@@ -276,8 +276,8 @@ def test_an_autopsy_runs_the_code_of_a_run_only_where_it_is_allowed(received: Re
         assert f"the code of the file {str(file)!r}; if you trust" in kvatlas.refuse(
             "autopsy", folder, "--policy", name
         )
-    # Also of a policy of our own, beside which the run names the file.
-    assert "--allow-code" in kvatlas.refuse("autopsy", folder, "--policy", "full")
+    # A setting that cannot be replayed is refused before any code is asked for.
+    assert "cannot be replayed" in kvatlas.refuse("autopsy", folder, "--policy", "full")
     assert not mark.exists()
     _, _, err = kvatlas("autopsy", folder, "--policy", "Newest", "--allow-code")
     assert "--allow-code" not in err
