@@ -17,6 +17,7 @@ from kvatlas.stats.losses import losses_of
 from kvatlas.stats.numerics.against_reference import losses_of_units
 from kvatlas.stats.numerics.arrays import cluster_numbers, means_of_clusters, strata_of_clusters
 from kvatlas.stats.numerics.units import units_of_traces
+from kvatlas.stats.power import provable
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable
 from kvatlas.sweeps import make_plan
@@ -147,5 +148,22 @@ def test_a_plan_declares_clusters_and_a_run_keeps_them(
     # Names of clusters change no run key, and no trace of a run that had none.
     assert plan.compute_keys() == plain.compute_keys()
     assert plan.contents == plain.contents
+    # A later plan of the same problems says anew which of them share something.
+    assert plain.manifest().merge_with(manifest).clusters == {}
+    assert manifest.merge_with(plain.manifest()).clusters == manifest.clusters
     with pytest.raises(KvatlasError, match="name clusters"):
         make_plan(Spec(**spec_data(problems=4, samples=1, allocate="adaptive")))
+
+
+def test_clusters_are_units_of_problems_like_these_alone() -> None:
+    by_problem = provable([40], MARGIN, 1, 3)
+    by_cluster = provable([10], MARGIN, 1, 3, [40])
+    assert by_cluster.smallest == provable([10], MARGIN, 1).smallest > by_problem.smallest
+    assert by_cluster.smallest_here == by_problem.smallest_here
+    assert by_cluster.samples_needed == by_problem.samples_needed
+
+
+def test_a_cluster_that_is_no_text_is_refused() -> None:
+    for cluster in (0, ["a"], True):
+        with pytest.raises(KvatlasError, match=r"cluster of the problem 'p' is .*; expected a text"):
+            Problem("p", "1 + 1?", "2", cluster=cluster)

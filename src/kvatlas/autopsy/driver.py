@@ -76,14 +76,14 @@ class LostCount:
 def count_lost(folder: Path, setting: Setting, most: int, model: str | None = None) -> list[LostCount]:
     """Return how many answers one setting of a run lost, for each benchmark of one `model` or of all.
 
-    Grades alone are read, which takes seconds. Raises KvatlasError if they cannot be replayed, and for a policy of a
-    file that is not permitted.
+    Answers that were never compressed are left out. Grades alone are read, which takes seconds. Raises KvatlasError if
+    they cannot be replayed, and for a policy of a file that is not permitted.
     """
     with Store.open(folder) as store:
         settings = list(dict.fromkeys(cell.setting for cell in store.manifest().expected))
         found = _setting_named(settings, setting)
         _replayable(found)
-        lost = [item for item in lost_keys(store, found) if model in (None, item.model)]
+        lost = [item for item in lost_keys(store, found) if item.is_compressed and model in (None, item.model)]
     done = read_autopsies(folder)
 
     counts = []
@@ -100,8 +100,8 @@ def count_lost(folder: Path, setting: Setting, most: int, model: str | None = No
 def find_lost(folder: Path, setting: Setting, model: str | None = None) -> list[LostCell]:
     """Return the answers that one setting of a run lost, for each benchmark of one `model` or of all.
 
-    There are no cells without a lost answer. Raises KvatlasError if they cannot be replayed, and for a policy of a file
-    that is not permitted.
+    Answers that were never compressed are left out; there are no cells without a lost answer. Raises KvatlasError if
+    they cannot be replayed, and for a policy of a file that is not permitted.
     """
     with Store.open(folder) as store:
         manifest = store.manifest()
@@ -114,7 +114,8 @@ def find_lost(folder: Path, setting: Setting, model: str | None = None) -> list[
         settings = list(dict.fromkeys(cell.setting for cell in manifest.expected))
         found = _setting_named(settings, setting)
         _replayable(found)
-        lost = list(lost_answers(store, pieces, found))
+        all_lost = lost_answers(store, pieces, found)
+        lost = [answer for answer in all_lost if answer.trace.usage.compressions != 0]
         of_setting = [trace for _, trace in store.traces() if trace.setting == found]
 
     keys: Mapping[tuple[str, str, Setting], str] = plan.compute_keys()

@@ -96,30 +96,34 @@ def deaths_table(cells: Sequence[CellDeaths]) -> str:
 
 @dataclass(frozen=True)
 class LostKey:
-    """The keys of a lost answer and of the full cache's right one; `seconds` it took to decode, None if unknown."""
+    """The keys of a lost answer and of the full cache's right one; `seconds` it took to decode, None if unknown.
+
+    An answer that is not compressed was lost by a cap on thinking, or by rounding on a GPU.
+    """
 
     key: Key
     full_key: Key
     model: str
     seconds: float | None
+    is_compressed: bool
 
 
 def lost_keys(store: Store, setting: Setting | None = None) -> list[LostKey]:
     """Return the lost answers of a run, of one `setting` or of all, in the order of their keys, from grades alone."""
     right: dict[tuple[str, str, str, int], Key] = {}
-    wrong: list[tuple[Key, str, float | None]] = []
+    wrong: list[tuple[Key, str, float | None, bool]] = []
     for run_key, trace in store.traces(texts=False):
         key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
         if trace.setting == FULL and trace.grade.correct:
             right[trace.model, trace.benchmark, trace.problem, trace.sample] = key
         elif trace.setting != FULL and not trace.grade.correct and setting in (None, trace.setting):
-            wrong.append((key, trace.model, trace.usage.seconds))
+            wrong.append((key, trace.model, trace.usage.seconds, trace.usage.compressions != 0))
 
     found = []
-    for key, model, seconds in wrong:
+    for key, model, seconds, is_compressed in wrong:
         full_key = right.get((model, *key[2:]))
         if full_key is not None:
-            found.append(LostKey(key, full_key, model, seconds))
+            found.append(LostKey(key, full_key, model, seconds, is_compressed))
     return found
 
 

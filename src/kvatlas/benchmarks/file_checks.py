@@ -47,6 +47,9 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
         for content, names in usual.items():
             columns[content] = columns.get(content) or problem_files.find_column(read.first, *names) or ""
         message = ", ".join(f"{content} in {columns[content]!r}" for content in usual if columns[content])
+        named = [problem.cluster for problem in problems if problem.cluster]
+        if named:
+            message += f", {counted(len(named), 'problem')} in {counted(len(set(named)), 'cluster')}"
         yield CheckResult("columns", Check.OK, message)
 
         yield _check_published(benchmark, read)

@@ -92,10 +92,15 @@ def _print_cell_table(cells: Sequence[CellTraces], margin: float) -> None:
             }
         )
     print_rows(rows)
-    sizes = [len(cell.problems) for cell in cells if cell.setting != FULL]
+    problems = []
+    sizes = []
+    for cell in cells:
+        if cell.setting != FULL:
+            problems.append(len(cell.problems))
+            sizes.append(len(cell.problems) if cell.clusters is None else len(set(cell.clusters.tolist())))
     if sizes:
         samples = cells[0].expected.samples
-        print_text("\n" + " ".join(say("provable", provable(sizes, margin, 1, samples))))
+        print_text("\n" + " ".join(say("provable", provable(sizes, margin, 1, samples, problems))))
 
 
 def _whole_number(value: float | None) -> int | str:

@@ -140,7 +140,7 @@ def plan_command(
     provable = None
     if "full" in baselines and compared:
         margin = margin_from_points(planned.spec.lose_at_most)
-        provable = provable_losses(planned.sizes, margin, planned.orders, planned.spec.samples)
+        provable = provable_losses(planned.sizes, margin, planned.orders, planned.spec.samples, planned.problem_counts)
 
     if as_json:
         document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}

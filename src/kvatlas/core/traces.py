@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from kvatlas.core.basics import canonical, digest
+from kvatlas.core.basics import KvatlasError, canonical, digest
 
 
 class Status(StrEnum):
@@ -67,6 +67,11 @@ class Problem:
     answer: str
     about: Mapping[str, Any] = field(default_factory=dict)
     cluster: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise KvatlasError if the cluster is no text."""
+        if not isinstance(self.cluster, str):
+            raise KvatlasError(f"cluster of the problem {self.id!r} is {self.cluster!r}; expected a text.")
 
     def content_digest(self) -> str:
         """Return a digest of question, answer and `about`: equal problems have equal ones, whatever their ids."""

@@ -58,6 +58,10 @@ class Parametrized:
         if rule is None:
             return
 
+        if self.merges and self.storage.packed:
+            raise KvatlasError(
+                f"{self.name!r} merges values, and those of few bits cannot be changed; expected 16 bits."
+            )
         # A share of a budget in bytes has no tokens before the model is known.
         has_window = isinstance(rule.local_window, int) or rule.has_tokens
         residual = self.precision.residual
@@ -67,10 +71,6 @@ class Parametrized:
                 "compression keeps every unpacked token."
             )
 
-        if self.merges and self.storage.packed:
-            raise KvatlasError(
-                f"{self.name!r} merges values, and those of few bits cannot be changed; expected 16 bits."
-            )
         if self.merges and rule.refresh > 1:
             raise KvatlasError(
                 f"refresh is {rule.refresh} and {self.name!r} merges values at every compression; expected refresh 1."

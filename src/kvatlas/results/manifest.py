@@ -283,8 +283,18 @@ class Manifest:
             provenance=merged,
             about=_merged(earlier.about, self.about),
             contents=_merged(earlier.contents, self.contents),
-            clusters=_merged(earlier.clusters, self.clusters),
+            clusters=self._clusters_with(earlier),
         )
+
+    def _clusters_with(self, earlier: Manifest) -> dict[str, dict[str, str]]:
+        """Return the clusters of both: of the problems of this plan its own, or none."""
+        clusters = {benchmark: dict(named) for benchmark, named in earlier.clusters.items()}
+        for benchmark, contents in self.contents.items():
+            others = {id_: name for id_, name in clusters.pop(benchmark, {}).items() if id_ not in contents}
+            named = {**others, **self.clusters.get(benchmark, {})}
+            if named:
+                clusters[benchmark] = named
+        return clusters
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for the store: problem lists once for each benchmark, and their number for each cell."""

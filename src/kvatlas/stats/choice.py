@@ -10,6 +10,8 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
+
 from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, grouped, mean_of
 from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import GREEDY
@@ -210,7 +212,8 @@ class Choice:
         if family is None or not family.sequences or family.paired is None:
             return None
         samples = 1 if family.refused else int(family.paired.promised.sum(2).max())
-        return provable(family.sizes, self.margin, len(family.sequences), samples)
+        problems = np.bincount(family.paired.strata).tolist()
+        return provable(family.sizes, self.margin, len(family.sequences), samples, problems)
 
     @property
     def required(self) -> Required | None:

@@ -28,16 +28,17 @@ DIFFERING = (0.05, 0.15, 0.3)
 
 @dataclass(frozen=True)
 class Provable:
-    """The claims that benchmarks of these `sizes`, sampled `samples` times, prove where a setting loses nothing at all.
+    """The claims that benchmarks of so many `problems`, sampled `samples` times, prove where a setting loses nothing.
 
-    For problems like these `smallest` is the smallest loss that can be proven on the mean over benchmarks, in (0, 1),
-    whatever the number of samples, `needed` are the sizes in the same proportions that prove the `margin`, and no valid
-    test has a power above `bound` there. On these problems `smallest_here` can be proven, and `samples_needed` prove
-    the margin where so many of the pairs differ. The 5 % are shared among so many `policies`, each of which is tested
-    in an order of its own.
+    `sizes` are the units of problems like these: problems, or their clusters. For problems like these `smallest` is the
+    smallest loss that can be proven on the mean over benchmarks, in (0, 1), whatever the number of samples, `needed`
+    are the sizes in the same proportions that prove the `margin`, and no valid test has a power above `bound` there. On
+    these problems `smallest_here` can be proven, and `samples_needed` prove the margin where so many of the pairs
+    differ. The 5 % are shared among so many `policies`, each of which is tested in an order of its own.
     """
 
     sizes: tuple[int, ...]
+    problems: tuple[int, ...]
     margin: float
     policies: int
     samples: int
@@ -55,7 +56,8 @@ class Provable:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, in points."""
         return {
-            "problems": list(self.sizes),
+            "problems": list(self.problems),
+            "units": list(self.sizes),
             "margin": round(100 * self.margin, 4),
             "policies": self.policies,
             "samples": self.samples,
@@ -69,21 +71,28 @@ class Provable:
         }
 
 
-def provable(sizes: Sequence[int], margin: float, policies: int, samples: int = 1) -> Provable:
-    """Return what benchmarks of these sizes can prove of a loss of at most the margin in (0, 1)."""
+def provable(
+    sizes: Sequence[int], margin: float, policies: int, samples: int = 1, problems: Sequence[int] | None = None
+) -> Provable:
+    """Return what benchmarks of these sizes can prove of a loss of at most the margin in (0, 1).
+
+    `problems` are their problems, where clusters of them are the units of `sizes`.
+    """
     count = max(policies, 1)
+    problems = tuple(sizes if problems is None else problems)
     smallest = provable_margin(sizes, count)
     equivalent = len(sizes) ** 2 / sum(1 / size for size in sizes)
     return Provable(
         tuple(sizes),
+        problems,
         margin,
         count,
         samples,
         smallest,
         tuple(provable_sizes(sizes, margin, count)),
         power_bound(round(equivalent), margin, level=LEVEL / count),
-        smallest if samples == 1 else provable_margin([size * samples for size in sizes], count),
-        {share: needed_samples(sizes, share, 0.0, margin, count) for share in DIFFERING},
+        provable_margin([size * samples for size in problems], count),
+        {share: needed_samples(problems, share, 0.0, margin, count) for share in DIFFERING},
     )
 
 

@@ -33,7 +33,7 @@ from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.table import CellTraces, TraceTable
-from kvatlas.text import parse_yaml
+from kvatlas.text import counted, parse_yaml
 
 Axes = tuple[str, str]
 #: The setting that keeps every token.
@@ -276,8 +276,9 @@ class RunData:
         texts = []
         for benchmark, clusters in self.manifest.clusters.items():
             texts.append(
-                f"{benchmark}: {len(clusters):,} problems share {len(set(clusters.values())):,} passages, seeds or "
-                "templates (clusters), which are the units of claims on problems like these and weigh equally"
+                f"{benchmark}: {len(clusters):,} problems share passages, seeds or templates, in "
+                f"{counted(len(set(clusters.values())), 'cluster')}; clusters are the units of claims on problems like "
+                "these, and weigh equally"
             )
         if self.other_claim not in (None, self.stored_claim):
             texts.append(f"The claim ({self.claim.words}) was chosen after the data")

@@ -176,6 +176,11 @@ class Plan:
         return sizes
 
     @property
+    def problem_counts(self) -> list[int]:
+        """The problems of each benchmark."""
+        return [len(problems) for problems in self.problems.values()]
+
+    @property
     def orders(self) -> int:
         """The orders in which settings are tested: one for each policy, and for each cap on thinking under it."""
         settings = [policy.setting for policy, is_baseline in self.policies if not is_baseline]

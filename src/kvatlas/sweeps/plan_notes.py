@@ -13,6 +13,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.policies.memory import stays
 from kvatlas.sweeps.short_weights import offer
+from kvatlas.text import counted
 
 
 def cluster_notes(benchmark: str, problems: Sequence[Problem], is_adaptive: bool) -> list[str]:
@@ -26,10 +27,10 @@ def cluster_notes(benchmark: str, problems: Sequence[Problem], is_adaptive: bool
             "allocate: full."
         )
     alone = sum(not problem.cluster for problem in problems)
-    units = f"{len(clusters):,} clusters" + (f" and {alone:,} problems alone" if alone else "")
+    units = counted(len(clusters), "cluster") + (f" and {counted(alone, 'problem')} alone" if alone else "")
     return [
-        f"The {len(problems):,} problems of {benchmark} are {units}: these are the units of claims on problems like "
-        "these."
+        f"The {counted(len(problems), 'problem')} of {benchmark} are {units}: these are the units of claims on "
+        "problems like these."
     ]
 
 
