@@ -345,7 +345,8 @@ def test_a_plan_says_what_it_can_prove(tmp_path: Path, kvatlas: Call) -> None:
     )
     _, text, _ = kvatlas("plan", spec, "--tokens-per-second", "1000")
     assert (
-        "Nothing lost: 60 problems x 16 prove 0.3 points on these problems, 4.9 on problems like these at any" in text
+        "If nothing is lost, 60 problems x 16 prove 0.3 points on these problems, 4.9 on problems like these at any"
+        in text
     )
     assert "If 5 / 15 / 30 % of pairs differ, 3 points take 6 / 18 / 35 samples; one more is" in text
     assert "The control is random" in text
