@@ -100,11 +100,11 @@ def test_every_token_is_that_of_logits_in_which_the_end_is_forced(
 @pytest.mark.parametrize(
     ("template", "tags"),
     [
-        (TEMPLATE, ("<think>", "</think>")),
+        pytest.param(TEMPLATE, ("<think>", "</think>"), marks=pytest.mark.deep),
         # The model opens thinking itself, and the end is written in several tokens.
         (FIRST_TEMPLATE, ("<think>", "</think>")),
         (TEMPLATE, ()),
-        (FIRST_TEMPLATE, ()),
+        pytest.param(FIRST_TEMPLATE, (), marks=pytest.mark.deep),
     ],
     ids=["opened", "by the model", "end in parts", "both in parts"],
 )
