@@ -68,8 +68,8 @@ class Effect:
 
     @property
     def hidden(self) -> float:
-        """The largest difference of a level's mean from the others' that may have been missed."""
-        return max(max(-contrast.low, contrast.high) for _, contrast in self.levels)
+        """The largest difference of a level's mean from the others' that may have been missed; of shares at most 1."""
+        return min(1.0, max(max(-contrast.low, contrast.high) for _, contrast in self.levels))
 
     @property
     def p(self) -> float:
