@@ -57,14 +57,27 @@ def part_of(manifest: Manifest, problems: slice) -> Manifest:
 
 def keep(options: argparse.Namespace, /, **document: Any) -> None:
     """Print the document with options, torch and machine as the last line, and keep it in the file `--out`."""
-    asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    out = asked.pop("out", None)
+    asked = {name: without_folder(value) for name, value in vars(options).items()}
+    asked.pop("out", None)
+    out = vars(options).get("out")
     about = {"options": asked, "torch": torch.__version__, "machine": platform.processor() or platform.machine()}
     text = json.dumps(about | document)
     if out:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         Path(out).write_text(text + "\n")
     print(text)
+
+
+def without_folder(value: Any) -> Any:
+    """Return an option for a document: of an absolute path its name alone, since folders belong to one machine."""
+    if isinstance(value, list | tuple):
+        return [without_folder(item) for item in value]
+    if isinstance(value, Path):
+        return value.name if value.is_absolute() else str(value)
+    if isinstance(value, str) and "/" in value:
+        # As in MATH500@/folder/panel.jsonl.
+        return "@".join(Path(word).name if Path(word).is_absolute() else word for word in value.split("@"))
+    return value
 
 
 def resident(name: str, process: int | str = "self") -> int:
