@@ -150,7 +150,7 @@ def settings_of(part: Part, heads: Path) -> dict[str, Json]:
     return settings
 
 
-def decode(part: Part, heads: Path, folder: Path) -> None:
+def decode(part: Part, heads: Path, folder: Path, workers: int) -> None:
     """Decode what is missing of a grid, the first problems first."""
     for benchmark in part.benchmarks:
         sampling: Json = {"temperature": part.temperature, "max_new_tokens": part.max_new_tokens}
@@ -168,7 +168,7 @@ def decode(part: Part, heads: Path, folder: Path) -> None:
         plan = make_plan(parse_spec(document))
         problems = {name: found[part.first :] for name, found in plan.problems.items()}
         out = folder / benchmark.partition("@")[0]
-        sweep(replace(plan, problems=problems), out, workers=1, on_message=print)
+        sweep(replace(plan, problems=problems), out, workers=workers, on_message=print)
 
 
 def outcomes_of_part(part: Part, heads: Path, folder: Path) -> Json:
@@ -332,10 +332,10 @@ def limits_text(item: Json) -> str:
 
 
 def main() -> None:
-    options = arguments(__doc__, runs=Path("runs/second-looks"), heads=Path("runs/heads"), decode=[""])
+    options = arguments(__doc__, runs=Path("runs/second-looks"), heads=Path("runs/heads"), decode=[""], workers=1)
     asked = [name for name in options.decode if name]
     for name in asked:
-        decode(PARTS[name], options.heads, options.runs / name)
+        decode(PARTS[name], options.heads, options.runs / name, options.workers)
     if asked:
         return
 
