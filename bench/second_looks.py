@@ -16,6 +16,7 @@ has limits that hold for all comparisons of the document at once (Bonferroni), a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -339,7 +340,10 @@ def main() -> None:
     if asked:
         return
 
+    # A part whose run is not here keeps the outcomes that the document has.
     outcomes: dict[str, Any] = {}
+    if options.out is not None and options.out.is_file():
+        outcomes = json.loads(options.out.read_text("utf-8"))["outcomes"]
     for name, part in PARTS.items():
         if (options.runs / name).is_dir():
             outcomes[name] = outcomes_of_part(part, options.heads, options.runs / name)
