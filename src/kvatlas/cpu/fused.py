@@ -121,7 +121,7 @@ class FusedDecoder:
 
         # Layers of a fused decoder have no hooks.
         x = self.embedding.forward(input_ids)
-        cos, sin = self._rotation(x, positions)
+        cos, sin = self.rotation(x, positions)
         if cos.shape != (1, x.shape[1], self.layers[0].size):
             raise ValueError(f"The rotary embedding is {list(cos.shape)}, which does not turn whole heads.")
         x = x[0]
@@ -129,7 +129,7 @@ class FusedDecoder:
             x = layer(x, cos, sin)
         return DecoderOutput(self.norm.forward(x[None]))
 
-    def _rotation(self, x: Tensor, positions: Tensor) -> Sequence[Tensor]:
+    def rotation(self, x: Tensor, positions: Tensor) -> Sequence[Tensor]:
         """Return cosines and sines [1, tokens, head size] for positions [1, tokens]."""
         if not positions.is_cpu or getattr(self.rotary, "rope_type", None) not in BY_POSITION:
             angles: Sequence[Tensor] = self.rotary(x, position_ids=positions)
