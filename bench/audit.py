@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import autopsies
+import fresh_problems
 import real_gpu
 import second_looks
 import thinking_cap
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 #: Programs whose document holds outcomes by problem, by the document's name.
 AUDITABLE = {
+    "fresh_problems": fresh_problems,
     "real_gpu": real_gpu,
     "thinking_cap": thinking_cap,
     "trace_length": trace_length,
@@ -38,7 +40,6 @@ NOT_AUDITABLE = {
     ],
     "docs/findings/saving-tokens.md (the first autopsies)": ["autopsies.json"],
     "docs/findings/bytes.md": ["quantized_cache.json"],
-    "docs/findings/embedded.md, README.md": ["fresh_problems.json"],
     "docs/findings/real-model.md": ["arena_real.json", "arena_real_second.json", "real_map.csv", "real_bytes.csv"],
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import time
 from collections.abc import Iterable
@@ -84,6 +85,12 @@ def resident(name: str, process: int | str = "self") -> int:
     """Bytes that the system counts for a process: VmRSS now, VmHWM at its peak."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process so far (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 PROMPT = tuple(5 + i % 50 for i in range(64))

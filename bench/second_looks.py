@@ -3,9 +3,9 @@
     python bench/second_looks.py --decode windows-tiny-llama learned-tiny-llama --heads HEADS --runs runs/second-looks
     python bench/second_looks.py --runs runs/second-looks --heads HEADS --out bench/results/second_looks.json
 
-The predictions are in recipes/embedded/predictions.md and recipes/smollm/predictions.md. `--decode` decodes or resumes
-the named parts; without it the document is made of what is there. The folder of `--heads` has the second training of
-each model as MODEL-second.safetensors (of SmolLM2-think also the first, MODEL-first.safetensors), as
+The predictions are in the predictions.md of recipes/embedded, recipes/smollm and recipes/real. `--decode` decodes or
+resumes the named parts; without it the document is made of what is there. The folder of `--heads` has the second
+training of each model as MODEL-second.safetensors (of the pretrained models also MODEL-first.safetensors), as
 
     kvatlas predictor train HEADS/tiny-qwen-second.safetensors embedded:tiny-qwen CHAIN7-14 SEQBENCH-5x5 LEDGER12-28 \
         --target kv_head --skip 2000 --problems 60 --held-out 10 --seed 1
@@ -16,6 +16,7 @@ has limits that hold for all comparisons of the document at once (Bonferroni), a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from common import arguments, keep
+from kvatlas import benchmarks
 from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata_of_sizes
 from kvatlas.stats.numerics.bounded import mean_differences
 from kvatlas.stats.numerics.equal_memory import compare_pairs, dominance_pairs
@@ -53,11 +55,21 @@ class Part:
     budgets: tuple[int, ...]
     windows: tuple[str | int, ...]
     keep_prompt: tuple[bool, ...] = (True,)
+    every: int = 32
+    first: int = FIRST
+    weights: str = "auto"
+    temperature: float = 0.6
+    max_new_tokens: int = 700
 
     @property
     def short_model(self) -> str:
         """The model's name without where it comes from."""
-        return self.model.removeprefix("embedded:")
+        return self.model.removeprefix("embedded:").removesuffix(".gguf")
+
+    def problem_names(self, benchmark: str) -> list[str]:
+        """Return the names of the problems of a benchmark that the grid was declared with."""
+        found = benchmarks.find(benchmark).problems(self.first + self.problems)
+        return [problem.id for problem in found[self.first :]]
 
 
 def embedded_windows(model: str) -> Part:
@@ -75,11 +87,45 @@ PARTS = {
     "windows-tiny-qwen": embedded_windows("embedded:tiny-qwen"),
     "learned-tiny-llama": embedded_learned("embedded:tiny-llama"),
     "learned-tiny-qwen": embedded_learned("embedded:tiny-qwen"),
-    "windows-smollm": Part("windows", SMOLLM, ("WORDS6-8",), 80, ("rkv",), (80, 128), ("10%", "75%")),
-    "learned-smollm": Part(
-        "learned", SMOLLM, ("WORDS6-8",), 60, (*TRAININGS, RIVAL), (240, 288), (16,), (False,)
+    "windows-smollm": Part(
+        "windows",
+        SMOLLM,
+        ("WORDS6-8",),
+        80,
+        ("rkv",),
+        (80, 128),
+        ("10%", "75%"),
+        weights="bfloat16",
+        max_new_tokens=500,
     ),
-}  # fmt: skip
+    "learned-smollm": Part(
+        "learned",
+        SMOLLM,
+        ("WORDS6-8",),
+        60,
+        (*TRAININGS, RIVAL),
+        (240, 288),
+        (16,),
+        (False,),
+        weights="bfloat16",
+        max_new_tokens=500,
+    ),
+    "learned-qwen": Part(
+        "learned",
+        "qwen2.5-coder-1.5b.gguf",
+        ("MATH500@panel/level3-short.jsonl", "GAOKAO2023EN@panel/gaokao-short.jsonl"),
+        60,
+        (*TRAININGS, RIVAL),
+        (144, 208),
+        (32,),
+        (False,),
+        every=64,
+        first=0,
+        weights="bfloat16",
+        temperature=0.0,
+        max_new_tokens=900,
+    ),
+}
 
 
 def settings_of(part: Part, heads: Path) -> dict[str, Json]:
@@ -89,7 +135,7 @@ def settings_of(part: Part, heads: Path) -> dict[str, Json]:
         for budget in part.budgets:
             for window in part.windows:
                 for is_kept in part.keep_prompt:
-                    setting = {"policy": policy, "kv_budget": budget, "local_window": window, "every": 32}
+                    setting = {"policy": policy, "kv_budget": budget, "local_window": window, "every": part.every}
                     if part.question == "windows":
                         setting["budget_over"] = "thinking"
                         settings[f"{policy} {budget} {window}"] = setting
@@ -105,26 +151,25 @@ def settings_of(part: Part, heads: Path) -> dict[str, Json]:
     return settings
 
 
-def decode(part: Part, heads: Path, folder: Path) -> None:
+def decode(part: Part, heads: Path, folder: Path, workers: int) -> None:
     """Decode what is missing of a grid, the first problems first."""
     for benchmark in part.benchmarks:
+        sampling: Json = {"temperature": part.temperature, "max_new_tokens": part.max_new_tokens}
+        if part.temperature > 0:
+            sampling |= {"top_k": 20, "top_p": 0.95}
         document = {
-            "models": [{"model": part.model, "weights": "bfloat16"} if part.model == SMOLLM else part.model],
+            "models": [{"model": part.model, "weights": part.weights} if part.weights != "auto" else part.model],
             "benchmarks": [benchmark],
-            "problems": FIRST + part.problems,
+            "problems": part.first + part.problems,
             "seed": 11,
-            "sampling": {
-                "temperature": 0.6,
-                "top_k": 20,
-                "top_p": 0.95,
-                "max_new_tokens": 500 if part.model == SMOLLM else 700,
-            },
+            "sampling": sampling,
             "baseline": [{"policy": "full"}],
             "settings": list(settings_of(part, heads).values()),
         }
         plan = make_plan(parse_spec(document))
-        problems = {name: found[FIRST:] for name, found in plan.problems.items()}
-        sweep(replace(plan, problems=problems), folder / benchmark, workers=1, on_message=print)
+        problems = {name: found[part.first :] for name, found in plan.problems.items()}
+        out = folder / benchmark.partition("@")[0]
+        sweep(replace(plan, problems=problems), out, workers=workers, on_message=print)
 
 
 def outcomes_of_part(part: Part, heads: Path, folder: Path) -> Json:
@@ -132,8 +177,9 @@ def outcomes_of_part(part: Part, heads: Path, folder: Path) -> Json:
     settings = settings_of(part, heads)
     by_benchmark = {}
     for benchmark in part.benchmarks:
-        problems = [f"{benchmark}-{number:03d}" for number in range(FIRST, FIRST + part.problems)]
-        found = outcomes_of(folder / benchmark, problems_of(folder / benchmark, problems), 0)
+        name, _, _ = benchmark.partition("@")
+        problems = problems_of(folder / name, part.problem_names(benchmark))
+        found = outcomes_of(folder / name, problems, 0)
         entries = {"full": next(entry for entry in found["settings"] if entry["baseline"])}
         of_settings = [entry for entry in found["settings"] if not entry["baseline"]]
         for (name, setting), entry in zip(settings.items(), of_settings, strict=True):
@@ -145,7 +191,7 @@ def outcomes_of_part(part: Part, heads: Path, folder: Path) -> Json:
             entries[name] = entry
         right = {name: entry["right"] for name, entry in entries.items()}
         compressed = {name: entry["compressed"] for name, entry in entries.items()}
-        by_benchmark[benchmark] = {"problems": found["problems"], "right": right, "compressed": compressed}
+        by_benchmark[name] = {"problems": found["problems"], "right": right, "compressed": compressed}
     return {"model": part.short_model, "question": part.question, "benchmarks": by_benchmark}
 
 
@@ -287,14 +333,17 @@ def limits_text(item: Json) -> str:
 
 
 def main() -> None:
-    options = arguments(__doc__, runs=Path("runs/second-looks"), heads=Path("runs/heads"), decode=[""])
+    options = arguments(__doc__, runs=Path("runs/second-looks"), heads=Path("runs/heads"), decode=[""], workers=1)
     asked = [name for name in options.decode if name]
     for name in asked:
-        decode(PARTS[name], options.heads, options.runs / name)
+        decode(PARTS[name], options.heads, options.runs / name, options.workers)
     if asked:
         return
 
+    # A part whose run is not here keeps the outcomes that the document has.
     outcomes: dict[str, Any] = {}
+    if options.out is not None and options.out.is_file():
+        outcomes = json.loads(options.out.read_text("utf-8"))["outcomes"]
     for name, part in PARTS.items():
         if (options.runs / name).is_dir():
             outcomes[name] = outcomes_of_part(part, options.heads, options.runs / name)

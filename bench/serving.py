@@ -16,20 +16,18 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import platform
 import re
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
 
-from common import arguments, keep
+from common import arguments, keep, processor_seconds
 from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
@@ -115,12 +113,6 @@ def serve(rows: int) -> tuple[subprocess.Popen[str], str]:
     match_ = re.search(r"http://\S+?:\d+", process.stdout.readline())
     assert match_, "the server did not start"
     return process, match_[0]
-
-
-def processor_seconds(pid: int) -> float:
-    """Return the processor time of a process so far (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

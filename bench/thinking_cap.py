@@ -23,9 +23,11 @@ import numpy as np
 
 from common import arguments, keep
 from kvatlas.core import Claim
+from kvatlas.figures.style import NAME_TYPE, SMALL_TYPE, FigureOptions, Margins, line_axes, named_panels
 from kvatlas.report.result import analyse
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.results import Store
+from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.paired import difference_of_cells
 from kvatlas.stats.table import CellTraces
@@ -43,6 +45,8 @@ PAIRS = {
     "embedded:tiny-qwen": EMBEDDED_PAIRS,
     "smollm2-135m-think": ((24, 156), (80, 192)),
 }
+#: Points of cost by which a pair may differ and be called about equal.
+ABOUT_EQUAL = 10
 #: Models whose pairs are one family of tests.
 FAMILIES = (("embedded:tiny-llama", "embedded:tiny-qwen"), ("smollm2-135m-think",))
 
@@ -190,36 +194,52 @@ def cell_text(row: Json) -> str:
 
 
 def draw(numbers: Json, path: Path) -> None:
-    import matplotlib.pyplot as plt
+    options = FigureOptions()
+    margins = Margins(left=0.45, right=0.1, between=0.3, above=0.05, below=0.4)
+    of_models = [pair for of_model in numbers.values() for pair in of_model["pairs"]]
+    pairs = [pair for pair in of_models if abs(pair["work_kept"] - pair["work_cap"]) <= ABOUT_EQUAL]
+    proven = sum(pair["low"] > 0 and pair["p_holm"] <= LEVEL for pair in pairs)
+    title = f"Forgetting beats stopping in {proven} of {len(pairs)} pairs of about equal cost"
+    about = (
+        f"Points lost by cost (memory × written tokens); grey: both ways at once; red: {MARGIN} points; limits: 95 %"
+    )
+    names = [model.removeprefix("embedded:") for model in numbers]
+    with options.applied():
+        figure, panels = named_panels(
+            options, names, 7.0, len(names), margins, (1.9, 1.9), title=title, about=[about]
+        )  # fmt: skip
+        for panel, of_model in zip(panels, numbers.values(), strict=True):
+            draw_model(panel, of_model, options)
+            panel.set_xlabel("cost, % of the full cache's", fontsize=SMALL_TYPE, labelpad=2)
+        figure.savefig(path, dpi=200)
 
-    figure, panels = plt.subplots(1, len(numbers), figsize=(2.7 * len(numbers), 2.8), sharey=True, layout="constrained")
-    for panel, (model, of_model) in zip(np.atleast_1d(panels), numbers.items(), strict=True):
-        panel.axhline(MARGIN, color="#b03030", linewidth=0.8)
-        rows = of_model["settings"]
-        both = [row for row in rows if row["kept"] != ALL and row["cap"] != UNLIMITED]
-        panel.scatter(
-            [row["work"] for row in both], [row["loses"] for row in both], s=9, color="#a0a0a0", label="both", zorder=2
-        )
-        series = {
-            "fewer tokens stay": ("#1f5fa8", "o", [row for row in rows if row["cap"] == UNLIMITED]),
-            "thinking is capped": ("#c07000", "s", [row for row in rows if row["kept"] == ALL]),
-        }
-        for label, (colour, marker, chosen) in series.items():
-            chosen = sorted(chosen, key=lambda row: row["work"])
-            losses = [row["loses"] for row in chosen]
-            below = [row["loses"] - row["low"] for row in chosen]
-            above = [row["high"] - row["loses"] for row in chosen]
-            panel.errorbar(
-                [row["work"] for row in chosen], losses, yerr=(below, above), color=colour, marker=marker,
-                markersize=3.5, linewidth=1.2, elinewidth=0.6, label=label, zorder=3,
-            )  # fmt: skip
-        panel.set_title(model.removeprefix("embedded:"), fontsize=9)
-        panel.set_xlabel("memory times written tokens,\n% of the full cache's", fontsize=8)
-        panel.tick_params(labelsize=7)
-    first = np.atleast_1d(panels)[0]
-    first.set_ylabel("points lost against the full cache", fontsize=8)
-    first.legend(fontsize=6.5, frameon=False)
-    figure.savefig(path, dpi=160)
+
+def draw_model(panel: Any, of_model: Json, options: FigureOptions) -> None:
+    """Draw what settings of a model lose over what they cost, with a line for each of the two ways to save."""
+    line_axes(panel, options)
+    rows = of_model["settings"]
+    both = [row for row in rows if row["kept"] != ALL and row["cap"] != UNLIMITED]
+    panel.axhline(MARGIN, color=options.colours.warning, linewidth=0.8)
+    panel.scatter(
+        [row["work"] for row in both], [row["loses"] for row in both], s=9, color=options.colours.published, zorder=2
+    )
+
+    forgetting = sorted((row for row in rows if row["cap"] == UNLIMITED), key=lambda row: row["kept"])
+    stopping = [row for row in rows if row["kept"] == ALL]
+    series = (("forget", "o", forgetting, "right", (-6, -3)), ("stop", "s", stopping, "left", (6, 3)))
+    for (label, marker, points, side, shift), colour in zip(series, options.colours.lines, strict=False):
+        losses = np.array([row["loses"] for row in points])
+        limits = np.array([[row["low"], row["high"]] for row in points]).T
+        panel.errorbar(
+            [row["work"] for row in points], losses, yerr=abs(limits - losses), color=colour, marker=marker,
+            markersize=3.5, linewidth=1.2, elinewidth=0.6, zorder=3,
+        )  # fmt: skip
+        named = points[0] if label == "forget" else points[len(points) // 2 - 1]
+        panel.annotate(
+            label, (named["work"], named["loses"]), shift, textcoords="offset points", ha=side, color=colour,
+            fontsize=NAME_TYPE, fontweight="bold",
+        )  # fmt: skip
+    panel.set(xlim=(18, 108), ylim=(-10, 100))
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

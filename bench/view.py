@@ -17,7 +17,7 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-from common import arguments, keep, resident
+from common import arguments, keep, processor_seconds, resident
 from kvatlas.core import Setting
 from kvatlas.results import Expected, Manifest, Store
 from large_run import write_traces
@@ -67,7 +67,10 @@ def measured(folder: Path, traces: int) -> dict[str, Any]:
     try:
         assert process.stdout is not None
         home = process.stdout.readline().split()[0]
-        by_name: dict[str, Any] = {"address_after_s": round(time.perf_counter() - began, 2)}
+        by_name: dict[str, Any] = {
+            "address_after_s": round(time.perf_counter() - began, 2),
+            "address_after_cpu_s": round(processor_seconds(process.pid), 2),
+        }
         with sync_playwright() as playwright:
             page = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page()
             by_name["while_reading"] = {"a run": opened(page, f"{home}#/{name}", "#maps-panels table.heat")}

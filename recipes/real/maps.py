@@ -28,8 +28,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from short_prompts import write_short
+
 import kvatlas
-from kvatlas import benchmarks, models
+from kvatlas import models
 from kvatlas.core import Shape, Storage
 from kvatlas.sweeps import Progress
 
@@ -89,24 +91,12 @@ def prompts(policies: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield {"policy": policy, "keep_prompt": keeps, **common}
 
 
-def with_short_prompts(panel: Path, model: str, out: Path) -> Path:
-    """Write the problems whose prompts leave room beside the local window to a file, and return it."""
-    benchmark = benchmarks.find(f"MATH500@{panel}")
-    handle = models.find(model)
-    lines = panel.read_text("utf-8").splitlines()
-    problems = benchmark.problems(len(lines))
-    lengths = [len(handle.encode(benchmark.prompt(problem))) for problem in problems]
-    short = [line for line, length in zip(lines, lengths, strict=True) if length <= LONGEST_PROMPT]
-    out.write_text("".join(f"{line}\n" for line in short), encoding="utf-8")
-    return out
-
-
 def spec(part: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the sweep of a part."""
     panel = options.panel
     if part in ("bytes", "prompt"):
         # Their budgets hold the prompt too.
-        panel = with_short_prompts(panel, options.model, options.out / "short.jsonl")
+        panel = write_short(f"MATH500@{panel}", options.model, LONGEST_PROMPT, options.out / "short.jsonl")
     baseline: list[dict[str, Any]] = [{"policy": "full"}]
     axes: dict[str, Any] = {}
     if part == "maps":

@@ -11,6 +11,7 @@ from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.report.description import every_map, one_page
 from kvatlas.report.result import analyse
+from kvatlas.stats.controls import is_control, older_share
 from kvatlas.stats.numerics.bounded import upper_limit
 from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.numerics.planning import needed_samples, power_bound
@@ -233,6 +234,8 @@ def test_what_was_hardly_compressed_is_not_proven(tmp_path: Path) -> None:
     assert not by_name[str(silent)]["shown"]
     # The test of the next cheaper setting goes on.
     assert by_name[str(GRID[0])]["shown"]
+    (choice,) = result.choices
+    assert not choice.untested
 
 
 def test_a_control_that_loses_nothing_is_said(tmp_path: Path) -> None:
@@ -243,6 +246,23 @@ def test_a_control_that_loses_nothing_is_said(tmp_path: Path) -> None:
         grades[:10] = 0.0
     page = one_page(described(tmp_path / "seeing", outcomes))
     assert "The control, random local_window 8, ratio 0.1, is proven to lose" in page
+
+
+@pytest.mark.parametrize(
+    ("policy", "values", "share"),
+    [
+        ("random", {"ratio": 0.1}, 0.1),
+        ("window", {"ratio": 0.5}, 0.5),
+        ("random", {"every": 32, "local_window": 16}, 8 / 40),
+        ("random", {"every": 32, "local_window": "50%"}, 12 / 44),
+        ("random", {"every": 16, "local_window": 8}, 16 / 32),
+        ("rkv", {"ratio": 0.1}, 0.1),
+    ],
+)
+def test_a_control_keeps_a_small_share_of_the_older_tokens(policy: str, values: dict[str, Any], share: float) -> None:
+    setting = Setting.from_parameters(policy, **{"kv_budget": 24, "local_window": 8, **values})
+    assert older_share(setting) == pytest.approx(share)
+    assert is_control(setting) == (policy != "rkv" and share <= 0.3)
 
 
 def test_of_equal_costs_the_smaller_limit_is_chosen_and_the_worst_benchmark_is_told(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
 
 def control_sentence(planned: Plan) -> str:
     """Return a sentence on the setting of a plan that is to show that its run can see a loss."""
-    from kvatlas.stats.controls import is_control
+    from kvatlas.stats.controls import is_control, older_share
 
     controls = [policy.setting for policy, _ in planned.policies if is_control(policy.setting)]
     if not controls:
@@ -223,7 +223,7 @@ def control_sentence(planned: Plan) -> str:
             "The plan has no control. Add one, as {policy: random, ratio: 0.1} with the budget of the others: a run "
             "that does not see its loss sees none."
         )
-    least = min(controls, key=lambda setting: setting.values["ratio"])
+    least = min(controls, key=lambda setting: older_share(setting) or 0)
     return f"The control is {least}: a run that does not see its loss sees none."
 
 

@@ -6,20 +6,35 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvatlas.core import Setting, grouped
+from kvatlas.core.settings import window_in_tokens
 from kvatlas.stats.losses import FULL, LossFamily, nominal_bytes
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.paired import paired_values
 from kvatlas.stats.run_data import RunData
 
-#: Policies without any judgement of tokens, and the highest ratio at which they are a control.
+#: Policies without any judgement of tokens, and the largest share of the older tokens that they keep as a control.
 CONTROLS = ("random", "window")
 MOST_RATIO = 0.3
 
 
 def is_control(setting: Setting) -> bool:
-    """Return whether a setting is a control: `window` or `random` at a small ratio."""
-    ratio = setting.values.get("ratio")
-    return setting.policy in CONTROLS and isinstance(ratio, int | float) and ratio <= MOST_RATIO
+    """Return whether a setting is a control: `window` or `random` that keeps a small share of the older tokens."""
+    share = older_share(setting)
+    return setting.policy in CONTROLS and share is not None and share <= MOST_RATIO
+
+
+def older_share(setting: Setting) -> float | None:
+    """Return the share of the older tokens that stays at a compression, None of a setting without a number for it.
+
+    With `every` so many tokens have come to those of the budget when a compression is due.
+    """
+    values = setting.values
+    budget = values.get("kv_budget")
+    if values.get("every") and isinstance(budget, int):
+        stays = budget - window_in_tokens(values["local_window"], budget)
+        return float(stays / (stays + values["every"]))
+    ratio = values.get("ratio")
+    return float(ratio) if isinstance(ratio, int | float) else None
 
 
 @dataclass(frozen=True)

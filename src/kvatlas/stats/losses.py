@@ -81,6 +81,11 @@ class SettingLoss(Loss):
         return self.claims.get(Claim.THESE) or self.claims[Claim.LIKE]
 
     @property
+    def ends_tests(self) -> bool:
+        """Return whether the settings behind this one in the order are not tested."""
+        return not (self.is_kept or self.is_silent)
+
+    @property
     def missing_share(self) -> float:
         """The share of its promised pairs of traces that are missing."""
         return self.missing / self.pairs if self.pairs else 0.0
@@ -196,7 +201,7 @@ class LossFamily:
                 loss = self.by_setting.get(setting)
                 if end is not None:
                     found[setting] = end
-                elif loss is None or not loss.is_kept:
+                elif loss is None or loss.ends_tests:
                     end = self.settings[setting]
         return found
 
@@ -207,7 +212,7 @@ class LossFamily:
         for sequence in self.sequences:
             for setting in sequence:
                 loss = self.by_setting.get(setting)
-                if loss is None or not (loss.is_kept or loss.is_silent):
+                if loss is None or loss.ends_tests:
                     break
             else:
                 continue

@@ -34,7 +34,7 @@ from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import audit_policy, narrow_sentence, setting_facts, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
-from kvatlas.sweeps.plan_notes import cluster_notes, settings_notes, window_sentence
+from kvatlas.sweeps.plan_notes import cap_notes, cluster_notes, settings_notes, window_sentence
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -429,6 +429,7 @@ def make_plan(spec: Spec) -> Plan:
     chosen = [policy for policy, _ in cells]
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
     notes = settings_notes(found_models, chosen)
+    notes += cap_notes(chosen, spec.sampling.max_new_tokens)
     for benchmark in found_benchmarks:
         notes += _benchmark_notes(spec, benchmark, problems[benchmark.name])
         notes += cluster_notes(benchmark.name, problems[benchmark.name], spec.allocate.kind == "adaptive")

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from kvatlas.core import KvatlasError, Problem, apart_sentence, grouped, windows_apart
+from kvatlas.core.settings import CAP
 from kvatlas.cpu.native import why_not
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy
@@ -65,6 +66,15 @@ def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) ->
             if model.device != "cpu"
         ]
     return notes
+
+
+def cap_notes(policies: Sequence[Policy], max_new_tokens: int) -> list[str]:
+    """Return a note on caps on thinking that no trace reaches."""
+    caps = sorted({policy.setting.values.get(CAP, 0) for policy in policies})
+    idle = [str(cap) for cap in caps if cap >= max_new_tokens]
+    if not idle:
+        return []
+    return [f"{CAP} {', '.join(idle)} cuts nothing: a trace ends at max_new_tokens, {max_new_tokens:,}."]
 
 
 def window_sentence(
