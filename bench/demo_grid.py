@@ -2,9 +2,9 @@
 
     PYTHONPATH=TREE/src python bench/demo_grid.py PROBLEMS SPEC [--shares]
 
-The spec's first model on its last benchmark under all settings that compress, 64 sequences at a time, one thread, one
-problem beforehand that does not count. It uses only what any source tree of kvatlas has, so that trees can be compared:
-a plan, an engine and its `run`. Prints one JSON document.
+The spec's first model on its last benchmark under all settings that compress, as many sequences at a time as a worker
+takes by default on a CPU, one thread, one problem beforehand that does not count. It uses only what any source tree of
+kvatlas has, so that trees can be compared: a plan, an engine and its `run`. Prints one JSON document.
 
 With --shares the same is decoded once more while torch's operators are timed, and the document says what share of the
 time native kernels and operators take; what is left is the interpreter's (Python, ctypes, and calls into torch and
@@ -25,9 +25,8 @@ import yaml
 
 from kvatlas import sweeps
 from kvatlas.engine import Engine, Request
+from kvatlas.engine.memory_plan import CPU_BATCH
 from kvatlas.noise import stream_key
-
-BATCH = 64
 
 
 def main() -> None:
@@ -43,7 +42,7 @@ def main() -> None:
         stream = stream_key(0, model.name, benchmark.name, problem.id, 0)
         work.append(Request(problem.id, model.encode(benchmark.prompt(problem)), stream, settings))
     kernels = TimedKernels() if shares else None
-    engine = Engine(model, model.load(), settings, plan.spec.sampling.sampling(), BATCH)
+    engine = Engine(model, model.load(), settings, plan.spec.sampling.sampling(), CPU_BATCH)
     for _ in engine.run(work[:1]):
         pass
     if kernels is not None:
@@ -86,7 +85,7 @@ class TimedKernels:
             "uniform",
             "decoder_layers",
             "compact",
-            "largest",
+            "sample",
         )
         for name in names:
             kernel = getattr(native.library, f"kvatlas_{name}", None)

@@ -6,6 +6,7 @@ from scipy.stats import chisquare, kstest
 from transformers.generation import TopKLogitsWarper
 
 from kvatlas.core import Sampling
+from kvatlas.engine import sampling as sampling_module
 from kvatlas.engine.sampling import TIES, UNSAMPLED, sample
 from kvatlas.noise import philox, stream_key, uniform
 
@@ -55,6 +56,17 @@ def test_a_draw_depends_on_its_own_stream_position_and_logits_alone() -> None:
     together = sample(logits, sampling, streams, positions)
     alone = [int(sample(logits[i : i + 1], sampling, streams[i : i + 1], positions[i : i + 1])) for i in range(50)]
     assert together.tolist() == alone
+
+
+@pytest.mark.parametrize("top_k", [1, 20, 240])
+def test_native_sampling_is_the_plain_one(top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(3000, 400, generator=torch.Generator().manual_seed(1)) * 3
+    streams = torch.arange(3000) * 104729
+    positions = torch.arange(3000) % 700
+    limits = Sampling(temperature=0.6, top_k=top_k, top_p=0.95)
+    native = sample(logits, limits, streams, positions)
+    monkeypatch.setattr(sampling_module, "load", lambda: None)
+    assert torch.equal(sample(logits, limits, streams, positions), native)
 
 
 def test_all_logits_that_tie_with_the_last_of_top_k_stay() -> None:

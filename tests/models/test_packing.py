@@ -179,6 +179,31 @@ def test_the_engine_and_the_labels_compute_what_the_models_own_forward_does(kind
         torch.testing.assert_close(hidden, own, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "rotation",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {"rope_type": "yarn", "factor": 8.0},
+        {"rope_type": "dynamic", "factor": 4.0},
+    ],
+)
+@torch.inference_mode()
+def test_angles_of_a_fused_decoder_are_those_of_transformers_to_the_bit(rotation: dict[str, Any]) -> None:
+    """Also behind the first tokens, and where a longer text changes the angles of all its positions."""
+    lengths = {"original_max_position_embeddings": 64, "rope_theta": 10_000.0}
+    model = build("llama", rope_parameters={**rotation, **lengths}, max_position_embeddings=64)
+    with pack_model(model):
+        decoder = model.get_decoder().forward
+        assert isinstance(decoder, FusedDecoder)
+        for positions in ([[0, 2, 5]], [[900, 3, 17, 40]], [list(range(70))], [[7]]):
+            x = torch.zeros(1, len(positions[0]), 1)
+            angles = decoder.rotation(x, torch.tensor(positions))
+            expected = decoder.rotary(x, position_ids=torch.tensor(positions))
+            assert all(map(torch.equal, angles, expected))
+
+
 @pytest.mark.parametrize("kind", FUSED)
 def test_a_fused_decoder_computes_the_bits_of_its_own(kind: str, tiny_llama: ModelHandle) -> None:
     model = build(kind, vocab_size=len(tiny_llama.tokenizer))

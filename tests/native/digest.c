@@ -138,8 +138,9 @@ void _start(void) {
         kvatlas_rms_norm(x, numbers(75), y, rows - 1, 75, 1e-6), digest("norm", y, (rows - 1) * 300);
         kvatlas_silu_mul(x, 75, x + 30, 75, y, rows, 45), digest("gate", y, rows * 180);
         kvatlas_rotate(x, 75, numbers(rows * 36), numbers(rows * 36), rows, 2, 36), digest("rotation", x, rows * 300);
-        int64_t *largest = zeros(8 * rows * 9);
-        kvatlas_largest(x, 75, rows, 75, 9, y, largest), digest("largest", largest, rows * 72);
+        int64_t *sampled = zeros(8 * rows), *streams = zeros(8 * rows), *positions = zeros(8 * rows);
+        for (int64_t r = 0; r < rows; r++) streams[r] = r * 7919, positions[r] = r;
+        kvatlas_sample(x, 75, rows, 75, 20, 0.6, 0.95, streams, positions, sampled), digest("sampled", sampled, rows * 8);
     }
     for (int64_t rows = 5; rows < 18; rows += 4) {
         float *y = zeros(4 * (rows * 20)), *x = numbers(rows * 600);
@@ -147,6 +148,11 @@ void _start(void) {
     }
     decoder_layer(FLOATS), decoder_layer(PAIRS), bytes();
     int64_t streams[] = {5, 1ll << 61}, places[] = {7, 1 << 30};
+    for (int i = 0; i < 99; i++) {
+        double curves[2 * WORDS];
+        *(dvec_at *)curves = exponentials((dvec){0} - 0.37 * i), *(dvec_at *)(curves + WORDS) = logarithms((dvec){0} + 0.01 + 0.3 * i);
+        digest("curves", curves, sizeof curves);
+    }
     double noise[2 * 21];
     kvatlas_uniform(streams, places, 0, 0, 0, noise, 2, 21), digest("noise", noise, sizeof noise);
     call(EXIT, 0, 0, 0);

@@ -188,24 +188,41 @@ def test_rows_of_packed_weights(seed: int, inputs: int, outputs: int, dtype: tor
 
 
 @QUICK
-@given(st.integers(0, 2**31), st.integers(1, 9), st.integers(1, 200), st.integers(1, 200))
-def test_largest_numbers(seed: int, rows: int, width: int, most: int) -> None:
+@given(
+    st.integers(0, 2**31),
+    st.integers(2, 300),
+    st.integers(1, 240),
+    st.sampled_from((0.2, 0.6, 1.5)),
+    st.sampled_from((0.3, 0.95, 1.0)),
+    st.sampled_from((0.01, 1.0, 20.0)),
+)
+def test_sampled_tokens_equal_those_of_torch(
+    seed: int, width: int, top: int, temperature: float, top_p: float, spread: float
+) -> None:
+    """Rows with equal logits at the border of `top`, or without numbers, are left to torch."""
     source = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, width + 3, generator=source)[:, :width]
-    most = min(most, width)
-    expected = x.topk(most)
+    top = min(top, width - 1)
+    # All logits are different.
+    logits = (torch.rand(200, width + 3, generator=source).argsort(-1) * spread / width)[:, :width]
+    streams = torch.randint(0, 2**62, (200,), generator=source)
+    positions = torch.randint(0, 2**31, (200,), generator=source)
+
+    values, tokens = logits.topk(top)
+    scores = values.double() / temperature
+    shares = scores.softmax(-1)
+    scores = scores.masked_fill(shares.cumsum(-1) - shares >= top_p, float("-inf"))
+    drawn = (scores + noise.gumbel_in_torch(streams[:, None], positions[:, None], tokens)).argmax(-1, keepdim=True)
+    expected = tokens.gather(-1, drawn).squeeze(-1)
     for kernels in ALL:
-        found = kernels.largest(x, most)
-        assert found is not None
-        assert torch.equal(found[0], expected.values)
-        assert torch.equal(found[1], expected.indices)
-    equal = x.clone()
-    equal[-1, :2] = 9.0
-    unknown = x.clone()
-    unknown[-1, -1] = float("nan")
-    for kernels in ALL:
-        assert most < 2 or kernels.largest(equal, most) is None
-        assert kernels.largest(unknown, most) is None
+        sampled = kernels.sample(logits, top, temperature, top_p, streams, positions)
+        assert sampled is not None
+        assert torch.equal(sampled, expected)
+
+    for places, value in (((-1, slice(2)), spread + 9.0), ((-1, -1), float("nan")), ((0, 0), float("inf"))):
+        odd = logits.clone()
+        odd[places] = value
+        for kernels in ALL:
+            assert kernels.sample(odd, top, temperature, top_p, streams, positions) is None
 
 
 @QUICK

@@ -16,7 +16,7 @@ from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.cache import KVCache
-from kvatlas.engine.memory_plan import MARGIN, peak
+from kvatlas.engine.memory_plan import CPU_BATCH, MARGIN, peak
 from kvatlas.machine import left_in_group
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.learning import TrainingData, learn
@@ -47,14 +47,14 @@ def test_the_cache_is_as_large_as_predicted(random_models: dict[str, ModelHandle
 def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     work = job(spec_data())
     settings = grid()
-    assert fitting_batch(work, settings) == 64
+    assert fitting_batch(work, settings) == CPU_BATCH
     assert fitting_batch(work.shared_by(40, 40), settings) == 3
     for size in (48, 32, 8, 1):
         taken = peak(work.model, settings, size, len(work.units), work.prompt, work.sampling.max_new_tokens)
         monkeypatch.setattr(jobs, "free_memory", lambda _, taken=taken: int(taken.total / 0.9 - taken.weights) + 1)
         assert fitting_batch(work, settings) == size
     monkeypatch.setattr(jobs, "free_memory", lambda _: None)
-    assert fitting_batch(work, settings) == 64
+    assert fitting_batch(work, settings) == CPU_BATCH
 
 
 @pytest.mark.parametrize("baseline", ["none", "full", "oracle"])

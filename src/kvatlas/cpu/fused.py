@@ -13,6 +13,9 @@ from kvatlas.cpu.native import Native
 from kvatlas.cpu.native.decoder import DecoderLayer, DecoderPass, Products
 from kvatlas.forward import ATTENTION, attend, layer_attention
 
+#: Types of rotary embeddings whose angles depend on the position alone, as transformers names them.
+BY_POSITION = ("default", "linear", "llama3", "yarn")
+
 
 class FusedLayer:
     """A decoder layer of Llama's form in two calls of native code, with any attention between them.
@@ -108,6 +111,8 @@ class FusedDecoder:
         self.rotary = decoder.rotary_emb
         self.norm = decoder.norm
         self.config = decoder.config
+        #: Cosines and sines [positions, head size] of all positions so far, on a CPU.
+        self.angles: Sequence[Tensor] = (torch.empty(0), torch.empty(0))
 
     def __call__(self, input_ids: Tensor | None = None, **others: Any) -> Any:
         positions = others.get("position_ids")
@@ -116,13 +121,26 @@ class FusedDecoder:
 
         # Layers of a fused decoder have no hooks.
         x = self.embedding.forward(input_ids)
-        cos, sin = self.rotary(x, position_ids=positions)
+        cos, sin = self.rotation(x, positions)
         if cos.shape != (1, x.shape[1], self.layers[0].size):
             raise ValueError(f"The rotary embedding is {list(cos.shape)}, which does not turn whole heads.")
         x = x[0]
         for layer in self.layers:
             x = layer(x, cos, sin)
         return DecoderOutput(self.norm.forward(x[None]))
+
+    def rotation(self, x: Tensor, positions: Tensor) -> Sequence[Tensor]:
+        """Return cosines and sines [1, tokens, head size] for positions [1, tokens]."""
+        if not positions.is_cpu or getattr(self.rotary, "rope_type", None) not in BY_POSITION:
+            angles: Sequence[Tensor] = self.rotary(x, position_ids=positions)
+            return angles
+
+        # Read from a table: to compute them takes longer than a layer of a small model.
+        beyond = int(positions.max()) + 1
+        if beyond > len(self.angles[0]):
+            every_position = torch.arange(2 * beyond)[None]
+            self.angles = [angles[0] for angles in self.rotary(x, position_ids=every_position)]
+        return [angles[positions] for angles in self.angles]
 
 
 class ModelOutput(NamedTuple):

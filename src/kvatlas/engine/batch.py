@@ -167,7 +167,7 @@ class ForwardBatch:
             page_size=self.cache.page_size,
             longest=self.longest,
             watched=watched,
-            watched_width=self.attention.shape[-1],
+            watched_width=self.attention.shape[-1] if self.watched else 0,
             rows=self.row.int() if packed else None,
             first=torch.tensor(self.first_positions, dtype=torch.int32) if packed else None,
             parts=None if parts is None else parts.table[self.row],

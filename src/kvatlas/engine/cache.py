@@ -22,7 +22,7 @@ from torch import Tensor
 from kvatlas.bits.key_biases import KeyBiases
 from kvatlas.bits.storage import PackedRows
 from kvatlas.core import POSITION_BYTES, KvatlasError, Shape, Storage
-from kvatlas.cpu.native import PagedLayer, load
+from kvatlas.cpu.native import PagedLayer, PageTables, load
 from kvatlas.engine.parts import CachedSequence, PartTables
 from kvatlas.forward import RowStates
 
@@ -170,6 +170,8 @@ class KVCache:
         #: The layers over these pools as native code takes them, until the pools are replaced.
         self.paged_layers: Sequence[PagedLayer] | None = None
         self._pool_arrays: tuple[Any, ...] | None = None
+        #: All that a token has in the pools, until one of them is replaced or added.
+        self.tables: PageTables | None = None
         #: The parts of sequences whose heads have unlike numbers of tokens, from the first one on.
         self.parts: PartTables | None = None
         #: The number of sequences and snapshots that hold each page.
@@ -331,36 +333,32 @@ class KVCache:
         """
         count = kept.shape[-1]
         before = sequence.pages
-        self._release(before)
-        sequence.pages = []
-        # Its unshared pages may be taken again: each layer is read as a whole before it is written.
-        self._give(sequence, self._take(pages_for(count, self.page_size)))
+        needed = pages_for(count, self.page_size)
+        if max(self.holders[page] for page in before) == 1:
+            # Pages of its own stay, so that tokens move forward in them.
+            sequence.pages = before[:needed]
+            self._release(before[needed:])
+        else:
+            self._release(before)
+            sequence.pages = []
+            self._give(sequence, self._take(needed))
         sequence.length = count
 
-        # The tables of each layer, and what stays in it: a selection for all layers has a single one.
-        pools = []
-        chosen = []
-        contiguous = kept.contiguous()
-        for layer in range(self.shape.layers):
-            layer_pools = [self.keys[layer], self.values[layer]]
-            if layer in self.positions:
-                layer_pools.append(self.positions[layer])
-            pools += layer_pools
-            chosen += [contiguous[min(layer, len(contiguous) - 1)]] * len(layer_pools)
-
+        if self.tables is None:
+            by_layer = [*enumerate(self.keys), *enumerate(self.values), *self.positions.items()]
+            self.tables = PageTables(by_layer)
         native = load() if self.device.type == "cpu" else None
-        kv_heads = self.shape.kv_heads
         if native is not None:
-            native.compact(pools, chosen, kv_heads, before, sequence.pages, self.page_size)
+            native.compact(self.tables, kept, before, sequence.pages, self.page_size)
         else:
             slots_before = self._slots_of(before)
             slots_after = self._slots_of(sequence.pages)[:count]
-            heads = torch.arange(kv_heads, device=self.device)[:, None]
-            for pool, places in zip(pools, chosen, strict=True):
+            heads = torch.arange(self.shape.kv_heads, device=self.device)[:, None]
+            for layer, pool in self.tables.by_layer:
                 # Rows of the pool with its heads one after the other: whole rows are copied faster than numbers.
-                rows = slots_before[places] + heads * pool.shape[1]
+                rows = slots_before[kept[min(layer, len(kept) - 1)]] + heads * pool.shape[1]
                 kept_rows = pool.flatten(0, 1).index_select(0, rows.flatten())
-                pool.index_copy_(1, slots_after, kept_rows.view(kv_heads, -1, *pool.shape[2:]))
+                pool.index_copy_(1, slots_after, kept_rows.view(len(heads), -1, *pool.shape[2:]))
 
         for name in names:
             state = self.token_state[name][sequence.row]
@@ -446,6 +444,7 @@ class KVCache:
     def watch_window(self, layer: int) -> Tensor:
         """Return the positions of a layer with a sliding window, stored from its first token on."""
         if layer not in self.positions:
+            self.tables = None
             self.positions[layer] = self.keys[layer].new_zeros(self.keys[layer].shape[:2], dtype=torch.int32)
         return self.positions[layer]
 
@@ -506,6 +505,7 @@ class KVCache:
         self.moves += 1
         self.paged_layers = None
         self._pool_arrays = None
+        self.tables = None
         used = self.keys[0].shape[1]
         cached_bytes = sum(pool.numel() * pool.element_size() for pool in (*self.keys, *self.values))
         pages = len(self.holders) + max(missing, len(self.holders) // growth(cached_bytes, self.device.type))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvatlas.policies.contract import Policy
 
 #: The largest default batch of a CPU, where larger ones are not faster.
-CPU_BATCH = 64
+CPU_BATCH = 96
 #: The largest default batch of a GPU.
 GPU_BATCH = 256
 #: The share of a memory that weights and batch may fill.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvatlas.core import EvictionTrace, Sampling, Usage
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from kvatlas.policies.put_back import PutBack
 
 K = TypeVar("K")
+Integers = NDArray[np.int64]
 #: Parts of prompts begin at multiples of this, so that sums over a part depend on the prompt alone.
 PROMPT_CHUNK = 512
 
@@ -103,18 +107,18 @@ class EvictionLog:
     """
 
     most_holders: int = 1
-    holders: Tensor | None = None
-    evicted_at: Tensor | None = None
+    holders: Integers | None = None
+    evicted_at: Integers | None = None
 
-    def after(self, kept: Tensor, position: int, output_tokens: int) -> EvictionLog:
+    def after(self, kept: Integers, position: int, output_tokens: int) -> EvictionLog:
         """Return the log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept],
         with -1 for no token.
 
         `position` counts all tokens so far, evicted ones included; `output_tokens` the new tokens so far.
         """
         # Counted from -1 on, which stands for no token.
-        holders = torch.bincount(kept.flatten() + 1, minlength=position + 1)[1:].to("cpu")
-        evicted_at = torch.zeros(position, dtype=torch.long)
+        holders = np.bincount(kept.ravel() + 1, minlength=position + 1)[1:]
+        evicted_at = np.zeros(position, dtype=np.int64)
         if self.evicted_at is not None:
             evicted_at[: len(self.evicted_at)] = self.evicted_at
         evicted_at[(holders == 0) & (evicted_at == 0)] = output_tokens
@@ -264,12 +268,14 @@ class Row(Generic[K]):
         """Note that a compression left the positions `kept` [layers or 1, KV heads or 1, kept], -1 for no token."""
         self.kept = kept
         self.since = self.position
+        # Short arrays take numpy less time than torch.
+        positions = kept.cpu().numpy()
+        older = positions[0, 0, :-local_window]
         prompt_length = len(self.request.prompt)
-        older = kept[0, 0, :-local_window]
-        self.kept_prompt = int(((older >= 0) & (older < prompt_length)).sum())
+        self.kept_prompt = int(older.searchsorted(prompt_length) - older.searchsorted(0))
         if self.thinking_end is not None:
-            self.kept_answer = int((older >= prompt_length + self.thinking_end).sum())
-        self.evictions = self.evictions.after(kept, self.position, len(self.tokens))
+            self.kept_answer = len(older) - int(older.searchsorted(prompt_length + self.thinking_end))
+        self.evictions = self.evictions.after(positions, self.position, len(self.tokens))
         self.compressions += 1
         self.trigger = self.next_trigger()
 
@@ -355,8 +361,9 @@ class RowView(CacheView):
 
     def __init__(self, model: ModelHandle, cache: KVCache, row: Row[Any], policy: Policy) -> None:
         self.model = model
+        self.cached_positions = row.cached_positions(policy.scope.width(model.shape), cache.device)
         # Copies, because a score may work in place.
-        self.positions = row.cached_positions(policy.scope.width(model.shape), cache.device).clone()
+        self.positions = self.cached_positions.clone()
         self.columns = {
             name: cache.token_state[state_name(policy, name)][row.cached.row, ..., : row.cached.length].clone()
             for name in policy.columns
@@ -373,8 +380,11 @@ class RowView(CacheView):
         self._cache = cache
         self._row = row
         self._queries = policy.queries
-        # Found once for all layers.
-        self._slots = cache.slots(row.cached) if row.cached.spare is None else None
+
+    @cached_property
+    def _slots(self) -> Tensor | None:
+        """The slots of the cached tokens, which are the same for all layers; None for a sequence in parts."""
+        return self._cache.slots(self._row.cached) if self._row.cached.spare is None else None
 
     def key(self, layer: int) -> Tensor:
         return self._cache.read_sequence(0, layer, self._row.cached, self._slots)
@@ -428,8 +438,7 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
         row.scored_at = view.memory.length
 
     # Where all heads keep as many tokens nothing is read back from the device.
-    is_kept = kept >= 0
-    count = int(is_kept.sum()) // kept.shape[:-1].numel() if rule.is_unequal else kept.shape[-1]
+    count = int((kept >= 0).sum()) // kept.shape[:-1].numel() if rule.is_unequal else kept.shape[-1]
     evicted = row.cached.tokens - count
     if not evicted:
         if checkpoints is not None:
@@ -438,15 +447,16 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
 
     # The cache keeps these tokens, with the notes of this policy, and with the values that it merged.
     merged = selection.merged_values(policy, view)
-    positions = row.cached_positions(policy.scope.width(model.shape), cache.device)
     states = [state_name(policy, name) for name in policy.columns]
     if rule.remembers:
         states.append(score_state(policy))
     if rule.is_unequal:
         cache.compact_unequally(row.cached, kept, states)
+        kept_positions = view.cached_positions.gather(-1, kept.clamp(min=0)).masked_fill(kept < 0, -1)
     else:
         cache.compact(row.cached, kept, states)
+        kept_positions = view.cached_positions.gather(-1, kept)
     if merged:
         cache.replace_values(row.cached, merged)
-    row.note_compression(positions.gather(-1, kept.clamp(min=0)).masked_fill(~is_kept, -1), rule.window)
+    row.note_compression(kept_positions, rule.window)
     return evicted

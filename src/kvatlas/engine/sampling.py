@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from kvatlas.core import Sampling
-from kvatlas.cpu.native import load
+from kvatlas.cpu.native import MOST_SAMPLED, load
 from kvatlas.engine.rows import Row
 from kvatlas.machine import compiled, compiles
 from kvatlas.noise import gumbel, gumbel_in_torch
 
 #: The places beside top_k that a step of fixed shapes has for equal logits.
 TIES = 64
-#: The most candidates that are found by putting each into its place.
-MOST_SORTED = 256
 #: The sample of a row with more of them.
 UNSAMPLED = -1
 _compiled = cache(compiled)
@@ -38,6 +36,13 @@ def sample(
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
+
+    top_k = sampling.top_k
+    kernels = load() if logits.is_cpu and logits.dtype is torch.float32 and logits.stride(-1) == 1 else None
+    if kernels is not None and 0 < top_k <= MOST_SAMPLED and top_k < logits.shape[-1]:
+        sampled = kernels.sample(logits, top_k, sampling.temperature, sampling.top_p, streams, positions)
+        if sampled is not None:
+            return sampled
 
     # Before the division, which keeps the order: a whole vocabulary in float64 takes longer than a small model.
     logits, tokens, unsampled = _top_candidates(logits, sampling, fixed_shapes)
@@ -76,16 +81,10 @@ def _likeliest(logits: Tensor, top: int, fixed_shapes: bool) -> tuple[Tensor, Te
     ties = TIES
     if not fixed_shapes:
         # The usual case: the largest logits are all different.
-        kernels = load() if logits.is_cpu and logits.dtype is torch.float32 and logits.stride(-1) == 1 else None
-        if kernels is not None and top < MOST_SORTED:
-            largest = kernels.largest(logits, top + 1)
-        else:
-            values, tokens = logits.topk(top + 1, dim=-1)
-            largest = None if (values[:, 1:] == values[:, :-1]).any() else (values, tokens)
-        if largest is not None:
-            values, tokens = largest
+        values, tokens = logits.topk(top + 1, dim=-1)
+        if not (values[:, 1:] == values[:, :-1]).any():
             return values[:, :top], tokens[:, :top], None
-        last = logits.topk(top, dim=-1).values[:, -1:]
+        last = values[:, top - 1 : top]
         ties = int(_equal_to(last, logits).sum(-1).max())
 
     values, tokens = logits.topk(min(top + ties, logits.shape[-1]), dim=-1)

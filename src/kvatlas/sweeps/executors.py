@@ -207,8 +207,12 @@ def _kill(processes: dict[Connection, BaseProcess]) -> None:
 
 def _run_worker(driver: Connection) -> None:
     """Decode the jobs that the driver sends, unit by unit, until it ends."""
+    import gc
     import signal
     import threading
+
+    # Most objects of a worker are those of libraries, which stay: the collector seldom looks at them.
+    gc.set_threshold(100_000, 20, 20)
 
     def end_with_the_driver() -> None:
         # A killed driver cannot end its workers.

@@ -33,6 +33,8 @@ GROUP = 32
 LARGEST_CODE = 127
 #: Largest codes of the groups of GGUF files in 4 and 5 bits (Q4_0, Q5_0), which keep their integers.
 FEWER_CODES = (8, 16)
+#: The most candidates of `Native.sample`: a row of them is put into its order one by one.
+MOST_SAMPLED = 240
 #: Panels that are packed in int8 at a time: their numbers take some memory.
 PANELS_AT_A_TIME = 256
 VARIABLE = "KVATLAS_NATIVE"
@@ -226,6 +228,20 @@ class _KeptPool(ctypes.Structure):
     ]
 
 
+class PageTables:
+    """Tables [kv_heads, slots, ...] of a cache, contiguous and of any type, with the numbers of their layers."""
+
+    def __init__(self, by_layer: Sequence[tuple[int, Tensor]]) -> None:
+        self.by_layer = by_layer
+        self.structs = (_KeptPool * len(by_layer))()
+        for struct, (_, table) in zip(self.structs, by_layer, strict=True):
+            struct.rows = table.data_ptr()
+            struct.slots = table.shape[1]
+            struct.bytes = table.stride(1) * table.element_size()
+        self.widest = max(struct.bytes for struct in self.structs)
+        self.address = ctypes.addressof(self.structs)
+
+
 class PagedBatch:
     """A ragged batch of sequences on pages for attention, the same for every layer.
 
@@ -392,7 +408,7 @@ class Native:
             "rms_norm": [pointer, pointer, pointer, integer, integer, c_double],
             "silu_mul": [pointer, integer, pointer, integer, pointer, integer, integer],
             "rotate": [pointer, integer, pointer, pointer, integer, integer, integer],
-            "largest": [pointer, *[integer] * 4, pointer, pointer],
+            "sample": [pointer, *[integer] * 4, c_double, c_double, *[pointer] * 3],
             "uniform": [*[pointer] * 4, integer, pointer, integer, integer],
         }.items():
             function = getattr(library, f"kvatlas_{name}")
@@ -404,14 +420,14 @@ class Native:
         library.kvatlas_byte_words.restype = c_int64
         library.kvatlas_unpack_bytes.restype = c_int64
         library.kvatlas_unpack.restype = c_int64
-        library.kvatlas_largest.restype = c_int64
+        library.kvatlas_sample.restype = c_int64
         self._attend = library.kvatlas_attend
         self._scratch = library.kvatlas_attention_scratch
         self._compact = library.kvatlas_compact
         self._rms_norm = library.kvatlas_rms_norm
         self._silu_mul = library.kvatlas_silu_mul
         self._rotate = library.kvatlas_rotate
-        self._largest = library.kvatlas_largest
+        self._sample = library.kvatlas_sample
         self._uniform = library.kvatlas_uniform
 
     @property
@@ -514,35 +530,24 @@ class Native:
         return out
 
     def compact(
-        self,
-        pools: Sequence[Tensor],
-        kept: Sequence[Tensor],
-        kv_heads: int,
-        before: Sequence[int],
-        after: Sequence[int],
-        page_size: int,
+        self, tables: PageTables, kept: Tensor, before: Sequence[int], after: Sequence[int], page_size: int
     ) -> None:
         """Move the tokens of a sequence that are `kept` from its pages `before` to the pages `after`, of `page_size`.
 
-        `pools` [kv_heads, slots, ...] are contiguous, of any type; `kept` [kv_heads or 1, tokens] int64 is for the pool
-        at the same index. The pages may be the same.
+        `kept` [layers or 1, kv_heads or 1, tokens] int64. The pages may be the same.
         """
-        count = kept[0].shape[1]
-        structs = (_KeptPool * len(pools))()
-        widest = 0
-        for struct, pool, chosen in zip(structs, pools, kept, strict=True):
-            struct.rows = pool.data_ptr()
-            struct.slots = pool.shape[1]
-            struct.bytes = pool.stride(1) * pool.element_size()
-            struct.kept = chosen.data_ptr()
-            struct.head_stride = chosen.stride(0) if len(chosen) > 1 else 0
-            widest = max(widest, struct.bytes)
+        kept = kept.contiguous()
+        layers, heads, count = kept.shape
+        first = kept.data_ptr()
+        for struct, (layer, _) in zip(tables.structs, tables.by_layer, strict=True):
+            struct.kept = first + (layer * heads * count * kept.itemsize if layers > 1 else 0)
+            struct.head_stride = count if heads > 1 else 0
 
-        scratch = self._empty(-(-count * widest // 4))
+        scratch = self._empty(-(-count * tables.widest // 4))
         self._compact(
-            ctypes.addressof(structs),
-            len(pools),
-            kv_heads,
+            tables.address,
+            len(tables.structs),
+            len(tables.by_layer[0][1]),
             count,
             (c_int32 * len(before))(*before),
             (c_int32 * len(after))(*after),
@@ -573,18 +578,22 @@ class Native:
         _check_width(cos.shape[-1] == size and cos.numel() == sin.numel() == rows * size, cos, size)
         self._rotate(table.data_ptr(), table.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, size)
 
-    def largest(self, x: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
-        """Return the largest numbers of each row of x [rows, width], falling, and their places, both [rows, most].
+    def sample(
+        self, logits: Tensor, top: int, temperature: float, top_p: float, streams: Tensor, positions: Tensor
+    ) -> Tensor | None:
+        """Return the next tokens [rows] from logits [rows, width] as `engine.sampling.sample` does.
 
-        Returns None if two of a row's are equal, because their order is open, or if one is not a number.
+        `top` is less than the width and at most `MOST_SAMPLED`; `streams` and `positions` [rows] int64. Returns None if
+        some of a row's `top` + 1 largest logits are equal, because their order is open, or not finite.
         """
-        rows, width = x.shape
-        _check_width(most <= width and x.stride(1) == 1, x, most)
-        values = self._empty(rows, most)
-        places = self._empty(rows, most, dtype=self._int64)
-        pointers = (values.data_ptr(), places.data_ptr())
-        found = self._largest(x.data_ptr(), x.stride(0), rows, width, most, *pointers)
-        return (values, places) if found else None
+        rows, width = logits.shape
+        _check_width(0 < top <= min(width - 1, MOST_SAMPLED) and logits.stride(1) == 1, logits, top)
+        streams = streams.contiguous()
+        positions = positions.contiguous()
+        sampled = self._empty(rows, dtype=self._int64)
+        pointers = (streams.data_ptr(), positions.data_ptr(), sampled.data_ptr())
+        found = self._sample(logits.data_ptr(), logits.stride(0), rows, width, top, temperature, top_p, *pointers)
+        return sampled if found else None
 
     def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor, choices: Tensor | None = None) -> Tensor:
         """Return numbers in (0, 1), float64 [rows, width]: first words of `noise.philox` of (position, token, choice).

@@ -1655,8 +1655,17 @@ struct kept_pool {
     int64_t head_stride;
 };
 
+/* True if each of the `count` tokens goes to an earlier slot of the same pages, or stays where it is. */
+static int moves_forward(const int64_t *kept, int64_t count, const int32_t *before, const int32_t *after, int64_t page_size) {
+    for (int64_t page = 0; page * page_size < count; page++)
+        if (before[page] != after[page]) return 0;
+    for (int64_t k = 1; k < count; k++)
+        if (kept[k] <= kept[k - 1]) return 0;
+    return 1;
+}
+
 /* Move the `count` kept tokens of a sequence from the pages `before` to the pages `after`, of `page_size` slots. Both may
- * share pages: a head is read as a whole into `scratch` [count] rows before it is written. */
+ * share pages: unless tokens move forward, a head is read as a whole into `scratch` [count] rows before it is written. */
 API void kvatlas_compact(const struct kept_pool *pools, int64_t pool_count, int64_t kv_heads, int64_t count,
                          const int32_t *before, const int32_t *after, int64_t page_size, uint8_t *scratch) {
     const struct batch b = {.page_size = page_size};
@@ -1664,6 +1673,13 @@ API void kvatlas_compact(const struct kept_pool *pools, int64_t pool_count, int6
         for (int64_t head = 0; head < kv_heads; head++) {
             uint8_t *rows = pool->rows + head * pool->slots * pool->bytes;
             const int64_t *kept = pool->kept + head * pool->head_stride;
+            if (moves_forward(kept, count, before, after, page_size)) {
+                for (int64_t k = 0; k < count; k++)
+                    if (kept[k] != k)
+                        copy_row(rows + slot_of(&b, after, k) * pool->bytes,
+                                 rows + slot_of(&b, before, kept[k]) * pool->bytes, pool->bytes);
+                continue;
+            }
             for (int64_t k = 0; k < count; k++)
                 copy_row(scratch + k * pool->bytes, rows + slot_of(&b, before, kept[k]) * pool->bytes, pool->bytes);
             for (int64_t k = 0; k < count; k++)
@@ -1690,23 +1706,20 @@ static int64_t insert(float x, int64_t place, int64_t count, int64_t most, float
     return count + 1;
 }
 
-/* The `most` largest of the numbers x [rows][width] of each row, falling, and their places. Returns 0 if two of them are
- * equal, so that their order is open, or one is no number. */
-API int64_t kvatlas_largest(const float *x, int64_t stride, int64_t rows, int64_t width, int64_t most, float *values,
-                            int64_t *places) {
-    for (int64_t r = 0; r < rows; r++, x += stride, values += most, places += most) {
-        int64_t count = 0;
-        for (int64_t k = 0; k < width; k += LANES) {
-            int64_t end = k + LANES < width ? k + LANES : width;
-            if (count == most && end == k + LANES && !any_above(load(x + k), values[most - 1])) continue;
-            for (int64_t i = k; i < end; i++) {
-                if (x[i] != x[i]) return 0;
-                if (count < most || x[i] > values[most - 1]) count = insert(x[i], i, count, most, values, places);
-            }
+/* The `most` largest of the numbers x [width], falling, and their places. Returns 0 if two of them are equal, so that their
+ * order is open, or one is no number. */
+static int find_largest(const float *x, int64_t width, int64_t most, float *values, int64_t *places) {
+    int64_t count = 0;
+    for (int64_t k = 0; k < width; k += LANES) {
+        int64_t end = k + LANES < width ? k + LANES : width;
+        if (count == most && end == k + LANES && !any_above(load(x + k), values[most - 1])) continue;
+        for (int64_t i = k; i < end; i++) {
+            if (x[i] != x[i]) return 0;
+            if (count < most || x[i] > values[most - 1]) count = insert(x[i], i, count, most, values, places);
         }
-        for (int64_t i = 1; i < count; i++)
-            if (values[i] == values[i - 1]) return 0;
     }
+    for (int64_t i = 1; i < count; i++)
+        if (values[i] == values[i - 1]) return 0;
     return 1;
 }
 
@@ -1728,6 +1741,14 @@ INLINE lvec philox(uint64_t key, lvec c0, lvec c1, lvec c2) {
     return c0;
 }
 
+/* (word + 0.5) / 2^32. */
+INLINE dvec uniform_of(int64_t stream, int64_t position, lvec token, int64_t choice) {
+    lvec word = philox((uint64_t)stream, lsplat((uint64_t)position), token, lsplat((uint64_t)choice));
+    /* A double whose last bits are the word, less 2^52: the word exactly. */
+    dvec number = (dvec)(word | lsplat(0x4330000000000000u)) - (dvec)lsplat(0x4330000000000000u);
+    return (number + 0.5) * 0x1p-32;
+}
+
 /* out [rows][width] = (word + 0.5) / 2^32 of stream, position, token and choice; tokens null: 0, 1, 2 ... in every row;
  * choices null: 0. */
 API void kvatlas_uniform(const int64_t *streams, const int64_t *positions, const int64_t *choices, const int64_t *tokens,
@@ -1742,13 +1763,82 @@ API void kvatlas_uniform(const int64_t *streams, const int64_t *positions, const
                 for (int64_t i = 0; i < left; i++) part[i] = (uint64_t)tokens[r * token_stride + k + i];
                 token = *(const lvec_at *)part;
             }
-            lvec choice = lsplat(choices ? (uint64_t)choices[r] : 0);
-            lvec word = philox((uint64_t)streams[r], lsplat((uint64_t)positions[r]), token, choice);
-            /* A double whose last bits are the word, less 2^52: the word exactly. */
-            dvec number = (dvec)(word | lsplat(0x4330000000000000u)) - (dvec)lsplat(0x4330000000000000u);
-            number = (number + 0.5) * 0x1p-32;
+            dvec number = uniform_of(streams[r], positions[r], token, choices ? choices[r] : 0);
             if (left == WORDS) *(dvec_at *)(out + r * width + k) = number;
             else
                 for (int64_t i = 0; i < left; i++) out[r * width + k + i] = number[i];
         }
+}
+
+/* ---- Sampling ---- */
+
+#define MOST_SORTED 256 /* as many candidates are put into their order one by one */
+
+/* Natural logarithms and exponentials of 8 numbers, to about one unit in the last place, with fdlibm's constants. */
+static const double LN2_HIGH = 6.93147180369123816490e-01, LN2_LOW = 1.90821492927058770002e-10;
+#define WHOLE 0x1.8p52 /* adding it rounds to a whole number, which is in the last bits */
+
+/* Of numbers up to 0; exactly 0 below -700. */
+INLINE dvec exponentials(dvec x) {
+    dvec t = x * 1.44269504088896338700 + WHOLE, n = t - WHOLE;
+    dvec high = x - n * LN2_HIGH, low = n * LN2_LOW, r = high - low, z = r * r;
+    dvec p = z * 4.13813679705723846039e-08 - 1.65339022054652515390e-06;
+    p = p * z + 6.61375632143793436117e-05;
+    p = p * z - 2.77777777770155933842e-03;
+    p = p * z + 1.66666666666666019037e-01;
+    dvec c = r - p * z;
+    dvec y = 1.0 - ((low - r * c / (2.0 - c)) - high);
+    return (dvec)(((lvec)y + ((lvec)t << 52)) & (lvec)(x >= -700.0));
+}
+
+/* Of normal numbers above 0. */
+INLINE dvec logarithms(dvec x) {
+    /* x = 2^n (1 + f), 1 + f from sqrt(1/2) to sqrt(2). Signed numbers keep their sign in a shift. */
+    typedef int64_t slvec __attribute__((vector_size(64)));
+    slvec exponent = ((slvec)x - 0x3FE6A09E667F3BCD) >> 52;
+    dvec f = (dvec)((slvec)x - (exponent << 52)) - 1.0;
+    dvec n = (dvec)(exponent + 0x4338000000000000) - WHOLE;
+    dvec s = f / (2.0 + f), z = s * s, half = 0.5 * f * f;
+    dvec p = z * 1.479819860511658591e-01 + 1.531383769920937332e-01;
+    p = p * z + 1.818357216161805012e-01;
+    p = p * z + 2.222219843214978396e-01;
+    p = p * z + 2.857142874366239149e-01;
+    p = p * z + 3.999999999940941908e-01;
+    p = p * z + 6.666666666666735130e-01;
+    return n * LN2_HIGH - ((half - (s * (half + p * z) + n * LN2_LOW)) - f);
+}
+
+/* The next tokens `sampled` [rows] from logits x [rows][width]: of the `top` largest, divided by the temperature, those
+ * stay before which the shares do not reach top_p; the one with the largest sum of logit and Gumbel noise is drawn.
+ * Returns 0 if the order of the largest is open, or one is no finite number. */
+API int64_t kvatlas_sample(const float *x, int64_t stride, int64_t rows, int64_t width, int64_t top, double temperature,
+                           double top_p, const int64_t *streams, const int64_t *positions, int64_t *sampled) {
+    for (int64_t r = 0; r < rows; r++, x += stride) {
+        float values[MOST_SORTED];
+        int64_t places[MOST_SORTED];
+        double scores[MOST_SORTED], shares[MOST_SORTED], noise[MOST_SORTED];
+        if (!find_largest(x, width, top + 1, values, places)) return 0;
+        if (values[0] > __FLT_MAX__ || values[top] < -__FLT_MAX__) return 0;
+
+        for (int64_t k = 0; k < MOST_SORTED && k < top + WORDS; k++) {
+            scores[k] = (double)values[k < top ? k : top] / temperature;
+            if (k >= top) places[k] = 0;
+        }
+        double total = 0.0, reached = 0.0, highest = -__DBL_MAX__;
+        for (int64_t k = 0; k < top; k += WORDS) {
+            dvec numbers = exponentials(*(const dvec_at *)(scores + k) - scores[0]);
+            *(dvec_at *)(shares + k) = numbers;
+            lvec tokens = *(const lvec_at *)(places + k);
+            *(dvec_at *)(noise + k) = -logarithms(-logarithms(uniform_of(streams[r], positions[r], tokens, 0)));
+        }
+        for (int64_t k = 0; k < top; k++) total += shares[k];
+        for (int64_t k = 0; k < top; k++) {
+            double share = shares[k] / total;
+            reached += share;
+            /* A token stays if the likelier ones before it do not reach top_p; the likeliest always stays. */
+            if (top_p < 1.0 && reached - share >= top_p) continue;
+            if (scores[k] + noise[k] > highest) highest = scores[k] + noise[k], sampled[r] = places[k];
+        }
+    }
+    return 1;
 }
