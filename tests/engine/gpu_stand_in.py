@@ -323,9 +323,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         yield made
 
 
-def loaded_there(name: str, folder: Path, dtype: str, device: str, check: bool = True) -> Any:
+def loaded_there(name: str, folder: Path, dtype: str, device: str, check: bool = True, mapped: bool = True) -> Any:
     """As `load_weights`, in whose place it is put."""
-    model = load_weights(name, folder, dtype, "cpu", check=check)
+    model = load_weights(name, folder, dtype, "cpu", check=check, mapped=mapped)
     return model if device == "cpu" else moved(model)
 
 

@@ -21,7 +21,7 @@ from kvatlas.machine import cache_folder
 from kvatlas.models import ModelHandle, gguf
 from kvatlas.models.checks import Check, check_tokenizer
 from kvatlas.models.gguf import PackagedModel
-from kvatlas.models.weights import ADAPTER_FILES, Adapter, sha256
+from kvatlas.models.weights import ADAPTER_FILES, CONVERTED, Adapter, sha256
 from kvatlas.text import bytes_text
 from tests.command_line import Call
 from tests.decoding import greedy
@@ -62,10 +62,11 @@ def write_gguf(
     also: Mapping[str, Any] | None = None,
     rows: int | None = None,
     facts: Mapping[str, Any] | None = None,
+    blocks: str = "F32",
 ) -> list[str]:
     """A tiny model with random weights and a tokenizer of bytes with the `special` tokens of these types in front.
 
-    It `lacks` one tensor, and has some `also`. Returns its tokens.
+    It `lacks` one tensor, and has some `also`. Tables with whole `blocks` of that type are in it. Returns its tokens.
     """
     writer_of = pytest.importorskip("gguf", reason="needs the package gguf")
     from tokenizers.pre_tokenizers import ByteLevel
@@ -84,8 +85,10 @@ def write_gguf(
     drawn = torch.Generator().manual_seed(0)
     for name, shape in shapes(kind, rows or len(tokens)).items():
         values = torch.randn(shape, generator=drawn) * 0.2 if len(shape) > 1 else torch.ones(shape)
+        kind_of_blocks = writer_of.GGMLQuantizationType[blocks if len(shape) > 1 and shape[1] % 32 == 0 else "F32"]
         if name != lacks:
-            writer.add_tensor(name, values.numpy())
+            content = writer_of.quantize(values.numpy(), kind_of_blocks)
+            writer.add_tensor(name, content, raw_dtype=kind_of_blocks)
     for name, content in (also or {}).items():
         writer.add_tensor(name, content)
     writer.write_header_to_file()
@@ -348,15 +351,15 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_finished(file: Path, tmp
 def test_a_folder_that_lacks_a_part_or_is_of_an_earlier_conversion_is_made_anew(file: Path, tmp_path: Path) -> None:
     folder = models.find(f"hf:{file}", cache=str(tmp_path)).folder
     weights = (folder / "model.safetensors").read_bytes()
-    mark = json.loads((folder / gguf.MARK).read_text("utf-8"))
+    mark = json.loads((folder / CONVERTED).read_text("utf-8"))
     (folder / "model.safetensors").unlink()
     models.find(f"hf:{file}", cache=str(tmp_path))
     assert (folder / "model.safetensors").read_bytes() == weights
     (folder / "model.safetensors").write_bytes(weights[:-1])
     models.find(f"hf:{file}", cache=str(tmp_path))
     assert (folder / "model.safetensors").read_bytes() == weights
-    (folder / gguf.MARK).write_text(json.dumps({**mark, "conversion": 1}), "utf-8")
+    (folder / CONVERTED).write_text(json.dumps({**mark, "conversion": 1}), "utf-8")
     (folder / "of an earlier one").touch()
     models.find(f"hf:{file}", cache=str(tmp_path))
     assert not (folder / "of an earlier one").exists()
-    assert json.loads((folder / gguf.MARK).read_text("utf-8")) == mark
+    assert json.loads((folder / CONVERTED).read_text("utf-8")) == mark

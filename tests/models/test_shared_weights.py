@@ -1,7 +1,10 @@
 """Packed weights in a file: made once, mapped by every process after that, and the originals are not read again."""
 
 import math
+import os
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,3 +174,36 @@ def test_an_adapter_has_a_file_of_its_own(
     assert len(files(cache)) == 2
     monkeypatch.setattr(Adapter, "merge", None)
     assert torch.equal(logits(adapted.load()), expected)
+
+
+LOADED_BY_ITSELF = """
+import sys
+from pathlib import Path
+
+from common import endless, resident
+
+small, large = map(Path, sys.argv[1:])
+# What libraries allocate at their first use is theirs.
+endless(small).load()
+handle = endless(large)
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+handle.load()
+print((resident("VmHWM") - before) / handle.weight_bytes)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_a_weight_is_freed_when_it_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapped file stays in memory as long as one of its weights does: then weights are there twice."""
+    bench = Path(__file__).parents[2] / "bench"
+    monkeypatch.syspath_prepend(bench)
+    from common import bench_model
+
+    shape = {"vocab_size": 1024, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
+    bench_model(tmp_path / "small", {**shape, "num_hidden_layers": 2})
+    bench_model(tmp_path / "large", {**shape, "num_hidden_layers": 10})
+    command = [sys.executable, "-c", LOADED_BY_ITSELF, str(tmp_path / "small"), str(tmp_path / "large")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(bench), *sys.path]), "OMP_NUM_THREADS": "1"}
+    times_the_weights = float(subprocess.check_output(command, env=environment, text=True))
+    assert times_the_weights < 1.7

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,9 @@ from torch.overrides import TorchFunctionMode
 from kvatlas.core import KvatlasError
 from kvatlas.cpu.fused import FusedDecoder, FusedLayer, FusedLayers, FusedModel
 from kvatlas.cpu.native import LANES, Linear, Native, load, unpack_weights
-from kvatlas.cpu.shared_weights import PackedTables
+from kvatlas.cpu.shared_weights import PackedTables, WeightInBytes
 from kvatlas.forward import attention_function, own_attention
+from kvatlas.machine import return_freed_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,19 +57,25 @@ DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 CURVES = ("sigmoid", "exp", "tanh", "softplus", "silu", "gelu")
 #: A multiple of every vector's length.
 VECTOR = 64
+#: Outputs of a table in int8 that are unpacked at a time.
+OUTPUTS_AT_A_TIME = 256
 #: The largest distance of numbers that differ by rounding alone, relative to their norm: of fp32, and of numbers that
 #: every layer rounds to bfloat16 or int8.
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.int8: 0.15}
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with packed weights; in other types than fp32 it computes as torch does."""
+    """A linear layer with packed weights; in other types than fp32 it computes as torch does.
+
+    Unless it `rounds_inputs` it does so in fp32, too, with its weights as they are packed.
+    """
 
     def __init__(self, packed: Linear) -> None:
         super().__init__()
         self.in_features = packed.inputs
         self.out_features = packed.outputs
         self.packed = packed
+        self.rounds_inputs = True
 
     @property
     def weight(self) -> Tensor:
@@ -79,7 +86,20 @@ class PackedLinear(nn.Module):
         if x.dtype is not torch.float32:
             bias = self.packed.bias
             return F.linear(x, self.weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        if not self.rounds_inputs:
+            return self._without_rounding(x)
         return self.packed(x)
+
+    def _without_rounding(self, x: Tensor) -> Tensor:
+        """Return the layer's output for inputs in fp32; its weights are unpacked some outputs at a time."""
+        outputs = []
+        for first in range(0, self.out_features, OUTPUTS_AT_A_TIME):
+            chosen = torch.arange(first, min(first + OUTPUTS_AT_A_TIME, self.out_features))
+            outputs.append(F.linear(x, self.packed.rows(chosen)))
+        output = torch.cat(outputs, -1)
+        # The C library keeps the unpacked weights of all layers otherwise.
+        return_freed_memory()
+        return output if self.packed.bias is None else output + self.packed.bias
 
 
 class PackedEmbedding(nn.Module):
@@ -256,13 +276,18 @@ def _try_steps(steps: Sequence[Step], tables: PackedTables, model: PreTrainedMod
     Raises KvatlasError for a step that changes them with rounded weights: undoing it would leave them rounded.
     """
     tolerance = ROUNDING[tables.dtype]
-    before = _probe_numbers(model)
+    in_bytes = any(isinstance(weight, WeightInBytes) for weight in model.parameters())
+    before = [] if in_bytes else _probe_numbers(model)
     done = []
     for step in steps:
         noted = len(tables.used)
         # Leaving the block undoes the step, unless its callbacks were moved to `undo`.
         with ExitStack() as undo_step:
             step(tables, model, undo_step)
+            if in_bytes and step is _pack_linear:
+                # Weights that were read as packed can be compared in no other form.
+                with _unrounded_inputs(model):
+                    before = _probe_numbers(model)
             is_close = bool(before) and _close(_probe_numbers(model), before, tolerance)
             if is_close:
                 undo.push(undo_step.pop_all())
@@ -282,6 +307,19 @@ def _try_steps(steps: Sequence[Step], tables: PackedTables, model: PreTrainedMod
 def has_hooks(module: nn.Module) -> bool:
     """Return True if calls of a module are observed, or its `forward` is replaced."""
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+@contextmanager
+def _unrounded_inputs(model: PreTrainedModel) -> Iterator[None]:
+    """Let the packed layers of a model take their inputs in fp32."""
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    for layer in layers:
+        layer.rounds_inputs = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.rounds_inputs = True
 
 
 @torch.inference_mode()
@@ -375,7 +413,7 @@ def _restore_weight(layer: nn.Linear | nn.Embedding, packed: PackedLinear) -> No
 def _has_weight(layer: nn.Module | None) -> bool:
     # Packages for quantised weights leave such layers without weights, or with tensors of a type of their own.
     weight = getattr(layer, "weight", None)
-    return isinstance(layer, nn.Linear | nn.Embedding) and type(weight) is nn.Parameter
+    return isinstance(layer, nn.Linear | nn.Embedding) and type(weight) in (nn.Parameter, WeightInBytes)
 
 
 def _is_plain_linear(layer: nn.Module | None) -> bool:

@@ -7,11 +7,10 @@ wait for it.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import itertools
 import json
+import math
 import mmap
 import os
 import sys
@@ -22,21 +21,53 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kvatlas.core import digest
-from kvatlas.cpu.native import LANES, Linear, Native, load
-from kvatlas.machine import being_made
+from kvatlas.core import KvatlasError, digest
+from kvatlas.cpu.native import LANES, Linear, Native, load, pack_weights
+from kvatlas.machine import being_made, return_freed_memory
 from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 #: Rises with every change of the file, and of the order in which a model's weights are packed.
-FORMAT = 1
+FORMAT = 2
 #: Tensors begin at multiples of this, so that no vector lies across two lines of the processor's cache.
 ALIGNMENT = 64
+#: Bytes of tables after whose packing the memory of the weights that they replace is given back.
+RETURN_AFTER = 32 * 2**20
+
+
+class WeightInBytes(nn.Parameter):
+    """A weight [outputs, inputs] that lies in a file as packed in int8 (`native.pack_weights`), and nowhere else.
+
+    Its own numbers are zeros without memory: only packing reads it.
+    """
+
+    file: Path
+    offset: int
+
+    @classmethod
+    def at(cls, file: Path, offset: int, shape: Sequence[int]) -> WeightInBytes:
+        weight = cls(torch.zeros(()).expand(*shape), requires_grad=False)
+        weight.file = file
+        weight.offset = offset
+        return weight
+
+    def read(self) -> Tensor:
+        """Return the packed table in memory of its own: mapped pages would stay until the model is packed.
+
+        Raises KvatlasError for a file that is cut off.
+        """
+        outputs, inputs = self.shape
+        shape = (-(-outputs // LANES), inputs, LANES + 1)
+        content = np.fromfile(self.file, np.uint8, math.prod(shape), offset=self.offset)
+        if len(content) < math.prod(shape):
+            raise KvatlasError(f"The weights in {str(self.file)!r} are cut off; delete the folder of that file.")
+        return torch.from_numpy(content).view(shape)
 
 
 @dataclass
@@ -51,6 +82,8 @@ class PackedTables:
     stored: Sequence[Tensor] | None = None
     steps: list[bool] | None = None
     used: list[Tensor] = field(default_factory=list)
+    #: Bytes of tables that were made since memory was given back.
+    bytes_made: int = 0
 
     @cached_property
     def native(self) -> Native:
@@ -61,7 +94,8 @@ class PackedTables:
     def linear(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Linear:
         """Return a layer over packed `weights` [outputs, inputs], one below the other."""
         if self.stored is None:
-            layer = self.native.linear(weights[0] if len(weights) == 1 else torch.cat([*weights]), bias, self.dtype)
+            layer = self._pack(weights, bias)
+            self._return_memory(layer.weight.nbytes)
         else:
             packed = self.stored[len(self.used)]
             outputs = sum(len(weight) for weight in weights)
@@ -71,6 +105,26 @@ class PackedTables:
             layer = self.native.packed_linear(packed, bias, outputs)
         self.used.append(layer.weight)
         return layer
+
+    def _pack(self, weights: Sequence[Tensor], bias: Tensor | None) -> Linear:
+        if any(isinstance(weight, WeightInBytes) for weight in weights):
+            tables = [
+                weight.read() if isinstance(weight, WeightInBytes) else pack_weights(weight, self.dtype)
+                for weight in weights
+            ]
+            packed = tables[0] if len(tables) == 1 else torch.cat(tables)
+            return self.native.packed_linear(packed, bias, sum(map(len, weights)))
+        return self.native.linear(weights[0] if len(weights) == 1 else torch.cat([*weights]), bias, self.dtype)
+
+    def _return_memory(self, size: int) -> None:
+        """Give back what earlier tables made free, now and then: a table of `size` bytes was made.
+
+        Weights were read by several threads, whose freed memory no other thread would use again.
+        """
+        self.bytes_made += size
+        if self.bytes_made >= RETURN_AFTER:
+            return_freed_memory()
+            self.bytes_made = 0
 
 
 @dataclass(frozen=True)
@@ -136,9 +190,7 @@ class WeightsFile:
                 self._make(unfinished, load(True), pack)
                 # The layers of the model that was packed refer to each other.
                 gc.collect()
-                # The C library keeps freed memory otherwise; others than glibc have no such function.
-                with contextlib.suppress(OSError, AttributeError, TypeError):
-                    ctypes.CDLL(None).malloc_trim(0)
+                return_freed_memory()
         stored = self._read()
         if stored is None:
             raise OSError(f"the file {str(self.path)!r} cannot be read")

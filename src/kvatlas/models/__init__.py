@@ -52,7 +52,7 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
         adapter = ADAPTERS / model
         if adapter.is_dir() and not chosen.adapter:
             chosen = replace(chosen, adapter=str(adapter))
-        folder = gguf.packaged_folder(model, chosen.cache)
+        folder = gguf.packaged_folder(model, chosen.cache, _reads_rows(chosen))
     elif kind == "hf" and address:
         folder, repository = _found_at(model, address, chosen)
     elif model in embedded():
@@ -82,7 +82,7 @@ def _found_at(model: str, address: str, chosen: Options) -> tuple[Path, Reposito
     """Return the folder of a GGUF file, of a folder, or else of a repository of the hub, with that repository."""
     folder = Path(address).expanduser()
     if address.endswith(".gguf"):
-        return gguf.convert_gguf(folder, chosen.cache), None
+        return gguf.convert_gguf(folder, chosen.cache, _reads_rows(chosen)), None
     if (folder / "config.json").is_file():
         return folder, None
     if folder.exists() or not is_id(address):
@@ -96,6 +96,11 @@ def _found_at(model: str, address: str, chosen: Options) -> tuple[Path, Reposito
     if not (cached / "config.json").is_file():
         raise KvatlasError(f"The {repository} holds no config.json.")
     return cached, repository
+
+
+def _reads_rows(chosen: Options) -> bool:
+    """Return True if a GGUF is read into int8 without its weights in float32, to which an adapter is added."""
+    return chosen.weights == "int8" and not chosen.adapter
 
 
 def available(entries: Iterable[Mapping[str, Any]]) -> dict[str, ModelHandle]:

@@ -182,6 +182,15 @@ class ModelFiles:
     def vocabulary(self) -> int:
         return int(self.config.get("vocab_size") or self.complete_config["vocab_size"])
 
+    @cached_property
+    def in_bytes(self) -> dict[str, Any] | None:
+        """Facts of a GGUF whose weights were written in int8: `numbers`, digest of `tensors`, `source`; else None."""
+        try:
+            mark = json.loads((self.folder / weights.CONVERTED).read_text("utf-8"))
+            return dict(mark["in_bytes"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
     @property
     def stored_dtype(self) -> str | None:
         """The name of the type in which the weights are stored, if config.json has it."""
@@ -191,6 +200,8 @@ class ModelFiles:
         """Return the bytes of the weights in the type `dtype`, from the sizes of their files; None if unknown."""
         if self.overrides.weight_bytes is not None:
             return self.overrides.weight_bytes
+        if self.in_bytes is not None:
+            return int(self.in_bytes["numbers"]) * (4 if dtype == "float32" else 2)
         size = sum(path.stat().st_size for path in self.weight_files()) or self._index()[1]
         # Quantised weights may be turned into floating-point numbers or not.
         if size is None or self.config.get("quantization_config"):
@@ -260,7 +271,7 @@ class ModelFiles:
         self.check_weights()
         contents = {
             "config": self.read_json("config.json"),
-            "tensors": weights.hash_tensors(self.weight_files()),
+            "tensors": self.in_bytes["tensors"] if self.in_bytes else weights.hash_tensors(self.weight_files()),
             "adapter": self.adapter.hash_contents(),
         }
         return digest(contents)

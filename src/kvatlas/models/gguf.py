@@ -6,6 +6,7 @@ transformers reads the architectures that it knows; the weights stay in float32,
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import shutil
@@ -18,16 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, refusal
-from kvatlas.machine import being_made, cache_folder
-from kvatlas.models.weights import sha256
+from kvatlas.machine import being_made, cache_folder, return_freed_memory
+from kvatlas.models.weights import CONVERTED, sha256
 from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PreTrainedModel
 
-#: The file of a converted model that lists its files with their sizes; written last.
-MARK = "converted.json"
 #: Rises with every change of what a conversion writes: models of earlier ones are converted again.
 CONVERSION = 2
 #: The types of tokens in a GGUF that are matched as a whole in texts: control tokens, and those of the user.
@@ -75,14 +74,14 @@ _SMOLLM2 = PackagedModel(
 PACKAGED = {"smollm2-135m": _SMOLLM2, "smollm2-135m-think": _SMOLLM2}
 
 
-def packaged_folder(name: str, cache: str = "") -> Path:
-    """Return a folder with a model of `PACKAGED`, converted once; later its package is no longer needed.
+def packaged_folder(name: str, cache: str = "", in_bytes: bool = False) -> Path:
+    """Return a folder with a model of `PACKAGED` as `convert_gguf` makes it; later its package is no longer needed.
 
     Raises KvatlasError with the command that installs the package if it is missing.
     """
     model = PACKAGED[name]
-    folder = _folder_of_digest(model.digest, cache)
-    if _is_converted(folder):
+    folder = _converted_folder(model.digest, cache, in_bytes)
+    if folder is not None:
         return folder
 
     path = model.path()
@@ -92,46 +91,67 @@ def packaged_folder(name: str, cache: str = "") -> Path:
         raise KvatlasError(
             f"The files in {str(path.parent)!r} are not those that {name!r} stands for: install them anew."
         )
-    return convert_gguf(path, cache)
+    return convert_gguf(path, cache, in_bytes)
 
 
-def convert_gguf(file: Path, cache: str = "") -> Path:
+def convert_gguf(file: Path, cache: str = "", in_bytes: bool = False) -> Path:
     """Return a folder with the model of a GGUF as safetensors, written once for each content.
 
-    It lies in `cache`, else in kvatlas' folder of caches. Raises KvatlasError for an unreadable file, and for one that
-    would become another model.
+    It lies in `cache`, else in kvatlas' folder of caches. Weights are in float32, or with `in_bytes` in int8 if the
+    model can be read row by row and is not there in float32. Raises KvatlasError for an unreadable file, and for one
+    that would become another model.
     """
     try:
-        folder = _folder_of_digest(sha256(file), cache)
+        file_digest = sha256(file)
     except OSError as error:
         raise KvatlasError(f"The file {str(file)!r} cannot be read ({error.strerror}).") from error
-    if _is_converted(folder):
-        return folder
+    folder = _converted_folder(file_digest, cache, in_bytes)
+    if folder is None and in_bytes:
+        folder = _convert(file, _folder_of_digest(file_digest, cache, in_bytes), in_bytes)
+    if folder is None:
+        folder = _convert(file, _folder_of_digest(file_digest, cache), False)
+    assert folder is not None, "every model can be written in float32"
+    return folder
 
+
+def _convert(file: Path, folder: Path, in_bytes: bool) -> Path | None:
+    """Write the model of a GGUF to a folder, and return it; None if it cannot be read `in_bytes`."""
     try:
         with being_made(folder) as unfinished:
             # Another process may have made it while this one waited for the lock.
             if not _is_converted(folder):
-                _write_model(file, unfinished, folder)
+                if not _write_model(file, unfinished, folder, in_bytes):
+                    return None
                 # A folder without a whole model, or one of an earlier conversion.
                 if folder.exists():
                     shutil.rmtree(folder)
                 unfinished.rename(folder)
+                # The layers of the model that was written refer to each other.
+                gc.collect()
+                return_freed_memory()
     except OSError as error:
         raise KvatlasError(f"The model cannot be kept in {str(folder)!r} ({error.strerror or error}).") from error
     return folder
 
 
-def _folder_of_digest(digest: str, cache: str) -> Path:
+def _folder_of_digest(digest: str, cache: str, in_bytes: bool = False) -> Path:
     """Return the folder for a GGUF with that SHA-256, which may not exist."""
     home = Path(cache).expanduser() if cache else cache_folder()
-    return home / f"gguf-{digest[:32]}"
+    return home / f"gguf-{digest[:32]}{'-int8' if in_bytes else ''}"
+
+
+def _converted_folder(digest: str, cache: str, in_bytes: bool) -> Path | None:
+    """Return the folder of a GGUF that was converted: with `in_bytes` one in int8 or else in float32."""
+    folders = [_folder_of_digest(digest, cache)]
+    if in_bytes:
+        folders.insert(0, _folder_of_digest(digest, cache, in_bytes))
+    return next((folder for folder in folders if _is_converted(folder)), None)
 
 
 def _is_converted(folder: Path) -> bool:
     """Return True if a folder holds a whole model of this version of the conversion."""
     try:
-        mark = json.loads((folder / MARK).read_text("utf-8"))
+        mark = json.loads((folder / CONVERTED).read_text("utf-8"))
         return bool(mark["conversion"] == CONVERSION and mark["files"] == _file_sizes(folder))
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -139,50 +159,54 @@ def _is_converted(folder: Path) -> bool:
 
 def _file_sizes(folder: Path) -> dict[str, int]:
     """Return the sizes of the files of a converted model by their names."""
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != MARK}
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != CONVERTED}
 
 
-def _write_model(file: Path, folder: Path, home: Path) -> None:
-    """Write the model of a GGUF to a folder, whose later place is `home`."""
-    # transformers needs both packages to read one.
-    if find_spec("gguf") is None or find_spec("accelerate") is None:
-        raise KvatlasError(f"Reading {file.name} needs the extra: pip install 'kvatlas[gguf]'.")
-    with refusal(f"The GGUF {str(file)!r} cannot be read"):
-        from gguf import GGUFReader
+def _write_model(file: Path, folder: Path, home: Path, in_bytes: bool) -> bool:
+    """Write the model of a GGUF to a folder, whose later place is `home`; return False if it cannot be `in_bytes`."""
+    reader = _open(file)
+    from transformers import AutoTokenizer
 
-        reader = GGUFReader(file)
-        size = bytes_text(4 * sum(int(tensor.n_elements) for tensor in reader.tensors))
-        _check_header(file, reader)
+    from kvatlas.models.gguf_rows import WithoutMemory, row_tensors, write_rows
+
+    empty = _empty_model(file, reader)
+    rows = None
+    if in_bytes:
+        rows = row_tensors(file, reader, empty)
+        if rows is None:
+            return False
+    numbers = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    size = bytes_text(4 * numbers if rows is None else numbers * 17 // 16)
     sentence = f"{file.name} is converted once, to {size} in {home}; delete that folder to free them."
     print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
 
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    load: Any = AutoModelForCausalLM.from_pretrained
+    if rows is None:
+        model, missing = _read_whole(file)
+        # Shared tensors count once.
+        held = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
+    else:
+        model = empty
+        missing = {name for name, _ in empty.named_parameters()} - {tensor.name for tensor in rows}
+        held = sum(parameter.numel() for parameter in empty.parameters())
     with refusal(f"The GGUF {str(file)!r} cannot be read"):
-        # Without memory: transformers has default sizes for what the header lacks.
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent, gguf_file=file.name))
-        needed = sum(parameter.numel() for parameter in empty.parameters())
-        held = sum(int(tensor.n_elements) for tensor in reader.tensors)
-        if needed > 2 * held:
-            raise KvatlasError(
-                f"The GGUF {str(file)!r} holds {held:,} numbers, and its header is that of a model of {needed:,}."
-            )
-        model, report = load(file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     read_apart = [SCALED_ROTATION] if _keep_scaled_rotation(file, reader, model) else []
-    _check_tensors(file, reader, model, report["missing_keys"], read_apart)
+    _check_tensors(file, reader, held, missing, read_apart)
 
     # transformers refuses to save a model that was read from a GGUF, though its weights are plain numbers.
-    del model.config.quantization_config
-    plain = type(model)(model.config)
-    plain.load_state_dict(model.state_dict())
-    plain.save_pretrained(folder)
+    with WithoutMemory():
+        plain = type(model)(model.config)
+    mark: dict[str, Any] = {"conversion": CONVERSION}
+    if rows is None:
+        plain.load_state_dict(model.state_dict(), assign=True)
+        plain.tie_weights()
+        plain.save_pretrained(folder)
+    else:
+        plain.save_pretrained(folder, state_dict={})
+        tensors = write_rows(rows, plain, folder / "model.safetensors")
+        if tensors is None:
+            return False
+        mark["in_bytes"] = {"numbers": held, "tensors": tensors, "source": str(file.resolve())}
     tokenizer.save_pretrained(folder)
     _place_tokens(file, reader, folder, plain.get_input_embeddings().weight.shape[0])
 
@@ -191,12 +215,77 @@ def _write_model(file: Path, folder: Path, home: Path) -> None:
         config = json.loads((folder / name).read_text("utf-8"))
         config.pop("transformers_version", None)
         (folder / name).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
-    (folder / MARK).write_text(json.dumps({"conversion": CONVERSION, "files": _file_sizes(folder)}), "utf-8")
+    (folder / CONVERTED).write_text(json.dumps({**mark, "files": _file_sizes(folder)}), "utf-8")
 
     # transformers writes weights for their owner alone; others who share the cache may read what they may read of ours.
-    usual_mode = (folder / MARK).stat().st_mode
+    usual_mode = (folder / CONVERTED).stat().st_mode
     for path in folder.iterdir():
         path.chmod(usual_mode)
+    return True
+
+
+def _open(file: Path) -> GGUFReader:
+    """Return the reader of a GGUF. Raises KvatlasError for one that is no model."""
+    # transformers needs both packages to read one.
+    if find_spec("gguf") is None or find_spec("accelerate") is None:
+        raise KvatlasError(f"Reading {file.name} needs the extra: pip install 'kvatlas[gguf]'.")
+    with refusal(f"The GGUF {str(file)!r} cannot be read"):
+        from gguf import GGUFReader
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        reader = GGUFReader(file)
+        _check_header(file, reader)
+    return reader
+
+
+def _empty_model(file: Path, reader: GGUFReader) -> PreTrainedModel:
+    """Return the model of a GGUF without memory. Raises KvatlasError if the file holds too few numbers for it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with refusal(f"The GGUF {str(file)!r} cannot be read"):
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        with torch.device("meta"):
+            empty: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        # transformers has default sizes for what the header lacks.
+        needed = sum(parameter.numel() for parameter in empty.parameters())
+        held = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        if needed > 2 * held:
+            raise KvatlasError(
+                f"The GGUF {str(file)!r} holds {held:,} numbers, and its header is that of a model of {needed:,}."
+            )
+    return empty
+
+
+def _read_whole(file: Path) -> tuple[PreTrainedModel, Iterable[str]]:
+    """Return the model of a GGUF as transformers reads it, in float32, and the tensors that the file lacks."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    load: Any = AutoModelForCausalLM.from_pretrained
+    with refusal(f"The GGUF {str(file)!r} cannot be read"):
+        model, report = load(file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True)
+    del model.config.quantization_config
+    return model, report["missing_keys"]
+
+
+def read_gguf(file: Path) -> PreTrainedModel:
+    """Return the model of a GGUF in float32, frozen and in evaluation mode. Raises KvatlasError if it is gone."""
+    if not file.is_file():
+        raise KvatlasError(f"The file {str(file)!r} is not there any more.")
+    reader = _open(file)
+    from kvatlas.models.gguf_rows import WithoutMemory
+
+    model, _ = _read_whole(file)
+    _keep_scaled_rotation(file, reader, model)
+    # The rotation is made with the model.
+    with WithoutMemory():
+        plain = type(model)(model.config)
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.tie_weights()
+    return plain.eval().requires_grad_(False)
 
 
 def _check_header(file: Path, reader: GGUFReader) -> None:
@@ -255,10 +344,10 @@ def _keep_scaled_rotation(file: Path, reader: GGUFReader, model: PreTrainedModel
 
 
 def _check_tensors(
-    file: Path, reader: GGUFReader, model: PreTrainedModel, missing: Iterable[str], read_apart: Collection[str]
+    file: Path, reader: GGUFReader, held: int, missing: Iterable[str], read_apart: Collection[str]
 ) -> None:
     """Raise KvatlasError if the model has tensors that the file lacks, which transformers fills with random numbers,
-    or if the file has tensors, beside those `read_apart`, that the model lacks."""
+    or if the file has tensors, beside those `read_apart`, that the model lacks, whose numbers are `held` ones."""
     lacking = sorted(missing)
     if lacking:
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
@@ -273,9 +362,8 @@ def _check_tensors(
         if tensor.name not in read_apart and not tensor.name.startswith(left_out):
             sizes[tensor.name] = int(tensor.n_elements)
 
-    # Names differ, and tensors are joined or divided, but their numbers are as many. Shared ones count once.
-    state = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
-    left = sum(sizes.values()) - sum(state.values())
+    # Names differ, and tensors are joined or divided, but their numbers are as many.
+    left = sum(sizes.values()) - held
     if left > 0:
         named = [name for name, size in sizes.items() if size == left]
         which = f", those of {named[0]!r}" if len(named) == 1 else ""

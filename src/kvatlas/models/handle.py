@@ -13,7 +13,7 @@ from kvatlas.core import KvatlasError, Shape, Storage
 from kvatlas.cpu import native
 from kvatlas.hub import Repository, is_id
 from kvatlas.machine import cache_folder
-from kvatlas.models import weights
+from kvatlas.models import gguf, weights
 from kvatlas.models.chat import Chat
 from kvatlas.models.files import CACHED_KINDS, ModelFiles, Overrides
 from kvatlas.models.load_options import Options
@@ -148,6 +148,11 @@ class ModelHandle:
 
     def _check_short_weights(self) -> None:
         """Raise KvatlasError if the option `weights` asks for what only native kernels can do, and they cannot."""
+        if self.files.in_bytes and self.precision != "int8":
+            raise KvatlasError(
+                f"The folder {str(self.folder)!r} has the weights of a GGUF in int8 alone; expected the model option "
+                "weights=int8, or the GGUF as the model."
+            )
         if self.precision == self.dtype:
             return
         if self.device != "cpu" or self.dtype != "float32":
@@ -213,14 +218,32 @@ class ModelHandle:
             if adapter.address:
                 files += [adapter.folder / name for name in weights.ADAPTER_FILES]
             home = Path(self.options.cache).expanduser() if self.options.cache else cache_folder()
-            return WeightsFile(home, files, packed_dtype).load(self.load_unpacked, pack_model)
-        model = self.load_unpacked()
+
+            def load(read: bool) -> PreTrainedModel:
+                # What is read is packed, and what is packed is freed.
+                return self._load_rows() if self.files.in_bytes else self.load_unpacked(read, mapped=not read)
+
+            return WeightsFile(home, files, packed_dtype).load(load, pack_model)
+        model = self._load_rows() if self.files.in_bytes else self.load_unpacked()
         pack_model(model, PackedTables(packed_dtype))
         return model
 
-    def load_unpacked(self, read: bool = True) -> PreTrainedModel:
-        """Load the weights as transformers has them, in `dtype`; without `read` no weight is read, only mapped."""
-        model = weights.load_weights(self.name, self._fetched_folder(), self.dtype, self.device, check=read)
+    def _load_rows(self) -> PreTrainedModel:
+        from kvatlas.models.gguf_rows import load_rows
+
+        (file,) = self.files.weight_files()
+        return load_rows(self.name, self.folder, file)
+
+    def load_unpacked(self, read: bool = True, mapped: bool = True) -> PreTrainedModel:
+        """Load the weights as transformers has them, in `dtype`; without `read` no weight is read, only mapped.
+
+        Weights that are not `mapped` have memory of their own, which packing frees one by one. Those of a GGUF in int8
+        are read from the GGUF again.
+        """
+        if self.files.in_bytes:
+            return gguf.read_gguf(Path(self.files.in_bytes["source"]))
+        folder = self._fetched_folder()
+        model = weights.load_weights(self.name, folder, self.dtype, self.device, check=read, mapped=mapped)
         # Unless they are read, other weights will replace those of the model.
         if read:
             self.files.adapter.merge(self.name, model)

@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -25,6 +26,8 @@ _HEADER = 100_000_000
 #: The files of an adapter, and its chat template, which replaces the model's own.
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TEMPLATE = "chat_template.jinja"
+#: The file of a converted GGUF that lists its files with their sizes; written last.
+CONVERTED = "converted.json"
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(\.default)?\.weight")
 #: Entries that change the formula of an adapter, with their supported values.
 _PLAIN_ADAPTER: dict[str, tuple[object, ...]] = {
@@ -54,10 +57,13 @@ def is_known(kind: str) -> bool:
     return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def load_weights(name: str, folder: Path, dtype: str, device: str, check: bool = True) -> PreTrainedModel:
+def load_weights(
+    name: str, folder: Path, dtype: str, device: str, check: bool = True, mapped: bool = True
+) -> PreTrainedModel:
     """Load the model `name` from its folder, frozen and in evaluation mode. Raises KvatlasError for faulty weights.
 
-    Without `check` no weight is read: their files are mapped.
+    Without `check` no weight is read: their files are mapped. Unless they may stay `mapped`, each weight has memory of
+    its own, which is free as soon as the weight is replaced; a mapped file stays until its last weight is gone.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -78,15 +84,16 @@ def load_weights(name: str, folder: Path, dtype: str, device: str, check: bool =
         config.transformers_weights = None
         if not getattr(config, "quantization_config", None):
             _check_types(name, folder)
-        model, report = load(
-            folder,
-            config=config,
-            dtype=getattr(torch, dtype),
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with nullcontext() if mapped else _reading_weights():
+            model, report = load(
+                folder,
+                config=config,
+                dtype=getattr(torch, dtype),
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
 
     missing = report["missing_keys"]
     if missing:
@@ -100,6 +107,23 @@ def load_weights(name: str, folder: Path, dtype: str, device: str, check: bool =
     if check:
         check_finite(name, model)
     return model
+
+
+@contextmanager
+def _reading_weights() -> Iterator[None]:
+    """Let transformers read weights one by one, as it does on systems without copies of mapped pages."""
+    from safetensors import safe_open
+    from transformers import modeling_utils
+
+    def open_unmapped(file: Any, *_: Any, **options: Any) -> Any:
+        return safe_open(file, **{**options, "framework": "pt", "backend": "pread"})
+
+    module: Any = modeling_utils
+    module.safe_open = open_unmapped
+    try:
+        yield
+    finally:
+        module.safe_open = safe_open
 
 
 def _check_types(name: str, folder: Path) -> None:

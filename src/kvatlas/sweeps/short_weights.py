@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvatlas.core import Check, CheckResult
+from kvatlas.core import Check, CheckResult, KvatlasError
 from kvatlas.cpu import native
-from kvatlas.machine import free_memory
+from kvatlas.machine import free_memory, return_freed_memory
 from kvatlas.models import ModelHandle
 from kvatlas.models.handle import SHARED_FROM
 
@@ -64,6 +64,10 @@ def measured_gains(inputs: int) -> dict[tuple[str, int], float]:
                 seconds[name] = min(seconds[name], time.thread_time() - began)
         for name in SHORT_TYPES:
             gains[name, rows] = seconds["float32"] / max(seconds[name], 1e-9)
+
+    # The process may wait for its workers for hours.
+    layers.clear()
+    return_freed_memory()
     return gains
 
 
@@ -105,15 +109,21 @@ def weights_check(model: ModelHandle, loaded: PreTrainedModel, prompt: int, toke
     exact = replace(model, options=replace(model.options, weights="auto"))
     needed = exact.weight_bytes or 0
     free = free_memory("cpu")
+    message = f"in {model.precision}; {text}; not compared with float32"
     if free is not None and needed > 0.8 * free:
-        message = f"in {model.precision}; {text}; not compared with float32"
         return CheckResult("weights", Check.WARNING, message, f"that takes {needed / 2**30:.1f} GiB of memory")
+
+    try:
+        whole = exact.load_unpacked()
+    except KvatlasError as error:
+        # The GGUF of a model in int8 may have moved.
+        return CheckResult("weights", Check.WARNING, message, str(error))
 
     written = len(tokens) - prompt
     chosen = []
     with torch.inference_mode():
         ids = torch.tensor([list(tokens)])
-        for each in (loaded, exact.load_unpacked()):
+        for each in (loaded, whole):
             logits = each(input_ids=ids, use_cache=False, logits_to_keep=written + 1).logits[0, :-1]
             chosen.append(logits.argmax(-1))
     changed = (chosen[0] != chosen[1]).nonzero().flatten().tolist()

@@ -33,6 +33,8 @@ GROUP = 32
 LARGEST_CODE = 127
 #: The most candidates of `Native.sample`: a row of them is put into its order one by one.
 MOST_SAMPLED = 240
+#: Largest codes of the groups of GGUF files in 4 and 5 bits (Q4_0, Q5_0), which keep their integers.
+FEWER_CODES = (8, 16)
 #: Panels that are packed in int8 at a time: their numbers take some memory.
 PANELS_AT_A_TIME = 256
 VARIABLE = "KVATLAS_NATIVE"
@@ -82,7 +84,8 @@ def pack_weights(weight: Tensor, dtype: torch.dtype) -> Tensor:
     In bfloat16 the two inputs of a pair lie side by side, [ceil(outputs / 16), inputs / 2, 16, 2] in the same memory.
     An odd number of inputs has no pairs, so such weights stay fp32. In int8 they are bytes [ceil(outputs / 16), inputs,
     17]: the codes of each group and its scales (see `kernels.c`). Inputs that are no multiple of 32 stay fp32, and
-    so do weights beyond the range of scales in half precision.
+    so do weights beyond the range of scales in half precision. Numbers that were integers with a scale for 32 of them,
+    as in GGUF files in Q8_0, Q4_0 and Q5_0, are the same integers here.
     """
     import torch
     from torch.nn.functional import pad
@@ -109,9 +112,12 @@ def _pack_bytes(weight: Tensor) -> Tensor | None:
     for first in range(0, outputs, at_a_time):
         rows = weight[first : first + at_a_time].float()
         numbers = pad(rows, (0, 0, 0, -len(rows) % LANES)).view(-1, LANES, groups, GROUP)
-        scales = (numbers.abs().amax(-1) / LARGEST_CODE).half()
+        largest = numbers.abs().amax(-1)
+        scales = (largest / LARGEST_CODE).half()
         if not scales.isfinite().all():
             return None
+        for code in FEWER_CODES:
+            _keep_multiples(numbers, largest, code, scales)
         codes = (numbers / scales.float()[..., None]).nan_to_num_(0.0, 0.0, 0.0).round_()
         # A word of a panel has four codes of each output.
         codes = codes.clamp_(-LARGEST_CODE, LARGEST_CODE).view(-1, LANES, groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
@@ -119,6 +125,25 @@ def _pack_bytes(weight: Tensor) -> Tensor | None:
         panels[:, :, : GROUP * LANES] = (codes + 128).to(torch.uint8).flatten(2)
         panels[:, :, GROUP * LANES :] = scales.transpose(1, 2).contiguous().view(torch.uint8)
     return packed.view(-1, inputs, LANES + 1)
+
+
+def _keep_multiples(numbers: Tensor, largest: Tensor, code: int, scales: Tensor) -> None:
+    """Replace the scales of groups that are multiples of another one, with which the `largest` number has this code."""
+    candidates = (largest / code).half()
+    # The largest number and the first one rule out most groups.
+    first = numbers[..., 0] / candidates.float()
+    possible = (candidates.float() * code == largest) & (largest > 0) & (first == first.round())
+    groups = numbers[possible]
+    before = scales[possible]
+    after = candidates[possible]
+    better = _are_multiples(groups, after) & ~_are_multiples(groups, before)
+    scales[possible] = before.where(~better, after)
+
+
+def _are_multiples(groups: Tensor, scales: Tensor) -> Tensor:
+    """Return for each of some groups [groups, 32] whether its numbers are integers times its scale."""
+    multiples = groups / scales.float()[:, None]
+    return (multiples == multiples.round()).all(-1)
 
 
 def _unpack_bytes(packed: Tensor, outputs: int) -> Tensor:

@@ -1,0 +1,208 @@
+"""A GGUF in int8 is the model that it would be by way of float32, without its weights in float32."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvatlas import models
+from kvatlas.core import Check, KvatlasError
+from kvatlas.cpu import native
+from kvatlas.cpu.native import GROUP, LANES, unpack_weights
+from kvatlas.cpu.packing import PackedEmbedding, PackedLinear
+from kvatlas.models import ModelHandle, gguf_rows, handle
+from kvatlas.sweeps import short_weights
+from tests.decoding import greedy
+from tests.models.test_gguf import HIDDEN, SPECIAL, shapes, write_gguf
+from tests.models.test_shared_weights import logits
+
+pytestmark = [
+    pytest.mark.newest,
+    pytest.mark.skipif(native.load() is None, reason="no native kernels for this machine"),
+]
+
+
+def by_way_of_float32(file: Path, cache: Path) -> ModelHandle:
+    """The same model in int8, packed from its weights in float32."""
+    exact = models.find(f"hf:{file}", cache=str(cache))
+    return replace(exact, options=replace(exact.options, weights="int8"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A tiny Llama in blocks of 8 bits."""
+    write_gguf(tmp_path / "tiny.gguf", dict.fromkeys(SPECIAL, 3), blocks="Q8_0")
+    return tmp_path / "tiny.gguf"
+
+
+@pytest.mark.parametrize("blocks", ["F32", "F16", "Q8_0", "Q5_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_rows_are_the_weights_that_float32_would_be(
+    kind: str, blocks: str, is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = len(SPECIAL) + 256 + 2
+    head = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(1)).numpy()
+    also = {} if is_tied else {"output.weight": head}
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, dict.fromkeys(SPECIAL, 3), kind, blocks=blocks, also=also)
+    model = models.find(f"hf:{path}", weights="int8", cache=str(tmp_path / "rows"))
+    assert model.folder.name.endswith("-int8")
+    other = by_way_of_float32(path, tmp_path / "whole")
+    assert not other.folder.name.endswith("-int8")
+
+    # Random numbers have the name of the weights.
+    assert model.weights_digest == other.weights_digest
+    assert model.tokenizer_digest == other.tokenizer_digest
+    assert model.weight_bytes == pytest.approx(other.weight_bytes, rel=0.05)
+    model.check()
+    expected = logits(other.load())
+    assert torch.equal(logits(model.load()), expected)
+    prompt = model.encode("the thing in the inn")
+    assert greedy(model, prompt, 20) == greedy(other, prompt, 20)
+
+    monkeypatch.setattr(handle, "SHARED_FROM", 0)
+    assert torch.equal(logits(model.load()), expected)
+    monkeypatch.setattr(gguf_rows.WeightInBytes, "read", None)
+    assert torch.equal(logits(model.load()), expected)
+
+
+def table(model: Any, name: str) -> Any:
+    """Return the packed table that a module of a loaded model reads."""
+    module = model.get_submodule(name)
+    if isinstance(module, PackedEmbedding):
+        module = module.linear[0]
+    assert isinstance(module, PackedLinear)
+    return module.packed
+
+
+def test_blocks_of_8_bits_keep_their_integers(file: Path, tmp_path: Path) -> None:
+    """Codes and scales of a packed table are those of the file, without a look at the numbers that they stand for."""
+    from gguf import GGUFReader
+
+    loaded = models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache")).load()
+    stored = {tensor.name: tensor.data for tensor in GGUFReader(file).tensors}
+    names = {
+        "token_embd.weight": "model.embed_tokens",
+        "blk.0.attn_v.weight": "model.layers.0.self_attn.v_proj",
+        "blk.1.attn_output.weight": "model.layers.1.self_attn.o_proj",
+        "blk.1.ffn_up.weight": "model.layers.1.mlp.layer.up_proj",
+    }
+    for name, module in names.items():
+        packed = table(loaded, module)
+        blocks = torch.from_numpy(stored[name].copy()).view(len(stored[name]), -1, 2 + GROUP)
+        groups = packed.weight.reshape(len(packed.weight), -1, GROUP * (LANES + 1))
+        codes = groups[..., : GROUP * LANES].view(len(groups), -1, GROUP // 4, LANES, 4).permute(0, 3, 1, 2, 4)
+        codes = codes.flatten(3).flatten(0, 1)[: packed.outputs]
+        scales = groups[..., GROUP * LANES :].view(len(groups), -1, LANES, 2).transpose(1, 2).flatten(0, 1)
+        assert torch.equal(codes - 128, blocks[..., 2:])
+        assert torch.equal(scales[: packed.outputs], blocks[..., :2])
+
+
+@pytest.mark.parametrize(("blocks", "is_exact"), [("Q8_0", True), ("Q5_0", True), ("Q4_0", True), ("Q4_1", False)])
+def test_blocks_with_one_scale_and_no_least_number_lose_nothing(blocks: str, is_exact: bool, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, dict.fromkeys(SPECIAL, 3), blocks=blocks)
+    model = models.find(f"hf:{path}", weights="int8", cache=str(tmp_path / "cache"))
+    loaded = model.load()
+    exact: Any = model.load_unpacked()
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj"):
+        packed = table(loaded, f"model.layers.1.{name}")
+        weight = exact.get_submodule(f"model.layers.1.{name}").weight
+        assert torch.equal(unpack_weights(packed.weight, packed.outputs), weight) == is_exact
+
+
+def test_no_more_than_some_rows_are_in_float32(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import gguf as package
+
+    monkeypatch.setattr(gguf_rows, "NUMBERS_AT_A_TIME", 32 * HIDDEN)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    sizes = []
+    dequantize = package.dequantize
+
+    def noted(data: Any, kind: Any) -> Any:
+        numbers = dequantize(data, kind)
+        sizes.append(numbers.size)
+        return numbers
+
+    monkeypatch.setattr(package, "dequantize", noted)
+    model = models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache"))
+    model.load()
+    assert max(sizes) == 32 * HIDDEN
+    assert sum(sizes) == sum(torch.Size(shape).numel() for shape in shapes("llama", model.vocabulary).values())
+    assert "tiny.gguf is converted once, to " in capsys.readouterr().err
+    assert models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache")).folder == model.folder
+    assert capsys.readouterr().err == ""
+
+
+def test_other_weights_than_in_int8_come_from_the_gguf(file: Path, tmp_path: Path) -> None:
+    model = models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache"))
+    exact = models.find(f"hf:{file}", cache=str(tmp_path / "whole"))
+    assert torch.equal(logits(model.load_unpacked()), logits(exact.load_unpacked()))
+    with pytest.raises(
+        KvatlasError, match="has the weights of a GGUF in int8 alone; expected the model option weights"
+    ):
+        models.find(f"hf:{model.folder}").check()
+    # A model that is there in float32 is not written again.
+    assert models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "whole")).folder == exact.folder
+
+
+def test_the_check_counts_tokens_that_the_gguf_would_choose_otherwise(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(short_weights, "NUMBERS", 2**14)
+    short_weights.measured_gains.cache_clear()
+    model = models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache"))
+    tokens = model.encode("the thing in the inn")
+    result = short_weights.weights_check(model, model.load(), 3, tokens)
+    assert result.status is Check.OK
+    assert f" {len(tokens) - 3} tokens would be " in result.message
+    file.unlink()
+    result = short_weights.weights_check(model, model.load(), 3, tokens)
+    assert (result.status, "not compared with float32" in result.message) == (Check.WARNING, True)
+    assert "is not there any more" in result.advice
+    short_weights.measured_gains.cache_clear()
+
+
+def test_a_scaled_rotation_is_kept(tmp_path: Path) -> None:
+    scaled = {
+        "also": {"rope_freqs.weight": torch.tensor([1.0, 1.0, 8.0, 8.0]).numpy()},
+        "facts": {"rope_freq_base": 1e8},
+    }
+    write_gguf(tmp_path / "scaled.gguf", dict.fromkeys(SPECIAL, 3), **scaled)
+    model = models.find(f"hf:{tmp_path}/scaled.gguf", weights="int8", cache=str(tmp_path / "cache"))
+    other = by_way_of_float32(tmp_path / "scaled.gguf", tmp_path / "whole")
+    assert model.config["rope_parameters"]["factor"] == 8.0
+    assert model.weights_digest == other.weights_digest
+    assert torch.equal(logits(model.load()), logits(other.load()))
+    assert torch.equal(logits(model.load_unpacked()), logits(other.load_unpacked()))
+
+
+def test_tensors_that_the_model_lacks_or_the_file_are_refused(tmp_path: Path) -> None:
+    special = dict.fromkeys(SPECIAL, 3)
+    write_gguf(tmp_path / "few.gguf", special, lacks="blk.1.ffn_up.weight")
+    write_gguf(tmp_path / "more.gguf", special, also={"blk.0.attn_sub_norm.weight": torch.ones(HIDDEN).numpy()})
+    for name, sentence in (("few", "lacks the tensor"), ("more", "holds 32 numbers that transformers leaves out")):
+        with pytest.raises(KvatlasError, match=sentence):
+            models.find(f"hf:{tmp_path}/{name}.gguf", weights="int8", cache=str(tmp_path / "cache"))
+
+
+def test_a_model_with_joined_tensors_goes_by_way_of_float32(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_rows, "ROW_PROCESSORS", ())
+    model = models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache"))
+    assert not model.folder.name.endswith("-int8")
+    assert torch.equal(logits(model.load()), logits(by_way_of_float32(file, tmp_path / "whole").load()))
+
+
+def test_a_file_that_was_cut_off_is_refused(file: Path, tmp_path: Path) -> None:
+    model = models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache"))
+    (weights,) = model.files.weight_files()
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(KvatlasError, match=r"The weights in .*model\.safetensors' are cut off"):
+        model.load()
