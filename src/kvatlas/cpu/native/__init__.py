@@ -31,10 +31,10 @@ LANES = 16
 #: Inputs in a row that share a scale in int8, and the largest code.
 GROUP = 32
 LARGEST_CODE = 127
-#: Largest codes of the groups of GGUF files in 4 and 5 bits (Q4_0, Q5_0), which keep their integers.
-FEWER_CODES = (8, 16)
 #: The most candidates of `Native.sample`: a row of them is put into its order one by one.
 MOST_SAMPLED = 240
+#: Largest codes of the groups of GGUF files in 4 and 5 bits (Q4_0, Q5_0), which keep their integers.
+FEWER_CODES = (8, 16)
 #: Panels that are packed in int8 at a time: their numbers take some memory.
 PANELS_AT_A_TIME = 256
 VARIABLE = "KVATLAS_NATIVE"
