@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import shutil
 import warnings
@@ -21,6 +22,11 @@ CACHE = "KVATLAS_CACHE"
 
 #: Words of out-of-memory errors: of torch's CPU allocator on Linux and elsewhere, and of CUDA.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def collect_seldom() -> None:
+    """Let the collector of this process look at its objects seldom: most are those of libraries, which stay."""
+    gc.set_threshold(100_000, 20, 20)
 
 
 def cache_folder() -> Path:

@@ -10,7 +10,7 @@ import torch
 from kvatlas import models
 from kvatlas.core import Check, KvatlasError
 from kvatlas.cpu import native
-from kvatlas.cpu.native import GROUP, LANES, unpack_weights
+from kvatlas.cpu.native.panels import GROUP, LANES, unpack_weights
 from kvatlas.cpu.packing import PackedEmbedding, PackedLinear
 from kvatlas.models import ModelHandle, gguf_rows, handle
 from kvatlas.sweeps import short_weights

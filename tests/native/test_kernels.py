@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from kvatlas import noise
 from kvatlas.cpu import native
 from kvatlas.cpu.native.decoder import DecoderLayer, DecoderPass, Products
+from kvatlas.cpu.native.panels import unpack_weights
 from tests.native.targets import ALL, BEST, FILES, ROOT
 
 QUICK = settings(max_examples=25, derandomize=True)
@@ -45,7 +46,7 @@ def test_linear(dtype: torch.dtype, seed: int, words: int, outputs: int, biased:
         layers[0].kind = native.PAIRS
     for layer in layers:
         assert torch.equal(layer(x[-rows:]), result[-rows:])
-    assert torch.equal(native.unpack_weights(layers[0].weight, outputs), weight.to(dtype))
+    assert torch.equal(unpack_weights(layers[0].weight, outputs), weight.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -121,10 +122,10 @@ def test_weights_in_int8_are_near_the_original_and_stay_where_bytes_do_not_suit(
     codes[..., 0] = 127
     exact = (codes * scales).view(50, 96)
     for kernels in ALL:
-        near = native.unpack_weights(kernels.linear(weight, None, torch.int8).weight, 50)
+        near = unpack_weights(kernels.linear(weight, None, torch.int8).weight, 50)
         largest = weight.view(50, 3, 32).abs().amax(-1, keepdim=True)
         assert ((near - weight).view(50, 3, 32).abs() <= largest * (0.501 / 127)).all()
-        assert torch.equal(native.unpack_weights(kernels.linear(exact, None, torch.int8).weight, 50), exact)
+        assert torch.equal(unpack_weights(kernels.linear(exact, None, torch.int8).weight, 50), exact)
     for other in (weight[:, :40], weight * 1e8):
         assert BEST.linear(other, None, torch.int8).kind == native.FLOATS
 
@@ -179,7 +180,7 @@ def test_rows_of_packed_weights(seed: int, inputs: int, outputs: int, dtype: tor
     weight = torch.randn(outputs, inputs, generator=source)
     chosen = torch.randint(0, outputs, (2, 7), generator=source)
     layer = BEST.linear(weight, None, dtype)
-    assert torch.equal(layer.rows(chosen), native.unpack_weights(layer.weight, outputs).float()[chosen])
+    assert torch.equal(layer.rows(chosen), unpack_weights(layer.weight, outputs).float()[chosen])
     if dtype is not torch.int8:
         assert torch.equal(layer.rows(chosen), weight.to(layer.weight.dtype).float()[chosen])
     for outside in (-1, outputs):

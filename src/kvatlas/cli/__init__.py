@@ -20,6 +20,7 @@ from typer.exceptions import TyperException
 
 from kvatlas.cli import drawing, gate_command, lists, results, serving, sweeps
 from kvatlas.core import KvatlasError, reason
+from kvatlas.machine import collect_seldom
 from kvatlas.registry import features
 from kvatlas.text import VisibleStream, visible
 
@@ -89,6 +90,7 @@ def main() -> None:
         ours = category.__module__.startswith("kvatlas.")
         return f"kvatlas: {visible(str(message))}\n" if ours else usual(message, category, *rest, **line)
 
+    collect_seldom()
     warnings.formatwarning = as_sentence
     usual_output = sys.stdout
     # Without standard output (`>&-`) nothing is written, as by Python's own print.

@@ -24,7 +24,8 @@ from torch.overrides import TorchFunctionMode
 
 from kvatlas.core import KvatlasError
 from kvatlas.cpu.fused import FusedDecoder, FusedLayer, FusedLayers, FusedModel
-from kvatlas.cpu.native import LANES, Linear, Native, load, unpack_weights
+from kvatlas.cpu.native import Linear, Native, load
+from kvatlas.cpu.native.panels import LANES, unpack_weights
 from kvatlas.cpu.shared_weights import PackedTables, WeightInBytes
 from kvatlas.forward import attention_function, own_attention
 from kvatlas.machine import return_freed_memory

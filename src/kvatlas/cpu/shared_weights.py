@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from kvatlas.core import KvatlasError, digest
-from kvatlas.cpu.native import LANES, Linear, Native, load, pack_weights
+from kvatlas.cpu.native import Linear, Native, load
+from kvatlas.cpu.native.panels import LANES, pack_weights
 from kvatlas.machine import being_made, return_freed_memory
 from kvatlas.text import bytes_text
 
@@ -42,7 +43,7 @@ RETURN_AFTER = 32 * 2**20
 
 
 class WeightInBytes(nn.Parameter):
-    """A weight [outputs, inputs] that lies in a file as packed in int8 (`native.pack_weights`), and nowhere else.
+    """A weight [outputs, inputs] that lies in a file as packed in int8 (`panels.pack_weights`), and nowhere else.
 
     Its own numbers are zeros without memory: only packing reads it.
     """

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from kvatlas.core import digest, refusal
-from kvatlas.cpu.native import GROUP, LANES, pack_weights
+from kvatlas.cpu.native.panels import GROUP, LANES, pack_weights
 from kvatlas.cpu.shared_weights import WeightInBytes
 from kvatlas.models.weights import check_finite
 

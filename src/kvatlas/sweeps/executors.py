@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError, described
-from kvatlas.machine import free_memory
+from kvatlas.machine import collect_seldom, free_memory
 from kvatlas.registry import Registry
 from kvatlas.sweeps.worker import Finished, Job, decode, worker_needs
 from kvatlas.text import bytes_text
@@ -207,12 +207,10 @@ def _kill(processes: dict[Connection, BaseProcess]) -> None:
 
 def _run_worker(driver: Connection) -> None:
     """Decode the jobs that the driver sends, unit by unit, until it ends."""
-    import gc
     import signal
     import threading
 
-    # Most objects of a worker are those of libraries, which stay: the collector seldom looks at them.
-    gc.set_threshold(100_000, 20, 20)
+    collect_seldom()
 
     def end_with_the_driver() -> None:
         # A killed driver cannot end its workers.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import Check, CheckResult, KvatlasError
 from kvatlas.cpu import native
+from kvatlas.cpu.native.panels import GROUP
 from kvatlas.machine import free_memory, return_freed_memory
 from kvatlas.models import ModelHandle
 from kvatlas.models.handle import SHARED_FROM
@@ -137,4 +138,4 @@ def weights_check(model: ModelHandle, loaded: PreTrainedModel, prompt: int, toke
 def _inputs(model: ModelHandle) -> int:
     """Return the inputs of most linear layers, in whole groups of int8."""
     size = int(model.config.get("hidden_size") or USUAL_INPUTS)
-    return max(native.GROUP, size // native.GROUP * native.GROUP)
+    return max(GROUP, size // GROUP * GROUP)
