@@ -90,7 +90,9 @@ def test_the_arena_has_every_policy_at_equal_tokens() -> None:
     assert len(set(by_cell.values())) == 1
 
 
-def test_the_parts_of_a_real_model_are_maps_and_tables(tmp_path: Path) -> None:
+def test_the_parts_of_a_real_model_are_maps_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As Python does for a program.
+    monkeypatch.syspath_prepend(ROOT / "recipes/real")
     maps = runpy.run_path(str(ROOT / "recipes/real/maps.py"))
     panel = tmp_path / "panel.jsonl"
     panel.write_text(json.dumps({"problem": "1 + 1?", "answer": "2", "unique_id": "one"}) + "\n")

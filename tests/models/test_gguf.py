@@ -328,24 +328,24 @@ def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
     assert all(path.suffix == ".lock" for path in (tmp_path / "cache").iterdir())
 
 
-def test_a_stopped_conversion_leaves_nothing_that_looks_finished(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [pytest.param("model.safetensors", marks=pytest.mark.deep), "tokenizer.json"])
+def test_a_stopped_conversion_leaves_nothing_that_looks_finished(last: str, file: Path, tmp_path: Path) -> None:
     """Killed while files are there: what is left is no model, and the next conversion starts over."""
     whole = models.find(f"hf:{file}", cache=str(tmp_path / "whole")).folder
     sizes = {path.name: path.stat().st_size for path in whole.iterdir()}
-    for number, last in enumerate(("model.safetensors", "tokenizer.json")):
-        cache = tmp_path / str(number)
-        code = f"from kvatlas import models; models.find('hf:{file}', cache={str(cache)!r})"
-        process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-        folder = cache / whole.name
-        part = cache / f"{whole.name}.part" / last
-        while not part.exists() and process.poll() is None:
-            time.sleep(0.002)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert not folder.exists() or {path.name: path.stat().st_size for path in folder.iterdir()} == sizes
-        found = models.find(f"hf:{file}", cache=str(cache))
-        assert {path.name: path.stat().st_size for path in found.folder.iterdir()} == sizes
-        assert not (cache / f"{whole.name}.part").exists()
+    cache = tmp_path / "cache"
+    code = f"from kvatlas import models; models.find('hf:{file}', cache={str(cache)!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    folder = cache / whole.name
+    part = cache / f"{whole.name}.part" / last
+    while not part.exists() and process.poll() is None:
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not folder.exists() or {path.name: path.stat().st_size for path in folder.iterdir()} == sizes
+    found = models.find(f"hf:{file}", cache=str(cache))
+    assert {path.name: path.stat().st_size for path in found.folder.iterdir()} == sizes
+    assert not (cache / f"{whole.name}.part").exists()
 
 
 def test_a_folder_that_lacks_a_part_or_is_of_an_earlier_conversion_is_made_anew(file: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A GGUF in int8 is the model that it would be by way of float32, without its weights in float32."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,20 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "tiny.gguf"
 
 
-@pytest.mark.parametrize("blocks", ["F32", "F16", "Q8_0", "Q5_0", "Q4_0", "Q4_1"])
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
-@pytest.mark.parametrize("is_tied", [True, False])
+BLOCKS = ("F32", "F16", "Q8_0", "Q5_0", "Q4_0", "Q4_1")
+#: Every type of blocks, and every other value once; all pairs are tested with the deep ones.
+OFTEN = {("llama", False, blocks) for blocks in BLOCKS} | {("qwen2", True, "Q8_0"), ("qwen2", False, "Q4_1")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_tied", "blocks"),
+    [
+        pytest.param(*case, marks=() if case in OFTEN else pytest.mark.deep)
+        for case in product(("llama", "qwen2"), (True, False), BLOCKS)
+    ],
+)
 def test_rows_are_the_weights_that_float32_would_be(
-    kind: str, blocks: str, is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, is_tied: bool, blocks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = len(SPECIAL) + 256 + 2
     head = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(1)).numpy()

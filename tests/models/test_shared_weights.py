@@ -193,6 +193,7 @@ print((resident("VmHWM") - before) / handle.weight_bytes)
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_a_weight_is_freed_when_it_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mapped file stays in memory as long as one of its weights does: then weights are there twice."""

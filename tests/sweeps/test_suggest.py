@@ -13,7 +13,11 @@ from tests.command_line import Call
 
 
 @pytest.mark.parametrize(
-    ("model", "benchmark"), [("embedded:tiny-llama", "CHAIN6-12"), ("embedded:tiny-qwen", "LEDGER12-18")]
+    ("model", "benchmark"),
+    [
+        pytest.param("embedded:tiny-llama", "CHAIN6-12", marks=pytest.mark.deep),
+        ("embedded:tiny-qwen", "LEDGER12-18"),
+    ],
 )
 def test_a_suggested_grid_compresses_and_leaves_a_choice(model: str, benchmark: str, tmp_path: Path) -> None:
     """Measured on problems that the suggestion has not seen."""
