@@ -67,7 +67,7 @@ def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
 def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
     estimate = json.loads(kvatlas("plan", write_spec(), "--json")[1])
     known = {"settings", "traces", "decoded_tokens", "kv_bytes_per_sequence", "batch_size", "peak_bytes", "seconds"}
-    assert set(estimate) == known | {"budget_audit", "warnings", "provable", "claim"}
+    assert set(estimate) == known | {"seconds_with_loops", "budget_audit", "warnings", "provable", "claim"}
     assert set(estimate["peak_bytes"]) == {"weights", "slots", "snapshots", "workspace", "total"}
     assert estimate["traces"] == 108
     # A few steps were timed.

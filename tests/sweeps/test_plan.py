@@ -212,7 +212,11 @@ def test_the_estimate_of_known_lengths_is_exact(spec_data: Build) -> None:
         taken = plan.estimate(batch_size=size)["peak_bytes"]["total"]
         assert plan.estimate(memory=math.ceil(taken / 0.9))["batch_size"] >= size
     assert estimate["seconds"] == pytest.approx((80 + 8 * (80 - fork)) / 10, abs=0.1)
-    assert plan.estimate()["seconds"] is None
+    # Of eight settings that compress four are weak, and lose three of ten traces to the limit.
+    looping = 0.3 * 4 * (plan.spec.sampling.max_new_tokens - 80)
+    assert looping > 0
+    assert estimate["seconds_with_loops"] == pytest.approx(estimate["seconds"] + looping / 10, abs=0.2)
+    assert plan.estimate()["seconds"] is plan.estimate()["seconds_with_loops"] is None
 
 
 def test_planned_seconds_hold_those_of_compressions(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:

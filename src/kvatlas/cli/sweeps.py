@@ -208,6 +208,9 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
         lines["batch size"] = (f"{estimate['batch_size']:,}", "(fits into the memory)")
     if estimate["seconds"] is not None:
         lines["time"] = (duration_text(estimate["seconds"]), f"({rate_source} {rate or 0:,.0f} tokens/s)")
+        with_loops = duration_text(estimate["seconds_with_loops"])
+        if with_loops != lines["time"][0]:
+            lines["  with loops"] = (with_loops, "(if 3 in 10 traces of half of the settings run to max_new_tokens)")
 
     for name, (quantity, remark) in lines.items():
         print_text(f"{name:<23}{quantity:>14}  {remark}".rstrip())

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 #: Part of every run key; rises with every change of the meaning of a key.
 RUN_KEY_VERSION = 4
+#: The share of the traces of weak settings that repeat themselves up to the limit, as SmolLM2's did
+#: (docs/findings/thinking-cap.md), and the share of the settings that are weak.
+LOOPING = 0.3
+WEAK = 0.5
 #: The format of prompts: one user message through the model's chat template.
 PROMPT_FORMAT = "chat-1"
 #: Part of the run keys of screening records; rises with every change of their measures.
@@ -276,13 +280,19 @@ class Plan:
         With `memory` in bytes the batch size is the largest that fits (0 if no sequence does), else `batch_size`.
         `peak_bytes` are those of one worker with that batch. Trace lengths are `expected_output_tokens`, else the
         benchmark's typical length, at most `max_new_tokens`; memory is estimated for traces of `max_new_tokens`.
+        `seconds_with_loops`: if 3 in 10 traces of half of the compressing settings, those that keep least, run to
+        `max_new_tokens`.
         """
         # If every setting decodes alone, and if settings share trunks.
         separate = 0
         shared = 0
+        looping = 0.0
+        compressing = sum(isinstance(policy, CompressingPolicy) for policy, _ in self.policies)
         for model, benchmark in itertools.product(self.models, self.benchmarks):
             output = self._output(benchmark)
             bound_policies = self.policies_on(model)
+            beyond = (self.spec.sampling.max_new_tokens - output) * len(self.prompts[model.name, benchmark.name])
+            looping += LOOPING * WEAK * compressing * beyond * self.spec.samples
             for prompt in self.prompts[model.name, benchmark.name]:
                 separate += output * len(self.policies) * self.spec.samples
                 shared += _tree_tokens(bound_policies, prompt, output) * self.spec.samples
@@ -306,6 +316,7 @@ class Plan:
             "batch_size": size if memory else None,
             "peak_bytes": max(peaks, key=lambda peak: peak.total).to_json(),
             "seconds": round(shared / tokens_per_second, 1) if tokens_per_second else None,
+            "seconds_with_loops": round((shared + looping) / tokens_per_second, 1) if tokens_per_second else None,
             "budget_audit": budget_audit,
             "warnings": self.warnings,
         }
