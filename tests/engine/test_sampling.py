@@ -69,6 +69,16 @@ def test_native_sampling_is_the_plain_one(top_k: int, monkeypatch: pytest.Monkey
     assert torch.equal(sample(logits, limits, streams, positions), native)
 
 
+@pytest.mark.parametrize("top_p", [0.0, 1e-300])
+def test_the_likeliest_token_always_stays(top_p: float) -> None:
+    """Both by native code and without it; transformers allows a top_p of 0."""
+    logits = torch.randn(50, 400, generator=torch.Generator().manual_seed(1))
+    streams = torch.arange(50)
+    for top_k in (20, 0):
+        drawn = sample(logits, Sampling(temperature=0.6, top_k=top_k, top_p=top_p), streams, streams)
+        assert torch.equal(drawn, logits.argmax(-1))
+
+
 def test_all_logits_that_tie_with_the_last_of_top_k_stay() -> None:
     tied = torch.tensor([1.0, 3.0, 3.0, 3.0, 0.0, 3.0]).expand(40_000, -1)
     tokens = sample(tied, Sampling(1.0, 2, 1.0), torch.full((40_000,), 42), torch.arange(40_000))

@@ -145,8 +145,11 @@ def test_no_more_than_some_rows_are_in_float32(
     assert max(sizes) == 32 * HIDDEN
     assert sum(sizes) == sum(torch.Size(shape).numel() for shape in shapes("llama", model.vocabulary).values())
     assert "tiny.gguf is converted once, to " in capsys.readouterr().err
+    # With a file that a user put there, as a trained head.
+    (model.folder / "dynts.safetensors").touch()
     assert models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache")).folder == model.folder
     assert capsys.readouterr().err == ""
+    assert (model.folder / "dynts.safetensors").exists()
 
 
 def test_other_weights_than_in_int8_come_from_the_gguf(file: Path, tmp_path: Path) -> None:
@@ -157,6 +160,8 @@ def test_other_weights_than_in_int8_come_from_the_gguf(file: Path, tmp_path: Pat
         KvatlasError, match="has the weights of a GGUF in int8 alone; expected the model option weights"
     ):
         models.find(f"hf:{model.folder}").check()
+    with pytest.raises(KvatlasError, match="to which no adapter is added"):
+        models.find(f"hf:{model.folder}", weights="int8", adapter=str(tmp_path)).load()
     # A model that is there in float32 is not written again.
     assert models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "whole")).folder == exact.folder
 
@@ -171,10 +176,21 @@ def test_the_check_counts_tokens_that_the_gguf_would_choose_otherwise(
     result = short_weights.weights_check(model, model.load(), 3, tokens)
     assert result.status is Check.OK
     assert f" {len(tokens) - 3} tokens would be " in result.message
-    file.unlink()
-    result = short_weights.weights_check(model, model.load(), 3, tokens)
-    assert (result.status, "not compared with float32" in result.message) == (Check.WARNING, True)
-    assert "is not there any more" in result.advice
+
+    # Another file with the same content takes its place.
+    copy = file.rename(tmp_path / "copy.gguf")
+    moved = models.find(f"hf:{copy}", weights="int8", cache=str(tmp_path / "cache"))
+    assert moved.folder == model.folder
+    assert short_weights.weights_check(moved, moved.load(), 3, tokens).status is Check.OK
+
+    for change, advice in (
+        (lambda: copy.write_bytes(b"other"), "is not the model any more"),
+        (copy.unlink, "not there"),
+    ):
+        change()
+        result = short_weights.weights_check(moved, moved.load(), 3, tokens)
+        assert (result.status, "not compared with float32" in result.message) == (Check.WARNING, True)
+        assert advice in result.advice
     short_weights.measured_gains.cache_clear()
 
 

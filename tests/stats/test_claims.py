@@ -372,6 +372,17 @@ def test_a_plan_says_what_it_can_prove(tmp_path: Path, kvatlas: Call) -> None:
     assert "The control is random" in text
 
 
+def test_a_control_that_compresses_nothing_is_none(tmp_path: Path, kvatlas: Call) -> None:
+    spec = tmp_path / "plan.yaml"
+    settings = [{"policy": "random", "kv_budget": 144, "local_window": 16, "every": every} for every in (1024, 512)]
+    document = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN6"], "problems": 2, "settings": settings}
+    spec.write_text(json.dumps({**document, "sampling": {"max_new_tokens": 300}}))
+    assert "The plan has no control" in kvatlas("plan", spec, "--tokens-per-second", "1000")[1]
+    settings.append({"policy": "random", "kv_budget": 32, "local_window": 16, "every": 64, "budget_over": "thinking"})
+    spec.write_text(json.dumps({**document, "sampling": {"max_new_tokens": 300}}))
+    assert "The control is random(budget_over=thinking" in kvatlas("plan", spec, "--tokens-per-second", "1000")[1]
+
+
 def test_the_long_text_has_a_table_of_limits(tmp_path: Path) -> None:
     text = every_map(described(tmp_path, same(4)))
     assert "| At most, these problems | Any margin | At most, problems like these | Any margin |" in text

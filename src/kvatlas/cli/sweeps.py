@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -218,15 +219,26 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
 
 def control_sentence(planned: Plan) -> str:
     """Return a sentence on the setting of a plan that is to show that its run can see a loss."""
-    from kvatlas.stats.controls import is_control, older_share
+    from kvatlas.policies import CompressingPolicy
+    from kvatlas.stats.controls import is_control
+    from kvatlas.stats.losses import nominal_bytes
 
-    controls = [policy.setting for policy, _ in planned.policies if is_control(policy.setting)]
+    model = planned.models[0]
+    prompt = planned.longest_prompt(model)
+    longest = planned.longest_trace(model)
+    controls = []
+    for policy in planned.policies_on(model):
+        if not isinstance(policy, CompressingPolicy) or not is_control(policy.setting):
+            continue
+        # A control that compresses nothing loses nothing.
+        if policy.budget.most(prompt) < longest:
+            controls.append((nominal_bytes(policy.setting, model.kv_bytes(policy.storage)), policy.setting))
     if not controls:
         return (
             "The plan has no control. Add one, as {policy: random, ratio: 0.1} with the budget of the others: a run "
             "that does not see its loss sees none."
         )
-    least = min(controls, key=lambda setting: older_share(setting) or 0)
+    _, least = min(controls, key=itemgetter(0))
     return f"The control is {least}: a run that does not see its loss sees none."
 
 

@@ -138,7 +138,9 @@ class FusedDecoder:
         # Read from a table: to compute them takes longer than a layer of a small model.
         beyond = int(positions.max()) + 1
         if beyond > len(self.angles[0]):
-            every_position = torch.arange(2 * beyond)[None]
+            # Twice as many, but none that the model does not have.
+            count = max(beyond, min(2 * beyond, getattr(self.config, "max_position_embeddings", 0)))
+            every_position = torch.arange(count)[None]
             self.angles = [angles[0] for angles in self.rotary(x, position_ids=every_position)]
         return [angles[positions] for angles in self.angles]
 

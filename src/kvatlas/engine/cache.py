@@ -334,7 +334,7 @@ class KVCache:
         count = kept.shape[-1]
         before = sequence.pages
         needed = pages_for(count, self.page_size)
-        if max(self.holders[page] for page in before) == 1:
+        if max((self.holders[page] for page in before), default=1) == 1:
             # Pages of its own stay, so that tokens move forward in them.
             sequence.pages = before[:needed]
             self._release(before[needed:])

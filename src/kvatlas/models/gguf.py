@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,6 +108,8 @@ def convert_gguf(file: Path, cache: str = "", in_bytes: bool = False) -> Path:
     except OSError as error:
         raise KvatlasError(f"The file {str(file)!r} cannot be read ({error.strerror}).") from error
     folder = _converted_folder(file_digest, cache, in_bytes)
+    if folder is not None:
+        _note_source(folder, file)
     if folder is None and in_bytes:
         folder = _convert(file, _folder_of_digest(file_digest, cache, in_bytes), in_bytes)
     if folder is None:
@@ -152,7 +156,8 @@ def _is_converted(folder: Path) -> bool:
     """Return True if a folder holds a whole model of this version of the conversion."""
     try:
         mark = json.loads((folder / CONVERTED).read_text("utf-8"))
-        return bool(mark["conversion"] == CONVERSION and mark["files"] == _file_sizes(folder))
+        # A user may have put a trained head beside them.
+        return bool(mark["conversion"] == CONVERSION and mark["files"].items() <= _file_sizes(folder).items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -206,7 +211,8 @@ def _write_model(file: Path, folder: Path, home: Path, in_bytes: bool) -> bool:
         tensors = write_rows(rows, plain, folder / "model.safetensors")
         if tensors is None:
             return False
-        mark["in_bytes"] = {"numbers": held, "tensors": tensors, "source": str(file.resolve())}
+        source = {"source": str(file.resolve()), "sha256": sha256(file)}
+        mark["in_bytes"] = {"numbers": held, "tensors": tensors, **source}
     tokenizer.save_pretrained(folder)
     _place_tokens(file, reader, folder, plain.get_input_embeddings().weight.shape[0])
 
@@ -271,10 +277,31 @@ def _read_whole(file: Path) -> tuple[PreTrainedModel, Iterable[str]]:
     return model, report["missing_keys"]
 
 
-def read_gguf(file: Path) -> PreTrainedModel:
-    """Return the model of a GGUF in float32, frozen and in evaluation mode. Raises KvatlasError if it is gone."""
+def _note_source(folder: Path, file: Path) -> None:
+    """Note that the model of a folder in int8 is in this file now, which may have been moved or copied."""
+    mark_file = folder / CONVERTED
+    mark = json.loads(mark_file.read_text("utf-8"))
+    source = str(file.resolve())
+    if mark.get("in_bytes", {}).get("source") in (None, source):
+        return
+    mark["in_bytes"]["source"] = source
+    # A cache that cannot be written is read as it is.
+    with suppress(OSError):
+        unfinished = mark_file.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(mark), "utf-8")
+        unfinished.replace(mark_file)
+
+
+def read_source(in_bytes: Mapping[str, Any]) -> PreTrainedModel:
+    """Return the model of the GGUF that was written in int8, in float32, frozen and in evaluation mode.
+
+    `in_bytes` are the facts of `ModelFiles.in_bytes`. Raises KvatlasError if the file is gone, or is another one.
+    """
+    file = Path(in_bytes["source"])
     if not file.is_file():
         raise KvatlasError(f"The file {str(file)!r} is not there any more.")
+    if sha256(file) != in_bytes["sha256"]:
+        raise KvatlasError(f"The file {str(file)!r} is not the model any more that was written in int8.")
     reader = _open(file)
     from kvatlas.models.gguf_rows import WithoutMemory
 

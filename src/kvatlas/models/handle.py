@@ -153,6 +153,11 @@ class ModelHandle:
                 f"The folder {str(self.folder)!r} has the weights of a GGUF in int8 alone; expected the model option "
                 "weights=int8, or the GGUF as the model."
             )
+        if self.files.in_bytes and self.options.adapter:
+            raise KvatlasError(
+                f"The folder {str(self.folder)!r} has the weights of a GGUF in int8 alone, to which no adapter is "
+                "added; expected the GGUF as the model."
+            )
         if self.precision == self.dtype:
             return
         if self.device != "cpu" or self.dtype != "float32":
@@ -241,7 +246,7 @@ class ModelHandle:
         are read from the GGUF again.
         """
         if self.files.in_bytes:
-            return gguf.read_gguf(Path(self.files.in_bytes["source"]))
+            return gguf.read_source(self.files.in_bytes)
         folder = self._fetched_folder()
         model = weights.load_weights(self.name, folder, self.dtype, self.device, check=read, mapped=mapped)
         # Unless they are read, other weights will replace those of the model.

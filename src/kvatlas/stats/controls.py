@@ -19,8 +19,10 @@ MOST_RATIO = 0.3
 
 def is_control(setting: Setting) -> bool:
     """Return whether a setting is a control: `window` or `random` that keeps a small share of the older tokens."""
+    if setting.policy not in CONTROLS:
+        return False
     share = older_share(setting)
-    return setting.policy in CONTROLS and share is not None and share <= MOST_RATIO
+    return share is not None and share <= MOST_RATIO
 
 
 def older_share(setting: Setting) -> float | None:
@@ -30,9 +32,11 @@ def older_share(setting: Setting) -> float | None:
     """
     values = setting.values
     budget = values.get("kv_budget")
-    if values.get("every") and isinstance(budget, int):
-        stays = budget - window_in_tokens(values["local_window"], budget)
-        return float(stays / (stays + values["every"]))
+    window = values.get("local_window")
+    every = values.get("every")
+    if every and window and isinstance(budget, int):
+        stays = max(0, budget - window_in_tokens(window, budget))
+        return float(stays / (stays + every))
     ratio = values.get("ratio")
     return float(ratio) if isinstance(ratio, int | float) else None
 
@@ -59,7 +63,7 @@ def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: Loss
     if not complete:
         return None
 
-    setting = min(complete, key=lambda setting: nominal_bytes(complete[setting][0]))
+    setting = min(complete, key=lambda setting: nominal_bytes(setting, complete[setting][0].expected.kv_bytes))
     loss: Contrast | None = family.by_setting.get(setting.id)
     if loss is None:
         # A setting outside the grid is in no family.

@@ -338,7 +338,7 @@ def _test_orders(cells: Sequence[CellTraces]) -> list[list[int]]:
     for row, cell in enumerate(cells):
         cap = cell.setting.values.get(CAP)
         of_order = cap if "kv_budget" in cell.setting.values else None
-        rank = (-nominal_bytes(cell), -math.inf if cap is None else -cap, row)
+        rank = (-nominal_bytes(cell.setting, cell.expected.kv_bytes), -math.inf if cap is None else -cap, row)
         by_policy.setdefault((cell.setting.policy, of_order), []).append(rank)
     return [list(map(itemgetter(2), sorted(ordered))) for ordered in by_policy.values()]
 
@@ -389,17 +389,18 @@ def _setting_loss(
     )
 
 
-def nominal_bytes(cell: CellTraces) -> float:
+def nominal_bytes(setting: Setting, kv_bytes: tuple[int, int] | None) -> float:
     """Return the KV bytes that a setting keeps by its own numbers, before any data; -infinity where it does not say.
 
-    Tokens where bytes are unknown. For a full cache of some bits, the bytes of one token.
+    `kv_bytes` are those of a token, and for each sequence; without them the result are tokens. For a full cache of some
+    bits, the bytes of one token.
     """
-    token_bytes, tail_bytes = cell.expected.kv_bytes or (1, 0)
-    if cell.setting.policy == FULL.policy:
+    token_bytes, tail_bytes = kv_bytes or (1, 0)
+    if setting.policy == FULL.policy:
         return float(token_bytes)
-    kept = kept_by_rule(cell.setting, token_bytes, tail_bytes)
-    budget = cell.setting.values.get("kv_budget")
-    if kept is None and cell.setting.values.get("every") and isinstance(budget, int):
+    kept = kept_by_rule(setting, token_bytes, tail_bytes)
+    budget = setting.values.get("kv_budget")
+    if kept is None and setting.values.get("every") and isinstance(budget, int):
         # The prompt stays beside the budget, under every setting.
         kept = float(budget)
     return -math.inf if kept is None else kept * token_bytes + tail_bytes

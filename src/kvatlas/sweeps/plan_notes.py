@@ -74,7 +74,7 @@ def cap_notes(policies: Sequence[Policy], max_new_tokens: int) -> list[str]:
     idle = [str(cap) for cap in caps if cap >= max_new_tokens]
     if not idle:
         return []
-    return [f"{CAP} {', '.join(idle)} cuts nothing: a trace ends at max_new_tokens, {max_new_tokens:,}."]
+    return [f"Nothing is cut at {CAP} {', '.join(idle)}: a trace ends at max_new_tokens, {max_new_tokens:,}."]
 
 
 def window_sentence(

@@ -1832,6 +1832,8 @@ API int64_t kvatlas_sample(const float *x, int64_t stride, int64_t rows, int64_t
             *(dvec_at *)(noise + k) = -logarithms(-logarithms(uniform_of(streams[r], positions[r], tokens, 0)));
         }
         for (int64_t k = 0; k < top; k++) total += shares[k];
+        /* Where nothing else stays, as with a top_p of 0. */
+        sampled[r] = places[0];
         for (int64_t k = 0; k < top; k++) {
             double share = shares[k] / total;
             reached += share;
