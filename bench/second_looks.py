@@ -82,6 +82,24 @@ def embedded_learned(model: str) -> Part:
     return Part("learned", model, benchmarks, 120, (*TRAININGS, RIVAL), (160, 208), (16,), (False, True))
 
 
+def qwen_learned(benchmark: str) -> Part:
+    return Part(
+        "learned",
+        "qwen2.5-coder-1.5b.gguf",
+        (benchmark,),
+        60,
+        (*TRAININGS, RIVAL),
+        (144, 208),
+        (32,),
+        (False,),
+        every=64,
+        first=0,
+        weights="bfloat16",
+        temperature=0.0,
+        max_new_tokens=900,
+    )
+
+
 PARTS = {
     "windows-tiny-llama": embedded_windows("embedded:tiny-llama"),
     "windows-tiny-qwen": embedded_windows("embedded:tiny-qwen"),
@@ -110,21 +128,8 @@ PARTS = {
         weights="bfloat16",
         max_new_tokens=500,
     ),
-    "learned-qwen": Part(
-        "learned",
-        "qwen2.5-coder-1.5b.gguf",
-        ("MATH500@panel/level3-short.jsonl", "GAOKAO2023EN@panel/gaokao-short.jsonl"),
-        60,
-        (*TRAININGS, RIVAL),
-        (144, 208),
-        (32,),
-        (False,),
-        every=64,
-        first=0,
-        weights="bfloat16",
-        temperature=0.0,
-        max_new_tokens=900,
-    ),
+    "learned-qwen": qwen_learned("MATH500@panel/level3-short.jsonl"),
+    "learned-qwen-gaokao": qwen_learned("GAOKAO2023EN@panel/gaokao-short.jsonl"),
 }
 
 
