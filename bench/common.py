@@ -61,7 +61,7 @@ def keep(options: argparse.Namespace, /, **document: Any) -> None:
     asked = {name: without_folder(value) for name, value in vars(options).items()}
     asked.pop("out", None)
     out = vars(options).get("out")
-    about = {"options": asked, "torch": torch.__version__, "machine": platform.processor() or platform.machine()}
+    about = {"options": asked, "torch": torch.__version__, "machine": machine_name()}
     text = json.dumps(about | document)
     if out:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +79,16 @@ def without_folder(value: Any) -> Any:
         # As in MATH500@/folder/panel.jsonl.
         return "@".join(Path(word).name if Path(word).is_absolute() else word for word in value.split("@"))
     return value
+
+
+def machine_name() -> str:
+    """Return the processor of this machine and the number of its cores."""
+    processor = platform.processor() or platform.machine()
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text().splitlines() if facts.is_file() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = ", ".join([processor, *dict.fromkeys(models)])
+    return f"{processor}, {os.cpu_count()} cores"
 
 
 def resident(name: str, process: int | str = "self") -> int:
