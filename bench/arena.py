@@ -1,25 +1,27 @@
 """The finding of the arena: each policy against random, and how much of the differences the prompt explains.
 
-    kvatlas sweep arena --out runs/arena
+    python bench/arena.py --decode embedded:tiny-llama --runs runs/arena     # and the same for embedded:tiny-qwen
     python bench/arena.py --runs runs/arena --out bench/results/arena.json
 
-Several runs may be given. With `--skip 60` the first 60 problems of each benchmark are left out, for a second look at
-problems that were decoded later. For each model `rows` has the differences to `random` with the same values, in
-points, with 95 % limits for all settings of the model at once (kvatlas.stats.against_policy); `--against h2o cam`
-makes such a table for each of these policies instead. For each budget, `prompt` has, over all policies that are there
-with the prompt kept and without: `kept_minus_not`, the mean gain by keeping the prompt, and `spread_kept` and
-`spread_not`, the standard deviation of Pass@1 between policies, from which the sampling error is taken out, so that
-policies which are alike have a spread near 0; `explained` is the share of the variance between policies that is gone
-when all of them keep the prompt. Intervals are 95 % and come from problems drawn again within each benchmark
-(bootstrap, 2,000 times).
+`--decode` decodes or resumes the recipe `arena` with one model on the problems of both looks: `PROBLEMS` of each
+benchmark from number `FIRST` on, and as many after these. The document has `outcomes` by problem and `numbers`, which
+docs/findings/arena.md quotes and `bench/audit.py` computes again. For each model and each look, `against` has the
+differences to each policy of `RIVALS` with the same values, in points, with 95 % limits for all settings of the model
+at once (kvatlas.stats.against_policy). For each budget, `prompt` has, over all policies that are there with the prompt
+kept and without: `kept_minus_not`, the mean gain by keeping the prompt, and `spread_kept` and `spread_not`, the
+standard deviation of Pass@1 between policies, from which the sampling error is taken out, so that policies which are
+alike have a spread near 0; `explained` is the share of the variance between policies that is gone when all of them keep
+the prompt. Intervals are 95 % and come from problems drawn again within each benchmark (bootstrap, 2,000 times).
 """
 
 from __future__ import annotations
 
+import json
 import math
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +32,14 @@ from kvatlas.results import Store
 from kvatlas.stats.against_policy import AgainstTable, against_policy
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, TraceTable
+from kvatlas.sweeps import make_plan, read_spec, sweep
+from outcomes import Json, outcomes_of, write_run
 
+PAGE = "docs/findings/arena.md"
+#: The first problem of each benchmark, and their number in each look.
+FIRST, PROBLEMS = 120, 60
+#: Policies that the others are compared with: survivors at random, and the plain kinds of those with variants.
+RIVALS = ("random", "h2o", "triattention", "snapkv")
 Floats = NDArray[np.float64]
 DRAWS = 2000
 
@@ -95,7 +104,7 @@ def prompt_factor(tables: Sequence[Floats], samplings: int) -> dict[str, float]:
     }
 
 
-def prompt_of(run: RunData, model: str) -> list[dict[str, Any]]:
+def prompt_of(run: RunData, model: str) -> list[Json]:
     """Return the factor prompt of a model, for each budget."""
     cells = [cell for cell in run.cells if cell.model == model and cell.measured]
     benchmarks = list(dict.fromkeys(cell.benchmark for cell in cells))
@@ -111,14 +120,7 @@ def prompt_of(run: RunData, model: str) -> list[dict[str, Any]]:
     return found
 
 
-def opened(folder: str, skip: int) -> RunData:
-    """Return the run of a folder without the first problems of each benchmark."""
-    with Store.open(Path(folder)) as store:
-        manifest = part_of(store.manifest(), slice(skip, None))
-        return RunData(manifest, TraceTable(manifest, store.columns()), folder=Path(folder))
-
-
-def rows_of(table: AgainstTable) -> list[dict[str, Any]]:
+def rows_of(table: AgainstTable) -> list[Json]:
     rows = []
     for row in table.rows:
         contrast = row.contrast
@@ -128,44 +130,63 @@ def rows_of(table: AgainstTable) -> list[dict[str, Any]]:
     return rows
 
 
-def print_table(model: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Print a row for each policy, a column for each group of values; proven differences are bold."""
-    names = {
-        name: [row["value"] for row in rows if row["name"] == name] for name in dict.fromkeys(r["name"] for r in rows)
-    }
-    groups = list(dict.fromkeys((row["kv_budget"], row["keep_prompt"]) for row in rows))
-    heads = [f"{budget}, {'kept' if keeps else 'not kept'}" for budget, keeps in groups]
-    print(f"\n| {model} | {' | '.join(heads)} |\n|---|{'---|' * len(heads)}")
-    for name in sorted(names, key=lambda name: -sum(names[name])):
-        cells = []
-        for group in groups:
-            found = [row for row in rows if row["name"] == name and (row["kv_budget"], row["keep_prompt"]) == group]
-            text = "".join(f"{row['value']:+.1f} ({row['low']:+.1f} to {row['high']:+.1f})" for row in found)
-            cells.append(f"**{text}**" if any(row["proven"] for row in found) else text)
-        print(f"| {name} | {' | '.join(cells)} |")
+def of_look(store: Store, problems: slice) -> Json:
+    """Return the numbers of these problems of each benchmark."""
+    manifest = part_of(store.manifest(), problems)
+    run = RunData(manifest, TraceTable(manifest, store.columns()))
+    against = {}
+    for policy in RIVALS:
+        (table,) = against_policy(run, policy)
+        against[policy] = {
+            "problems": table.problems,
+            "would_have_been_shown": round(100 * table.detectable, 1),
+            "rows": rows_of(table),
+        }
+    return {"against": against, "prompt": prompt_of(run, manifest.expected[0].model)}
+
+
+def numbers_of(outcomes: dict[str, list[Json]]) -> Json:
+    """Return the numbers of both looks by model."""
+    numbers = {}
+    for model, parts in outcomes.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write_run(parts[0], Path(folder) / "run", *parts[1:])
+            with Store.open(Path(folder) / "run") as store:
+                looks = {"first": slice(PROBLEMS), "second": slice(PROBLEMS, None)}
+                numbers[model] = {name: of_look(store, problems) for name, problems in looks.items()}
+    return numbers
+
+
+def decode(model: str, folder: Path) -> None:
+    """Decode what is missing of the recipe with one model."""
+    spec = read_spec(Path("arena"))
+    models = [entry for entry in spec.models if entry.model == model]
+    plan = make_plan(spec.model_copy(update={"models": models, "problems": FIRST + 2 * PROBLEMS}))
+    problems = {name: found[FIRST:] for name, found in plan.problems.items()}
+    sweep(replace(plan, problems=problems), folder, on_message=print)
+
+
+def short(model: str) -> str:
+    return model.removeprefix("embedded:")
 
 
 def main() -> None:
-    options = arguments(__doc__, runs={"nargs": "+", "type": str}, skip=0, against=["random"])
-    models = []
-    for folder in options.runs:
-        run = opened(folder, options.skip)
-        tables = [(policy, table) for policy in options.against for table in against_policy(run, policy)]
-        for policy, table in tables:
-            rows = rows_of(table)
-            print_table(f"{table.model} - {policy}", rows)
-            models.append(
-                {
-                    "model": table.model,
-                    "against": policy,
-                    "benchmarks": table.benchmarks,
-                    "problems": table.problems,
-                    "would_have_been_shown": round(100 * table.detectable, 1),
-                    "prompt": prompt_of(run, table.model),
-                    "rows": rows,
-                }
-            )
-    keep(options, models=models)
+    options = arguments(__doc__, runs=Path("runs/arena"), decode="")
+    if options.decode:
+        decode(options.decode, options.runs / short(options.decode))
+        return
+    outcomes = {}
+    for folder in sorted(options.runs.iterdir()):
+        with Store.open(folder) as store:
+            cells = store.manifest().expected
+        by_benchmark = {cell.benchmark: cell.problems for cell in cells}
+        outcomes[folder.name] = [
+            outcomes_of(folder, problems, 0, has_costs=False) for problems in by_benchmark.values()
+        ]
+    # Through JSON, as an audit reads them.
+    numbers = numbers_of(json.loads(json.dumps(outcomes)))
+    keep(options, bench="arena", numbers=numbers, outcomes=outcomes)
+    print("\n".join(lines(numbers)))
 
 
 if __name__ == "__main__":

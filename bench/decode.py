@@ -43,7 +43,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
-from common import FilledEngine, arguments, bench_model, keep
+from common import FilledEngine, arguments, bench_model, keep, without_folder
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.cpu import native
@@ -273,9 +273,10 @@ def _ms(seconds: list[float]) -> float:
 def demo(problems: int, spec: str, rounds: int, trees: list[str]) -> dict[str, Any]:
     """The grid of a spec of each tree in fresh processes, in turns; the first tree is compared with each."""
     program = Path(__file__).with_name("demo_grid.py")
-    runs: dict[str, list[dict[str, Any]]] = {tree: [] for tree in trees}
+    names = [without_folder(Path(tree)) for tree in trees]
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for _ in range(rounds):
-        for tree, own in runs.items():
+        for tree, own in zip(trees, runs.values(), strict=True):
             environment = os.environ | {"PYTHONPATH": str(Path(tree, "src").resolve())}
             command = [sys.executable, str(program), str(problems), str(Path(tree, spec))]
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -283,7 +284,7 @@ def demo(problems: int, spec: str, rounds: int, trees: list[str]) -> dict[str, A
     speeds = {tree: [run["decoded_tokens"] / run["seconds"] for run in own] for tree, own in runs.items()}
     if len({run["decoded_tokens"] for own in runs.values() for run in own}) > 1:
         raise SystemExit("The trees decode other tokens: give a spec without defaults that changed between them.")
-    first = speeds[trees[0]]
+    first = speeds[names[0]]
     against = {tree: round(median(s / o for s, o in zip(first, own, strict=True)), 3) for tree, own in speeds.items()}
     # Other work on the machine can only take time.
     least = {tree: round(max(first) / max(own), 3) for tree, own in speeds.items()}

@@ -2,10 +2,14 @@
 
     python bench/large_run.py --out bench/results/large_run.json     # 1,952,000 traces of 50 tokens, 99,552 of 8,000
     python bench/large_run.py --problems 10 --samples 4 --long-problems 0      # in small
+    python bench/large_run.py --run runs/demo --out bench/results/demo_commands.json     # `describe`, `map` and `view`
 
 61 settings on chains by embedded:tiny-llama. Each command is a process of its own: `seconds` of the clock,
 `cpu_seconds` of it, `peak_mb` at most. `sweep` finds that nothing is left to decode, `table` loads the trace table and
 does no more. Prints one JSON document.
+
+With --run the commands on that run take turns, `--rounds` times after one turn that does not count: medians and least
+CPU seconds, of `view` until it says its address.
 """
 
 from __future__ import annotations
@@ -19,9 +23,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from common import arguments, keep
+from common import arguments, keep, processor_seconds
 from kvatlas.core import EvictionTrace, Grade, Status, Trace, Usage
 from kvatlas.models import find
 from kvatlas.results import Expected, Store
@@ -86,7 +91,7 @@ def measured(*words: str) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     return {
         "seconds": round(seconds, 1),
-        "cpu_seconds": round(used["cpu_seconds"], 1),
+        "cpu_seconds": round(used["cpu_seconds"], 2),
         "peak_mb": used["peak_kb"] // 1024,
     }
 
@@ -114,9 +119,40 @@ def of_a_run(scratch: Path, problems: int, samples: int, tokens: int) -> dict[st
         }
 
 
+def start_of_view(folder: Path) -> float:
+    """CPU seconds of `view` until it says its address."""
+    command = [sys.executable, "-m", "kvatlas", "view", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        return processor_seconds(process.pid)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def on_run(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
+    """CPU seconds of the commands on a run, in turns."""
+    taken: dict[str, list[float]] = {"describe": [], "map": [], "view": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        picture = str(Path(scratch) / "map.png")
+        for _ in range(rounds + 1):
+            taken["describe"].append(measured("-m", "kvatlas", "describe", str(folder))["cpu_seconds"])
+            taken["map"].append(measured("-m", "kvatlas", "map", str(folder), "--out", picture)["cpu_seconds"])
+            taken["view"].append(start_of_view(folder))
+    return {
+        name: {"median_cpu_seconds": round(median(own[1:]), 2), "least_cpu_seconds": round(min(own[1:]), 2)}
+        for name, own in taken.items()
+    }
+
+
 def main() -> None:
     long: dict[str, Any] = {"long_problems": 102, "long_samples": 16, "long_tokens": 8_000}
-    args = arguments(__doc__, problems=500, samples=64, tokens=50, **long, scratch=Path)
+    args = arguments(__doc__, problems=500, samples=64, tokens=50, **long, scratch=Path, run=Path, rounds=7)
+    if args.run:
+        keep(args, bench="large_run", commands=on_run(args.run, args.rounds))
+        return
     sizes = [(args.problems, args.samples, args.tokens), (args.long_problems, args.long_samples, args.long_tokens)]
     # As many short traces as there are long ones, to see what their length costs.
     sizes.append((args.long_problems, args.long_samples, args.tokens))

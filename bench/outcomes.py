@@ -28,8 +28,13 @@ def from_hex(text: str) -> list[bool]:
     return [digit == "1" for digit in f"{int(text, 16):b}"[1:]]
 
 
-def outcomes_of(folder: Path, problems: Sequence[str], sample: int, model: str = "") -> Json:
-    """Return one sample of these problems of one benchmark under all settings of a `model`, or of the only one."""
+def outcomes_of(
+    folder: Path, problems: Sequence[str], sample: int, model: str = "", *, has_costs: bool = True
+) -> Json:
+    """Return one sample of these problems of one benchmark under all settings of a `model`, or of the only one.
+
+    Without costs the outcomes alone are kept: some bits for each setting.
+    """
     with Store.open(folder) as store:
         manifest = store.manifest()
         traces = {
@@ -50,20 +55,20 @@ def outcomes_of(folder: Path, problems: Sequence[str], sample: int, model: str =
             if cap is None
             else {"cut": to_hex([usage is not None and usage.thinking_tokens >= cap for usage in usages])}
         )
-        settings.append(
-            {
-                **cut,
-                "policy": cell.setting.policy,
-                "values": cell.setting.values,
-                "baseline": cell.baseline,
-                "missing": to_hex([trace is None for trace in found]),
-                "right": to_hex([trace is not None and trace.grade.correct for trace in found]),
-                "truncated": to_hex([trace is not None and trace.grade.status == "truncated" for trace in found]),
-                "compressed": to_hex([usage is not None and bool(usage.compressions) for usage in usages]),
-                "output_tokens": [usage.output_tokens if usage else 0 for usage in usages],
-                "mean_kv_tokens": [round(usage.mean_kv_tokens or 0) if usage else 0 for usage in usages],
-            }
-        )
+        entry = {
+            **cut,
+            "policy": cell.setting.policy,
+            "values": cell.setting.values,
+            "baseline": cell.baseline,
+            "missing": to_hex([trace is None for trace in found]),
+            "right": to_hex([trace is not None and trace.grade.correct for trace in found]),
+            "truncated": to_hex([trace is not None and trace.grade.status == "truncated" for trace in found]),
+            "compressed": to_hex([usage is not None and bool(usage.compressions) for usage in usages]),
+        }
+        if has_costs:
+            entry["output_tokens"] = [usage.output_tokens if usage else 0 for usage in usages]
+            entry["mean_kv_tokens"] = [round(usage.mean_kv_tokens or 0) if usage else 0 for usage in usages]
+        settings.append(entry)
     first = cells[0]
     return {
         "model": first.model,
@@ -115,6 +120,9 @@ NO_COSTS = Usage(
 
 def traces_of(entry: Json, empty: Trace, outcomes: Json, problems: Sequence[str]) -> list[Trace]:
     """Return the traces of one setting: `empty` with the outcome and the costs of each problem that is not missing."""
+    no_costs = [0] * len(problems)
+    output_tokens = entry.get("output_tokens", no_costs)
+    mean_kv_tokens = entry.get("mean_kv_tokens", no_costs)
     missing = from_hex(entry["missing"])
     right = from_hex(entry["right"])
     truncated = from_hex(entry["truncated"])
@@ -129,8 +137,8 @@ def traces_of(entry: Json, empty: Trace, outcomes: Json, problems: Sequence[str]
         usage = replace(
             NO_COSTS,
             prompt_tokens=outcomes["prompt_tokens"][index],
-            output_tokens=entry["output_tokens"][index],
-            mean_kv_tokens=float(entry["mean_kv_tokens"][index]),
+            output_tokens=output_tokens[index],
+            mean_kv_tokens=float(mean_kv_tokens[index]),
             compressions=int(compressed[index]),
             # A trace whose thinking was cut has as many thinking tokens as its cap.
             thinking_tokens=entry["values"]["thinking_tokens"] if cut and cut[index] else 0,
