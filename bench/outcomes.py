@@ -28,9 +28,7 @@ def from_hex(text: str) -> list[bool]:
     return [digit == "1" for digit in f"{int(text, 16):b}"[1:]]
 
 
-def outcomes_of(
-    folder: Path, problems: Sequence[str], sample: int, model: str = "", *, has_costs: bool = True
-) -> Json:
+def outcomes_of(folder: Path, problems: Sequence[str], sample: int, model: str = "", *, has_costs: bool = True) -> Json:
     """Return one sample of these problems of one benchmark under all settings of a `model`, or of the only one.
 
     Without costs the outcomes alone are kept: some bits for each setting.

@@ -1,0 +1,266 @@
+"""Recipes decoded on problems that no run had seen, with outcomes by problem.
+
+    python bench/recipe_runs.py --decode bytes-tiny-llama maps-smollm --runs runs/recipes
+    python bench/recipe_runs.py --runs runs/recipes --out bench/results/recipe_runs.json
+
+The predictions are in the predictions.md of recipes/embedded and recipes/smollm. `--decode` decodes or resumes the
+named parts; without it the document is made of what is there. `outcomes` has the outcomes by problem, `numbers` what
+the pages under docs/findings quote. `losses` are Pass@1 of a setting minus the full cache's, in points, with limits
+that hold for all settings of a part at once (Bonferroni). `comparisons` were chosen before decoding; their limits hold
+for all comparisons of a part at once, and p-values are Holm's. All speak of problems like these.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from common import arguments, keep
+from kvatlas.results import Store
+from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata_of_sizes
+from kvatlas.stats.numerics.bounded import mean_differences
+from kvatlas.stats.numerics.multiple import holm
+from kvatlas.sweeps import make_plan, read_spec, sweep
+from outcomes import Json, from_hex, outcomes_of
+
+ROOT = Path(__file__).parents[1]
+FULL = "full"
+#: The settings that are compared as one, by their mean: a policy's map.
+MAP_OF = "map of "
+
+
+@dataclass(frozen=True)
+class Part:
+    """A recipe with one model on `problems` of each benchmark, from number `first` on."""
+
+    recipe: str
+    model: str
+    page: str
+    problems: int = 60
+    first: int = 300
+    weights: str = "auto"
+    comparisons: Sequence[tuple[str, str]] = field(default_factory=tuple)
+
+
+def bytes_part(model: str) -> Part:
+    """Many tokens in few bits against few in many, at equal bytes, and what fewer bits than 4 bring."""
+    return Part(
+        "recipes/embedded/bytes.yaml",
+        model,
+        "docs/findings/bytes.md",
+        comparisons=(
+            ("dynts 460 tokens, 4 bits", "dynts 160 tokens"),
+            ("dynts 460 tokens, 4 bits", "dynts 256 tokens, 8 bits"),
+            ("dynts 460 tokens, 4 bits", "dynts 576 tokens, 3 bits"),
+            ("dynts 460 tokens, 4 bits", "dynts 768 tokens, 2 bits"),
+        ),
+    )
+
+
+RIVALS = ("dynts", "window", "random", "snapkv", "h2o")
+PARTS = {
+    "bytes-tiny-llama": bytes_part("embedded:tiny-llama"),
+    "bytes-tiny-qwen": bytes_part("embedded:tiny-qwen"),
+    "bytes-smollm": Part(
+        "recipes/smollm/bytes.yaml",
+        "smollm2-135m-think",
+        "docs/findings/bytes.md",
+        weights="bfloat16",
+        comparisons=(("rkv 312 tokens, 8 bits", "rkv 192 tokens"),),
+    ),
+    "maps-smollm": Part(
+        "recipes/smollm/maps.yaml",
+        "smollm2-135m-think",
+        "docs/findings/real-model.md",
+        weights="bfloat16",
+        comparisons=(
+            (f"{MAP_OF}rkv", f"{MAP_OF}dynts"),
+            *(("rkv 64 0.3", f"{rival} 64 0.3") for rival in RIVALS),
+        ),
+    ),
+}
+
+
+def name_of(policy: str, values: Json) -> str:
+    """Return what the document calls a setting: the policy and what differs between settings of its recipe."""
+    bits = values.get("kv_bits")
+    in_bits = f"{bits} bits" if bits else ""
+    if policy == FULL:
+        return ", ".join(word for word in (FULL, in_bits) if word)
+    if values.get("budget_over") == "thinking":
+        return f"{policy} {values['local_window']} {values['ratio']}"
+    return ", ".join(word for word in (f"{policy} {values['kv_budget']} tokens", in_bits) if word)
+
+
+def decode(part: Part, folder: Path, workers: int) -> None:
+    """Decode what is missing of a part, the first problems first."""
+    spec = read_spec(ROOT / part.recipe)
+    models = [entry.model_copy(update={"weights": part.weights}) for entry in spec.models if entry.model == part.model]
+    plan = make_plan(spec.model_copy(update={"models": models, "problems": part.first + part.problems}))
+    problems = {name: found[part.first :] for name, found in plan.problems.items()}
+    sweep(replace(plan, problems=problems), folder, workers=workers, on_message=print)
+
+
+def outcomes_of_part(folder: Path) -> Json:
+    """Return the right answers of each setting on the problems that all settings have, by benchmark."""
+    with Store.open(folder) as store:
+        cells = store.manifest().expected
+        decoded: dict[str, int] = {}
+        for _, trace in store.traces(texts=False):
+            decoded[trace.problem] = decoded.get(trace.problem, 0) + 1
+    settings = len({cell.setting for cell in cells})
+    by_benchmark = {}
+    for cell in cells:
+        if cell.benchmark in by_benchmark:
+            continue
+        whole = [problem for problem in cell.problems if decoded.get(problem) == settings]
+        found = outcomes_of(folder, whole, 0, has_costs=False)
+        by_benchmark[cell.benchmark] = {
+            "problems": found["problems"],
+            "right": {name_of(entry["policy"], entry["values"]): entry["right"] for entry in found["settings"]},
+            "compressed": {
+                name_of(entry["policy"], entry["values"]): entry["compressed"] for entry in found["settings"]
+            },
+        }
+    return by_benchmark
+
+
+def numbers_of(outcomes: dict[str, Json]) -> Json:
+    """Return Pass@1 of each setting in percent, and losses and comparisons in points."""
+    return {name: numbers_of_part(PARTS[name], of_part) for name, of_part in outcomes.items()}
+
+
+def numbers_of_part(part: Part, by_benchmark: Json) -> Json:
+    names = list(next(iter(by_benchmark.values()))["right"])
+    sizes = [len(found["problems"]) for found in by_benchmark.values()]
+    tables = {name: right_of(by_benchmark, name) for name in names}
+    for name in dict.fromkeys(name for pair in part.comparisons for name in pair if name.startswith(MAP_OF)):
+        policy = name.removeprefix(MAP_OF)
+        tables[name] = np.mean([table for other, table in tables.items() if other.split()[0] == policy], axis=0)
+
+    settings = [name for name in names if name != FULL]
+    losses = limits_of([tables[name] - tables[FULL] for name in settings], sizes)
+    comparisons = limits_of([tables[first] - tables[second] for first, second in part.comparisons], sizes)
+    return {
+        "problems": sum(sizes),
+        "value": {name: round(100 * mean_of(tables[name], sizes), 4) for name in tables},
+        "compressed": {
+            name: sum(sum(from_hex(found["compressed"][name])) for found in by_benchmark.values()) for name in settings
+        },
+        "losses": dict(zip(settings, losses, strict=True)),
+        "comparisons": [
+            {"first": first, "second": second, **limits}
+            for (first, second), limits in zip(part.comparisons, comparisons, strict=True)
+        ],
+    }
+
+
+def limits_of(differences: Sequence[Floats], sizes: Sequence[int]) -> list[Json]:
+    """Return values with limits for all of them at once, in points, and p-values after Holm."""
+    z = normal_quantile(LEVEL / 2 / len(differences))
+    contrasts = mean_differences(np.stack(differences), strata_of_sizes(sizes), z)
+    adjusted = holm([contrast.p for contrast in contrasts])
+    found = []
+    for contrast, p in zip(contrasts, adjusted, strict=True):
+        limits = {end: round(100 * getattr(contrast, end), 4) for end in ("value", "low", "high")}
+        found.append({**limits, "adjusted_p": p})
+    return found
+
+
+def right_of(by_benchmark: Json, name: str) -> Floats:
+    """Return 1 for each right answer of a setting, benchmark by benchmark."""
+    return np.concatenate([np.array(from_hex(found["right"][name]), float) for found in by_benchmark.values()])
+
+
+def mean_of(right: Floats, sizes: Sequence[int]) -> float:
+    parts = np.split(right, np.cumsum(sizes)[:-1])
+    return float(np.mean([part.mean() for part in parts]))
+
+
+#: Bits of the table of bytes.md, and the tokens that 160 KiB of an embedded model hold in them; the same of SmolLM2.
+EMBEDDED_BITS = (("16", "160", ""), ("8", "256", ", 8 bits"), ("4", "460", ", 4 bits"), ("3", "576", ", 3 bits"))
+EMBEDDED_BITS += (("2", "768", ", 2 bits"),)
+SMOLLM_BITS = (("16", "192", ""), ("8", "312", ", 8 bits"), ("4", "", ", 4 bits"), ("3", "", ", 3 bits"))
+SMOLLM_BITS += (("2", "", ", 2 bits"),)
+
+
+def lines(numbers: Json) -> list[str]:
+    """Return the lines of the pages that hold the numbers."""
+    rows = []
+    embedded = [numbers[name] for name in ("bytes-tiny-llama", "bytes-tiny-qwen") if name in numbers]
+    for bits, tokens, ending in EMBEDDED_BITS:
+        cells = [bits, tokens]
+        cells += [lost_text(found, f"dynts {tokens} tokens{ending}") for found in embedded]
+        cells += [lost_text(found, FULL + ending) for found in embedded]
+        rows.append(f"| {' | '.join(cells)} |")
+    if "bytes-smollm" in numbers:
+        found = numbers["bytes-smollm"]
+        for bits, tokens, ending in SMOLLM_BITS:
+            cells = [bits, tokens or "whole traces", lost_text(found, f"rkv {tokens} tokens{ending}")]
+            rows.append(f"| {' | '.join([*cells, lost_text(found, FULL + ending)])} |")
+    for name, found in numbers.items():
+        for pair in found["comparisons"]:
+            model = PARTS[name].model.removeprefix("embedded:").removesuffix("-135m-think")
+            limits = f"{pair['value']:.1f} ({pair['low']:.1f} to {pair['high']:.1f}){mark_of(pair)}"
+            rows.append(f"| {model} | {pair['first']} | {pair['second']} | {limits} |")
+    if "maps-smollm" in numbers:
+        found = numbers["maps-smollm"]
+        for policy in ("rkv", "dynts"):
+            for window in (160, 112, 64, 16):
+                shares = [f"{found['value'][f'{policy} {window} 0.{tenth}']:.1f}" for tenth in range(1, 6)]
+                rows.append(f"| {policy} | {window} | {' | '.join(shares)} |")
+        for policy in ("rkv", *RIVALS):
+            name = f"{policy} 64 0.3"
+            rows.append(f"| {policy} | {found['value'][name]:.1f} | {lost_text(found, name)} |")
+    return rows
+
+
+def mark_of(limits: Json) -> str:
+    return "*" if limits["adjusted_p"] <= LEVEL else ""
+
+
+def lost_text(found: Json, name: str) -> str:
+    """Return the points that a setting loses, with its limits; nothing for one that is not there."""
+    limits = found["losses"].get(name)
+    if limits is None:
+        return ""
+    # Without a minus before a zero.
+    lost, low, high = (round(-limits[end], 1) + 0 for end in ("value", "high", "low"))
+    return f"{lost:.1f} ({low:.1f} to {high:.1f}){mark_of(limits)}"
+
+
+def pages_of(numbers: Json) -> dict[str, list[str]]:
+    """Return the lines by the page that holds them."""
+    pages: dict[str, Json] = {}
+    for name, found in numbers.items():
+        pages.setdefault(PARTS[name].page, {})[name] = found
+    return {page: lines(of_page) for page, of_page in pages.items()}
+
+
+def main() -> None:
+    options = arguments(__doc__, runs=Path("runs/recipes"), decode=[""], workers=1)
+    asked = [name for name in options.decode if name]
+    for name in asked:
+        decode(PARTS[name], options.runs / name, options.workers)
+    if asked:
+        return
+
+    # A part whose run is not here keeps the outcomes that the document has.
+    outcomes: dict[str, Json] = {}
+    if options.out is not None and options.out.is_file():
+        outcomes = json.loads(options.out.read_text("utf-8"))["outcomes"]
+    for name in PARTS:
+        if (options.runs / name).is_dir():
+            outcomes[name] = outcomes_of_part(options.runs / name)
+    numbers = numbers_of(outcomes)
+    keep(options, bench="recipe_runs", numbers=numbers, outcomes=outcomes)
+    for page, of_page in pages_of(numbers).items():
+        print(page, *of_page, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
