@@ -157,6 +157,68 @@ def numbers_of(outcomes: dict[str, list[Json]]) -> Json:
     return numbers
 
 
+#: Settings of a policy that differ from its plain kind in one choice.
+CHOICES = {
+    "h2o": ("cam",),
+    "triattention": ("triattention(scope=union)", "triattention(scope=kv_head)"),
+    "snapkv": ("snapkv(budgets=ada)", "snapkv(budgets=pyramid)"),
+}
+BUDGETS = (160, 208)
+
+
+def lines(numbers: Json) -> list[str]:
+    """Return the lines of the page that hold the numbers."""
+    of_look = {
+        (short(model), look, rival): {(row["name"], row["kv_budget"], row["keep_prompt"]): row for row in table["rows"]}
+        for model, looks in numbers.items()
+        for look, of_model in looks.items()
+        for rival, table in of_model["against"].items()
+    }
+    models = [short(model) for model in numbers]
+    places = [(model, budget) for model in models for budget in BUDGETS]
+
+    # Each policy minus random survivors, with the prompt kept: both looks of each model and budget.
+    values = {}
+    for name in dict.fromkeys(name for name, _, _ in of_look[models[0], "second", "random"]):
+        found = [
+            [of_look[model, look, "random"][name, budget, True] for look in ("first", "second")]
+            for model, budget in places
+        ]
+        cells = [" / ".join(f"{row['value']:.1f}{mark_of(row)}" for row in pair) for pair in found]
+        values[f"| {name} | {' | '.join(cells)} |"] = sum(pair[1]["value"] for pair in found)
+    rows = sorted(values, key=lambda line: -values[line])
+
+    # What keeping the prompt is worth, and what it explains.
+    for model, looks in numbers.items():
+        for index, budget in enumerate(BUDGETS):
+            found = [looks[look]["prompt"][index] for look in ("first", "second")]
+            cells = [bootstrap_text(one[name]) for name in ("kept_minus_not", "explained") for one in found]
+            rows.append(f"| {short(model)}, {budget} | {' | '.join(cells)} |")
+
+    # What one choice changes.
+    for rival, names in CHOICES.items():
+        for name in names:
+            for model, budget in places:
+                for is_kept in (True, False):
+                    pair = [of_look[model, look, rival][name, budget, is_kept] for look in ("first", "second")]
+                    prompt = "kept" if is_kept else "competes"
+                    cells = [limits_text(row) for row in pair]
+                    rows.append(f"| {name} − {rival} | {model}, {budget} | {prompt} | {' | '.join(cells)} |")
+    return rows
+
+
+def mark_of(row: Json) -> str:
+    return "*" if row["proven"] else ""
+
+
+def limits_text(row: Json) -> str:
+    return f"{row['value']:.1f} ({row['low']:.1f} to {row['high']:.1f}){mark_of(row)}"
+
+
+def bootstrap_text(number: dict[str, float]) -> str:
+    return f"{number['value']:.1f} ({number['low']:.1f} to {number['high']:.1f})"
+
+
 def decode(model: str, folder: Path) -> None:
     """Decode what is missing of the recipe with one model."""
     spec = read_spec(Path("arena"))
