@@ -35,7 +35,7 @@ from kvatlas.stats.table import CellTraces, TraceTable
 from kvatlas.sweeps import make_plan, read_spec, sweep
 from outcomes import Json, outcomes_of, write_run
 
-PAGE = "docs/findings/arena.md"
+PAGES = ("docs/findings/arena.md",)
 #: The first problem of each benchmark, and their number in each look.
 FIRST, PROBLEMS = 120, 60
 #: Policies that the others are compared with: survivors at random, and the plain kinds of those with variants.

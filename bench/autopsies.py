@@ -30,7 +30,7 @@ from kvatlas.sweeps import make_plan, sweep
 from kvatlas.sweeps.spec import parse_spec
 from outcomes import Json
 
-PAGE = "docs/findings/saving-tokens.md"
+PAGES = ("docs/findings/saving-tokens.md",)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ bound; `share` is that time / the time of our step, `best_share` the least of su
 the fastest rounds.
 
 `demo` is the demo's grid on chains with `embedded:tiny-llama`, or that of another spec (`demo_grid.py`): decoded tokens
-per CPU second, in fresh processes, by the source trees `--trees`, whose kernels are compiled. Prints one JSON document.
+per CPU second, in fresh processes, by the source trees `--trees`, whose kernels are compiled, each by its own
+`demo_grid.py`. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -272,13 +273,12 @@ def _ms(seconds: list[float]) -> float:
 
 def demo(problems: int, spec: str, rounds: int, trees: list[str]) -> dict[str, Any]:
     """The grid of a spec of each tree in fresh processes, in turns; the first tree is compared with each."""
-    program = Path(__file__).with_name("demo_grid.py")
     names = [without_folder(Path(tree)) for tree in trees]
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for _ in range(rounds):
         for tree, own in zip(trees, runs.values(), strict=True):
             environment = os.environ | {"PYTHONPATH": str(Path(tree, "src").resolve())}
-            command = [sys.executable, str(program), str(problems), str(Path(tree, spec))]
+            command = [sys.executable, str(Path(tree, "bench/demo_grid.py")), str(problems), str(Path(tree, spec))]
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
             own.append(json.loads(done.stdout.splitlines()[-1]))
     speeds = {tree: [run["decoded_tokens"] / run["seconds"] for run in own] for tree, own in runs.items()}

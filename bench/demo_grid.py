@@ -3,8 +3,8 @@
     PYTHONPATH=TREE/src python bench/demo_grid.py PROBLEMS SPEC [--shares]
 
 The spec's first model on its last benchmark under all settings that compress, as many sequences at a time as a worker
-takes by default on a CPU, one thread, one problem beforehand that does not count. It uses only what any source tree of
-kvatlas has, so that trees can be compared: a plan, an engine and its `run`. Prints one JSON document.
+takes by default on a CPU, one thread, one problem beforehand that does not count. Each source tree has its own:
+`decode.py` compares them. Prints one JSON document.
 
 With --shares the same is decoded once more while torch's operators are timed, and the document says what share of the
 time native kernels and operators take; what is left is the interpreter's (Python, ctypes, and calls into torch and

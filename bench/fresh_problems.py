@@ -34,7 +34,7 @@ from kvatlas.sweeps import make_plan, read_spec, sweep
 from kvatlas.sweeps.spec import SettingSpec
 from outcomes import Json, outcomes_of, write_run
 
-PAGE = "docs/findings/embedded.md"
+PAGES = ("docs/findings/embedded.md",)
 #: The policy whose settings the demo is about, and the one that it is compared with.
 POLICY, RIVAL = "dynts", "random"
 MARGIN = 5

@@ -2,6 +2,10 @@
 
     python bench/llama_cpp.py prompts MODEL.gguf MATH500@panel.jsonl --out prompts.json           # with kvatlas
     OTHER/bin/python bench/llama_cpp.py run MODEL.gguf prompts.json --requantize MODEL-q8.gguf    # with llama.cpp
+    python bench/llama_cpp.py compare --ours OURS.json ... --peer PEER.json ... --out bench/results/llama_cpp.json
+
+`compare` puts the documents of `short_weights.py --weights int8 --rounds 1` and of `run --rounds 1`, which took turns,
+into one: medians and best turns of both, and the medians over turns of our speed over llama.cpp's.
 
 The second line runs in an environment of its own after `pip install numpy cffi; pip install --no-deps llama-cpp-cffi`,
 a wheel that holds the library for processors with AVX2. With `--requantize` the weights are first written in 8 bits
@@ -138,6 +142,40 @@ def run(options: argparse.Namespace) -> None:
     print(text)
 
 
+def compare(options: argparse.Namespace) -> None:
+    """Print one document of the turns of both."""
+    ours = [json.loads(path.read_text()) for path in options.ours]
+    peers = [json.loads(path.read_text()) for path in options.peer]
+    speeds = {
+        "kvatlas, int8": [document["tokens_per_second"]["int8"] for document in ours],
+        "llama.cpp, Q8_0": [document["tokens_per_second"] for document in peers],
+    }
+    batches = list(peers[0]["tokens_per_second"])
+    ratios = {
+        batch: median(own[batch] / other[batch] for own, other in zip(*speeds.values(), strict=True))
+        for batch in batches
+    }
+    medians = {}
+    best = {}
+    for name, turns in speeds.items():
+        medians[name] = {batch: median(turn[batch] for turn in turns) for batch in batches}
+        best[name] = {batch: max(turn[batch] for turn in turns) for batch in batches}
+    document = {
+        "bench": "llama_cpp",
+        "machine": ours[0]["machine"],
+        "model": ours[0]["options"]["model"],
+        **{name: peers[0][name] for name in ("version", "system", "model_bytes", "new_tokens")},
+        "turns": speeds,
+        "tokens_per_second": medians,
+        "best": best,
+        "speed_against_llama_cpp": {batch: round(ratio, 2) for batch, ratio in ratios.items()},
+    }
+    text = json.dumps(document)
+    if options.out:
+        options.out.write_text(text + "\n")
+    print(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -156,6 +194,11 @@ def main() -> None:
     runs.add_argument("--requantize", type=Path)
     runs.add_argument("--out", type=Path)
     runs.set_defaults(call=run)
+    both = commands.add_parser("compare")
+    both.add_argument("--ours", type=Path, nargs="+", required=True)
+    both.add_argument("--peer", type=Path, nargs="+", required=True)
+    both.add_argument("--out", type=Path)
+    both.set_defaults(call=compare)
     options = parser.parse_args()
     options.call(options)
 

@@ -95,7 +95,8 @@ def write_run(outcomes: Json, folder: Path, *others: Json) -> None:
             setting = Setting.from_parameters(entry["policy"], **entry["values"])
             key = f"outcomes {model}"
             cells.append(Expected(model, benchmark, setting, key, problems, 1, entry["baseline"], kv_bytes))
-            empty = Trace(model, benchmark, "", 0, setting, (), "", WRONG, NO_COSTS)
+            # One token for each setting: texts that are all the same would say that nothing was compressed.
+            empty = Trace(model, benchmark, "", 0, setting, (len(cells),), "", WRONG, NO_COSTS)
             traces += [(key, trace) for trace in traces_of(entry, empty, part, problems)]
     axes = tuple((name, tuple(values)) for name, values in outcomes["axes"])
     manifest = Manifest(axes, tuple(cells), spec={}, provenance={})

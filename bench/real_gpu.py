@@ -24,7 +24,7 @@ from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.table import CellTraces
 from outcomes import Json, from_hex, outcomes_of, to_hex, write_run
 
-PAGE = "docs/findings/real-gpu.md"
+PAGES = ("docs/findings/real-gpu.md",)
 MARGINS = (5, 3)
 #: The limit of new tokens of the run: differences of tokens are at most this.
 MAX_NEW_TOKENS = 1200

@@ -28,6 +28,7 @@ from kvatlas.sweeps import make_plan, read_spec, sweep
 from outcomes import Json, from_hex, outcomes_of
 
 ROOT = Path(__file__).parents[1]
+PAGES = ("docs/findings/bytes.md", "docs/findings/real-model.md")
 FULL = "full"
 #: The settings that are compared as one, by their mean: a policy's map.
 MAP_OF = "map of "
@@ -39,7 +40,6 @@ class Part:
 
     recipe: str
     model: str
-    page: str
     problems: int = 60
     first: int = 300
     weights: str = "auto"
@@ -51,7 +51,6 @@ def bytes_part(model: str) -> Part:
     return Part(
         "recipes/embedded/bytes.yaml",
         model,
-        "docs/findings/bytes.md",
         comparisons=(
             ("dynts 460 tokens, 4 bits", "dynts 160 tokens"),
             ("dynts 460 tokens, 4 bits", "dynts 256 tokens, 8 bits"),
@@ -68,14 +67,12 @@ PARTS = {
     "bytes-smollm": Part(
         "recipes/smollm/bytes.yaml",
         "smollm2-135m-think",
-        "docs/findings/bytes.md",
         weights="bfloat16",
         comparisons=(("rkv 312 tokens, 8 bits", "rkv 192 tokens"),),
     ),
     "maps-smollm": Part(
         "recipes/smollm/maps.yaml",
         "smollm2-135m-think",
-        "docs/findings/real-model.md",
         weights="bfloat16",
         comparisons=(
             (f"{MAP_OF}rkv", f"{MAP_OF}dynts"),
@@ -192,7 +189,7 @@ def lines(numbers: Json) -> list[str]:
     """Return the lines of the pages that hold the numbers."""
     rows = []
     embedded = [numbers[name] for name in ("bytes-tiny-llama", "bytes-tiny-qwen") if name in numbers]
-    for bits, tokens, ending in EMBEDDED_BITS:
+    for bits, tokens, ending in EMBEDDED_BITS if embedded else ():
         cells = [bits, tokens]
         cells += [lost_text(found, f"dynts {tokens} tokens{ending}") for found in embedded]
         cells += [lost_text(found, FULL + ending) for found in embedded]
@@ -233,14 +230,6 @@ def lost_text(found: Json, name: str) -> str:
     return f"{lost:.1f} ({low:.1f} to {high:.1f}){mark_of(limits)}"
 
 
-def pages_of(numbers: Json) -> dict[str, list[str]]:
-    """Return the lines by the page that holds them."""
-    pages: dict[str, Json] = {}
-    for name, found in numbers.items():
-        pages.setdefault(PARTS[name].page, {})[name] = found
-    return {page: lines(of_page) for page, of_page in pages.items()}
-
-
 def main() -> None:
     options = arguments(__doc__, runs=Path("runs/recipes"), decode=[""], workers=1)
     asked = [name for name in options.decode if name]
@@ -258,8 +247,7 @@ def main() -> None:
             outcomes[name] = outcomes_of_part(options.runs / name)
     numbers = numbers_of(outcomes)
     keep(options, bench="recipe_runs", numbers=numbers, outcomes=outcomes)
-    for page, of_page in pages_of(numbers).items():
-        print(page, *of_page, sep="\n")
+    print("\n".join(lines(numbers)))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from kvatlas.sweeps import make_plan, sweep
 from kvatlas.sweeps.spec import parse_spec
 from outcomes import Json, from_hex, outcomes_of
 
-PAGE = "docs/findings/second-looks.md"
+PAGES = ("docs/findings/second-looks.md",)
 #: The first problem that is decoded of each benchmark.
 FIRST = 3000
 #: The names of a head's two trainings, and of the policy that they are compared with.

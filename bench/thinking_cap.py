@@ -33,7 +33,7 @@ from kvatlas.stats.paired import difference_of_cells
 from kvatlas.stats.table import CellTraces
 from outcomes import Json, outcomes_of, write_run
 
-PAGE = "docs/findings/thinking-cap.md"
+PAGES = ("docs/findings/thinking-cap.md",)
 MARGIN = 5
 #: The number of tokens beside the prompt that stands for all of them.
 ALL = 1024

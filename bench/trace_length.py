@@ -20,7 +20,7 @@ from kvatlas.report.result import analyse
 from kvatlas.report.view_options import ReadOptions
 from outcomes import Json, to_hex, write_run
 
-PAGE = "docs/findings/length.md"
+PAGES = ("docs/findings/length.md",)
 
 LINES = (8, 12, 18, 24, 30, 36)
 MODELS = ("embedded:tiny-llama", "embedded:tiny-qwen")

@@ -140,11 +140,10 @@ def test_a_walk_tells_false_values_from_missing_steps(
 
 
 def test_the_kept_causes_restore_more_than_random_tokens_do() -> None:
-    cells = kept("autopsies")["cells"]
-    embedded = [cell["summary"] for cell in cells if cell["model"].startswith("embedded:")]
-    assert len(embedded) >= 3
-    assert all(summary["held_out"]["cause_over_random"]["low"] > 0 for summary in embedded)
-    assert all(summary["replays"] <= 60 for summary in embedded)
+    summaries = [found["summary"] for found in kept("equal_arms")["numbers"].values()]
+    assert len(summaries) >= 2
+    assert all(summary["held_out"]["cause_over_random"]["low"] > 0 for summary in summaries)
+    assert all(summary["replays"] <= 60 for summary in summaries)
 
 
 def test_what_the_prompt_explains_is_the_spread_that_was_planted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,4 +198,5 @@ def test_the_page_of_the_gpus_map_has_the_kept_numbers(monkeypatch: pytest.Monke
     real_gpu = importlib.import_module("real_gpu")
     lines = real_gpu.lines(kept("real_gpu")["numbers"])
     assert len(lines) == 24 + 2 + 6
-    assert set(lines) <= set((BENCH.parent / real_gpu.PAGE).read_text().splitlines())
+    (page,) = real_gpu.PAGES
+    assert set(lines) <= set((BENCH.parent / page).read_text().splitlines())
