@@ -2,6 +2,9 @@
 
 For each document in bench/results that holds outcomes by problem, its numbers are computed again by the statistics of
 this version and compared with the stored ones, and each line that holds such numbers must be in one of its pages.
+
+    python bench/audit.py                        # all documents
+    python bench/audit.py --renew thinking_cap   # write the numbers of one anew, after a change of its program
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import recipe_runs
 import second_looks
 import thinking_cap
 import trace_length
+from common import arguments
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -74,7 +78,19 @@ def audit(name: str) -> list[str]:
     return faults
 
 
+def renew(name: str) -> None:
+    """Write the numbers of a document anew, as they follow from its outcomes."""
+    path = RESULTS / f"{name}.json"
+    document = json.loads(path.read_text())
+    document["numbers"] = AUDITABLE[name].numbers_of(document["outcomes"])
+    path.write_text(json.dumps(document) + "\n")
+
+
 def main() -> None:
+    options = arguments(__doc__, renew="")
+    if options.renew:
+        renew(options.renew)
+        return
     faults = [fault for name in AUDITABLE for fault in audit(name)]
     print("\n".join(faults))
     sys.exit(bool(faults))
