@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,6 +189,8 @@ def lines(numbers: Json) -> list[str]:
         values[f"| {name} | {' | '.join(cells)} |"] = sum(pair[1]["value"] for pair in found)
     rows = sorted(values, key=lambda line: -values[line])
 
+    rows += repetition_lines(numbers)
+
     # What keeping the prompt is worth, and what it explains.
     for model, looks in numbers.items():
         for index, budget in enumerate(BUDGETS):
@@ -217,6 +220,54 @@ def limits_text(row: Json) -> str:
 
 def bootstrap_text(number: dict[str, float]) -> str:
     return f"{number['value']:.1f} ({number['low']:.1f} to {number['high']:.1f})"
+
+
+def key_of(row: Json) -> tuple[str, int, bool]:
+    return row["name"], row["kv_budget"], row["keep_prompt"]
+
+
+def differences_of(numbers: Json, model: str, look: str) -> dict[tuple[str, int, bool], float]:
+    """Return the differences to random survivors of a look in points."""
+    return {key_of(row): row["value"] for row in numbers[model][look]["against"]["random"]["rows"]}
+
+
+def correlation(first: dict[Any, float], second: dict[Any, float]) -> float:
+    shared = [key for key in first if key in second]
+    return float(np.corrcoef([first[key] for key in shared], [second[key] for key in shared])[0, 1])
+
+
+def repeated(numbers: Json, sign: int) -> list[str]:
+    """Return, for each model, the rows that the first look proves on one side of random; of these proven again, and on
+    that side again."""
+    cells = []
+    for looks in numbers.values():
+        second = {key_of(row): row for row in looks["second"]["against"]["random"]["rows"]}
+        proven = [
+            row for row in looks["first"]["against"]["random"]["rows"] if row["proven"] and sign * row["value"] > 0
+        ]
+        again = [second[key_of(row)] for row in proven]
+        on_that_side = [row for row in again if sign * row["value"] > 0]
+        cells.append(f"{len(proven)}, {sum(row['proven'] for row in on_that_side)}, {len(on_that_side)}")
+    return cells
+
+
+def repetition_lines(numbers: Json) -> list[str]:
+    """Return what the looks and the models have in common."""
+    of_looks = []
+    means = []
+    for model in numbers:
+        first, second = (differences_of(numbers, model, look) for look in ("first", "second"))
+        of_looks.append(f"{correlation(first, second):.2f}")
+        means.append({key: (first[key] + second[key]) / 2 for key in first if key[2]})
+    shown = [f"{looks['second']['against']['random']['would_have_been_shown']:.1f}" for looks in numbers.values()]
+    return [
+        f"| rows | {' | '.join(str(len(differences_of(numbers, model, 'first'))) for model in numbers)} |",
+        f"| proven above random, of these again, of these above | {' | '.join(repeated(numbers, 1))} |",
+        f"| proven below random, of these again, of these below | {' | '.join(repeated(numbers, -1))} |",
+        f"| correlation of the differences of both looks | {' | '.join(of_looks)} |",
+        f"| the second look would have shown, points | {' | '.join(shown)} |",
+        f"| correlation between the models, prompt kept, mean of both looks | {correlation(*means):.2f} | |",
+    ]
 
 
 def decode(model: str, folder: Path) -> None:

@@ -13,8 +13,8 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -124,7 +124,9 @@ def _convert(file: Path, folder: Path, in_bytes: bool) -> Path | None:
         with being_made(folder) as unfinished:
             # Another process may have made it while this one waited for the lock.
             if not _is_converted(folder):
-                if not _write_model(file, unfinished, folder, in_bytes):
+                with _opened(file) as reader:
+                    is_written = _write_model(file, reader, unfinished, folder, in_bytes)
+                if not is_written:
                     return None
                 # A folder without a whole model, or one of an earlier conversion.
                 if folder.exists():
@@ -167,9 +169,8 @@ def _file_sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != CONVERTED}
 
 
-def _write_model(file: Path, folder: Path, home: Path, in_bytes: bool) -> bool:
+def _write_model(file: Path, reader: GGUFReader, folder: Path, home: Path, in_bytes: bool) -> bool:
     """Write the model of a GGUF to a folder, whose later place is `home`; return False if it cannot be `in_bytes`."""
-    reader = _open(file)
     from transformers import AutoTokenizer
 
     from kvatlas.models.gguf_rows import WithoutMemory, row_tensors, write_rows
@@ -230,20 +231,28 @@ def _write_model(file: Path, folder: Path, home: Path, in_bytes: bool) -> bool:
     return True
 
 
-def _open(file: Path) -> GGUFReader:
-    """Return the reader of a GGUF. Raises KvatlasError for one that is no model."""
+@contextmanager
+def _opened(file: Path) -> Iterator[GGUFReader]:
+    """Yield the reader of a GGUF, which transformers takes, too. Raises KvatlasError for one that is no model."""
     # transformers needs both packages to read one.
     if find_spec("gguf") is None or find_spec("accelerate") is None:
         raise KvatlasError(f"Reading {file.name} needs the extra: pip install 'kvatlas[gguf]'.")
     with refusal(f"The GGUF {str(file)!r} cannot be read"):
-        from gguf import GGUFReader
+        import gguf
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         logging.set_verbosity_error()
-        reader = GGUFReader(file)
+        reader = gguf.GGUFReader(file)
         _check_header(file, reader)
-    return reader
+
+    # A large vocabulary takes a reader seconds, and transformers makes one for each: config, tokenizer and weights.
+    package: Any = gguf
+    package.GGUFReader = lambda path, *_: reader if Path(path).resolve() == file.resolve() else type(reader)(path)
+    try:
+        yield reader
+    finally:
+        package.GGUFReader = type(reader)
 
 
 def _empty_model(file: Path, reader: GGUFReader) -> PreTrainedModel:
@@ -302,11 +311,11 @@ def read_source(in_bytes: Mapping[str, Any]) -> PreTrainedModel:
         raise KvatlasError(f"The file {str(file)!r} is not there any more.")
     if sha256(file) != in_bytes["sha256"]:
         raise KvatlasError(f"The file {str(file)!r} is not the model any more that was written in int8.")
-    reader = _open(file)
     from kvatlas.models.gguf_rows import WithoutMemory
 
-    model, _ = _read_whole(file)
-    _keep_scaled_rotation(file, reader, model)
+    with _opened(file) as reader:
+        model, _ = _read_whole(file)
+        _keep_scaled_rotation(file, reader, model)
     # The rotation is made with the model.
     with WithoutMemory():
         plain = type(model)(model.config)
