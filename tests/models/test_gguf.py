@@ -220,6 +220,24 @@ def test_a_packaged_model_is_converted_once(
     assert models.find("packaged", cache=str(cache)).weights_digest == model.weights_digest
 
 
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_a_file_is_parsed_once(weights: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By transformers, too: a vocabulary of 150,000 tokens takes a reader eight seconds."""
+    import gguf as package
+
+    parsed = []
+
+    class CountedReader(package.GGUFReader):
+        def __init__(self, path: Any, *rest: Any) -> None:
+            parsed.append(Path(path).name)
+            super().__init__(path, *rest)
+
+    monkeypatch.setattr(package, "GGUFReader", CountedReader)
+    models.find(f"hf:{file}", weights=weights, cache=str(tmp_path / "cache"))
+    assert parsed == [file.name]
+    assert package.GGUFReader is CountedReader
+
+
 def test_the_thinking_adapter_fits_the_model_that_it_is_for(tmp_path: Path) -> None:
     adapter = Adapter(str(models.ADAPTERS / "smollm2-135m-think"))
     assert adapter.hash_contents()[1] == 2
