@@ -143,7 +143,18 @@ def of_look(store: Store, problems: slice) -> Json:
             "would_have_been_shown": round(100 * table.detectable, 1),
             "rows": rows_of(table),
         }
-    return {"against": against, "prompt": prompt_of(run, manifest.expected[0].model)}
+    return {"values": values_of(run), "against": against, "prompt": prompt_of(run, manifest.expected[0].model)}
+
+
+def values_of(run: RunData) -> dict[str, float]:
+    """Return Pass@1 of the full cache and of random survivors with the prompt kept, in percent."""
+    by_name: dict[str, list[float]] = {}
+    for cell in run.cells:
+        values = cell.setting.values
+        name = "full" if cell.baseline else f"random, {values['kv_budget']}"
+        if cell.baseline or (cell.setting.policy == "random" and "plan_prefix" not in values and values["keep_prompt"]):
+            by_name.setdefault(name, []).append(float(np.nanmean(cell.values())))
+    return {name: round(100 * sum(means) / len(means), 2) for name, means in by_name.items()}
 
 
 def numbers_of(outcomes: dict[str, list[Json]]) -> Json:
@@ -266,8 +277,21 @@ def repetition_lines(numbers: Json) -> list[str]:
         f"| proven below random, of these again, of these below | {' | '.join(repeated(numbers, -1))} |",
         f"| correlation of the differences of both looks | {' | '.join(of_looks)} |",
         f"| the second look would have shown, points | {' | '.join(shown)} |",
+        *value_lines(numbers),
         f"| correlation between the models, prompt kept, mean of both looks | {correlation(*means):.2f} | |",
     ]
+
+
+def value_lines(numbers: Json) -> list[str]:
+    """Return Pass@1 of the full cache and of random survivors in both looks."""
+    lines = []
+    for name in ("full", *(f"random, {budget}" for budget in BUDGETS)):
+        cells = [
+            " / ".join(f"{looks[look]['values'][name]:.1f}" for look in ("first", "second"))
+            for looks in numbers.values()
+        ]
+        lines.append(f"| Pass@1 of `{name}` in both looks, % | {' | '.join(cells)} |")
+    return lines
 
 
 def decode(model: str, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Do the statistics keep their promises? Exact errors, and simulations on designs with known truth.
 
     python bench/calibration.py [--quick] [--final] [--only PART ...] [--designs N] [--rounds N] [--out FILE]
+    python bench/calibration.py --final --only sequences --design "all beyond, 10, n 29" --rounds 6000 --seed 1
 
 Designs are those of designs.py; `--final` takes those of designs_kept.py, which are run once, when nothing about the
 methods is changed any more. Prints one JSON document: each part has rows, and the `worst` row by each of its measures.
@@ -58,6 +59,8 @@ class Job:
     rounds: int
     seed: int
     most_designs: int | None = None
+    #: The name of the only design.
+    design: str = ""
 
     def of_kind(self, kind: str) -> Iterator[tuple[str, Any, np.random.Generator]]:
         """Yield the name of each design of a kind, the design, and random numbers of its own."""
@@ -66,6 +69,8 @@ class Job:
     def each(self, designs: Mapping[str, Any]) -> Iterator[tuple[str, Any, np.random.Generator]]:
         """Yield the same of these designs."""
         for name in list(designs)[: self.most_designs]:
+            if self.design not in ("", name):
+                continue
             yield name, designs[name], self.random(name)
 
     def random(self, name: str) -> np.random.Generator:
@@ -402,12 +407,12 @@ PARTS = {
 
 def main() -> None:
     only = {"nargs": "*", "choices": list(PARTS), "default": list(PARTS)}
-    options = arguments(__doc__, quick=False, final=False, seed=0, designs=int, rounds=int, only=only)
+    options = arguments(__doc__, quick=False, final=False, seed=0, designs=int, design="", rounds=int, only=only)
     document = {}
     for name in options.only:
         part = PARTS[name]
         rounds = options.rounds or (max(part.rounds // 30, 20) if options.quick else part.rounds)
-        job = Job(KEPT if options.final else TUNING, rounds, options.seed, options.designs)
+        job = Job(KEPT if options.final else TUNING, rounds, options.seed, options.designs, options.design)
         began = time.process_time()
         rows = list(part.rows(job))
         seconds = time.process_time() - began

@@ -87,8 +87,8 @@ def test_readme_quotes_the_findings() -> None:
     right = [model["summary"]["held_out"]["right"] for model in models]
     saving, others = ([f"{one[arm]['value']:.0f}" for one in right] for arm in ("cause", "kind"))
 
-    models = json.loads((results / "arena_second.json").read_text())["models"]
-    rows = [row for model in models for row in model["rows"]]
+    looks = json.loads((results / "arena.json").read_text())["numbers"].values()
+    rows = [row for model in looks for row in model["second"]["against"]["random"]["rows"]]
     chosen = ("h2o(per_query=True)", True, 160)
     ahead, behind = (row["value"] for row in rows if (row["name"], row["keep_prompt"], row["kv_budget"]) == chosen)
 
