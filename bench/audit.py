@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import arena
 import autopsies
+import error_rates
 import fresh_problems
 import real_gpu
 import recipe_runs
@@ -71,11 +72,15 @@ def audit(name: str) -> list[str]:
     # Through JSON, as the stored numbers went.
     computed = json.loads(json.dumps(program.numbers_of(document["outcomes"])))
     faults = list(differences(document["numbers"], computed))
-    found = {line for page in program.PAGES for line in (ROOT / page).read_text().splitlines()}
-    pages = ", ".join(program.PAGES)
-    faults += [f"{pages}: there is no line {line}" for line in program.lines(computed) if line not in found]
-    print(f"{name}.json, {pages}: {count_numbers(computed):,} numbers, {len(faults)} faults")
+    faults += missing_lines(program.lines(computed), program.PAGES)
+    print(f"{name}.json, {', '.join(program.PAGES)}: {count_numbers(computed):,} numbers, {len(faults)} faults")
     return faults
+
+
+def missing_lines(lines: Sequence[str], pages: Sequence[str]) -> list[str]:
+    """Return a fault for each line that is in none of the pages."""
+    found = {line for page in pages for line in (ROOT / page).read_text().splitlines()}
+    return [f"{', '.join(pages)}: there is no line {line}" for line in lines if line not in found]
 
 
 def renew(name: str) -> None:
@@ -92,6 +97,9 @@ def main() -> None:
         renew(options.renew)
         return
     faults = [fault for name in AUDITABLE for fault in audit(name)]
+    rates = error_rates.lines()
+    print(f"calibration.json, blind_designs.json, {', '.join(error_rates.PAGES)}: {len(rates)} rows")
+    faults += missing_lines(rates, error_rates.PAGES)
     print("\n".join(faults))
     sys.exit(bool(faults))
 

@@ -1,0 +1,91 @@
+"""The table of docs/findings/error-rates.md: the worst design of each claim, from the documents that measured it.
+
+    python bench/error_rates.py      # prints the rows; `bench/audit.py` looks for them in the page
+
+Of calibration.json the worst of a part's designs, of blind_designs.json the worst of the designs that judge a claim. In
+simulations `±` is one standard error; of many designs the worst is partly chance.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).with_name("results")
+PAGES = ("docs/findings/error-rates.md",)
+Json = dict[str, Any]
+
+#: Claims of calibration.json: what is claimed and promised, group and part, the measure, and words for its designs.
+CALIBRATED = (
+    ("limit of a loss, right and wrong answers", "5 %", "final", "exact", "highest error", "exact sums"),
+    ("the same, traces of one problem as units, all alike", "5 %", "tuning", "traces", "highest error", "exact sums"),
+    ("the same, with gains and losses", "5 %", "tuning", "traces_of_three_values", "highest error", ""),
+    ("the same, spreads that were searched for the worst", "5 %", "final", "scan", "highest error", ""),
+    ("recommended setting breaks the margin", "5 %", "final", "recommendation", "highest error", "exact sums"),
+    ("the same, simulated", "5 %", "final", "sequences", "highest kept_but_breaks", ""),
+    ("the worst of these, drawn again", "5 %", "again", "sequences", "highest kept_but_breaks", ""),
+    ("interval of Pass@1 holds the truth", "95 %", "final", "pass_at_1", "lowest coverage", ""),
+    ("interval of a difference of two settings", "95 %", "final", "two_settings", "lowest coverage", ""),
+    ("interval of a difference of two policies", "95 %", "final", "policies", "lowest coverage", ""),
+    ("cost of a right answer", "95 %", "final", "prices", "lowest coverage", ""),
+    ("L0 of a decay with depth", "95 %", "final", "depths", "lowest coverage", ""),
+    ("settings are not exchangeable: no proof of means", "none", "final", "maps", "highest false_alarm_unlike", ""),
+)
+#: Claims of blind_designs.json: what is claimed and promised, the name of the error, and how the designs' names begin.
+BLIND = (
+    ("`*` of any setting, these problems", "5 %", "* any setting", ""),
+    ("`**` of any setting, problems like these", "5 %", "** any setting", ""),
+    ("the same with declared looks", "5 %", "* any setting", "looks_"),
+    ("`!` of any setting, these problems", "5 %", "! any setting", ""),
+    ("joint limits, these problems", "5 %", "TP joint limit", ""),
+    ("recommended setting, these problems", "5 %", "proven_cheapest (TP)", ""),
+    ("recommended setting, problems like these", "5 %", "deployable (PLT)", ""),
+    ("any of many pairs after Holm", "5 %", "TP pairs, any adjusted p", ""),
+    ("any level of an axis", "5 %", "TP levels of an axis", ""),
+    ("any line on windows at equal memory", "5 %", "TP equal memory, any line of a map", ""),
+)
+
+
+def read(name: str) -> Json:
+    document: Json = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return document
+
+
+def lines() -> list[str]:
+    """Return the rows of the table."""
+    calibration = read("calibration")
+    groups = {**calibration, "again": read("calibration_again")["final"]}
+    rows = []
+    for claim, promised, group, part, measure, kind in CALIBRATED:
+        found = groups[group][part]
+        worst = found["worst"][measure]
+        percent = 100 * worst["value"]
+        count = "the design" if len(found["rows"]) == 1 else f"{len(found['rows'])} designs"
+        error = ""
+        if not kind:
+            kind = f"{found['rounds']:,} rounds each"
+            error = f" ± {100 * math.sqrt(worst['value'] * (1 - worst['value']) / found['rounds']):.1f}"
+        rows.append(f"| {claim} | {promised} | {percent:.1f}{error} % | {worst['design']} | {count}, {kind} |")
+
+    designs = read("blind_designs")["designs"]
+    for claim, promised, name, start in BLIND:
+        judged = {
+            design: found["errors"][name]
+            for design, found in designs.items()
+            if name in found["errors"] and design.startswith(start)
+        }
+        worst_design = max(judged, key=lambda design: judged[design]["percent"])
+        worst = judged[worst_design]
+        # An error that never came is given with a rule of thumb for its own, not with 0.
+        error = f" ± {worst['error']:.1f}" if worst["percent"] else ""
+        rows.append(
+            f"| {claim} | {promised} | {worst['percent']:.1f}{error} % | {worst_design} "
+            f"| {len(judged)} blind designs, {worst['rounds']} rounds of this one |"
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    print("\n".join(lines()))
