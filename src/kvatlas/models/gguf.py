@@ -126,6 +126,8 @@ def _convert(file: Path, folder: Path, in_bytes: bool) -> Path | None:
             if not _is_converted(folder):
                 with _opened(file) as reader:
                     is_written = _write_model(file, reader, unfinished, folder, in_bytes)
+                # It holds an array for each token of the vocabulary.
+                del reader
                 if not is_written:
                     return None
                 # A folder without a whole model, or one of an earlier conversion.
