@@ -3,7 +3,7 @@
     python bench/recipe_runs.py --decode bytes-tiny-llama maps-smollm --runs runs/recipes
     python bench/recipe_runs.py --runs runs/recipes --out bench/results/recipe_runs.json
 
-The predictions are in the predictions.md of recipes/embedded and recipes/smollm. `--decode` decodes or resumes the
+The predictions are in the predictions.md of recipes/embedded, smollm and real. `--decode` decodes or resumes the
 named parts; without it the document is made of what is there. `outcomes` has the outcomes by problem, `numbers` what
 the pages under docs/findings quote. `losses` are Pass@1 of a setting minus the full cache's, in points, with limits
 that hold for all settings of a part at once (Bonferroni). `comparisons` were chosen before decoding; their limits hold
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from kvatlas.sweeps import make_plan, read_spec, sweep
 from outcomes import Json, from_hex, outcomes_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/findings/bytes.md", "docs/findings/real-model.md")
+PAGES = ("docs/findings/bytes.md", "docs/findings/real-model.md", "docs/findings/real-gpu.md")
 FULL = "full"
 #: The settings that are compared as one, by their mean: a policy's map.
 MAP_OF = "map of "
@@ -61,6 +62,7 @@ def bytes_part(model: str) -> Part:
 
 
 RIVALS = ("dynts", "window", "random", "snapkv", "h2o")
+RECOMMENDED, CONTROL = "rkv 128 0.5", "random 32 0.1"
 PARTS = {
     "bytes-tiny-llama": bytes_part("embedded:tiny-llama"),
     "bytes-tiny-qwen": bytes_part("embedded:tiny-qwen"),
@@ -78,6 +80,14 @@ PARTS = {
             (f"{MAP_OF}rkv", f"{MAP_OF}dynts"),
             *(("rkv 64 0.3", f"{rival} 64 0.3") for rival in RIVALS),
         ),
+    ),
+    "second-benchmark": Part(
+        "recipes/real/second_benchmark.yaml",
+        "qwen2.5-coder-1.5b.gguf",
+        problems=383,
+        first=0,
+        weights="bfloat16",
+        comparisons=((RECOMMENDED, CONTROL),),
     ),
 }
 
@@ -103,7 +113,10 @@ def decode(part: Part, folder: Path, workers: int) -> None:
 
 
 def outcomes_of_part(folder: Path) -> Json:
-    """Return the right answers of each setting on the problems that all settings have, by benchmark."""
+    """Return the right answers of each setting on the first problems, as far as all settings have them, by benchmark.
+
+    Short traces finish first: later problems that are whole would be a choice by that.
+    """
     with Store.open(folder) as store:
         cells = store.manifest().expected
         decoded: dict[str, int] = {}
@@ -114,7 +127,7 @@ def outcomes_of_part(folder: Path) -> Json:
     for cell in cells:
         if cell.benchmark in by_benchmark:
             continue
-        whole = [problem for problem in cell.problems if decoded.get(problem) == settings]
+        whole = list(takewhile(lambda problem: decoded.get(problem) == settings, cell.problems))
         found = outcomes_of(folder, whole, 0, has_costs=False)
         by_benchmark[cell.benchmark] = {
             "problems": found["problems"],
@@ -201,7 +214,7 @@ def lines(numbers: Json) -> list[str]:
             rows.append(f"| {' | '.join([*cells, lost_text(found, FULL + ending)])} |")
     for name, found in numbers.items():
         for pair in found["comparisons"]:
-            model = PARTS[name].model.removeprefix("embedded:").removesuffix("-135m-think")
+            model = PARTS[name].model.removeprefix("embedded:").removesuffix("-135m-think").removesuffix(".gguf")
             limits = f"{pair['value']:.1f} ({pair['low']:.1f} to {pair['high']:.1f}){mark_of(pair)}"
             rows.append(f"| {model} | {pair['first']} | {pair['second']} | {limits} |")
     if "maps-smollm" in numbers:
@@ -213,6 +226,11 @@ def lines(numbers: Json) -> list[str]:
         for policy in ("rkv", *RIVALS):
             name = f"{policy} 64 0.3"
             rows.append(f"| {policy} | {found['value'][name]:.1f} | {lost_text(found, name)} |")
+    if "second-benchmark" in numbers:
+        found = numbers["second-benchmark"]
+        for name in (RECOMMENDED, CONTROL):
+            compressed = f"{found['compressed'][name]} of {found['problems']}"
+            rows.append(f"| {name} | {found['value'][name]:.1f} | {lost_text(found, name)} | {compressed} |")
     return rows
 
 
