@@ -3,7 +3,7 @@
     python bench/recipe_runs.py --decode bytes-tiny-llama maps-smollm --runs runs/recipes
     python bench/recipe_runs.py --runs runs/recipes --out bench/results/recipe_runs.json
 
-The predictions are in the predictions.md of recipes/embedded, smollm and real. `--decode` decodes or resumes the
+The predictions are in the predictions.md of recipes/embedded and recipes/smollm. `--decode` decodes or resumes the
 named parts; without it the document is made of what is there. `outcomes` has the outcomes by problem, `numbers` what
 the pages under docs/findings quote. `losses` are Pass@1 of a setting minus the full cache's, in points, with limits
 that hold for all settings of a part at once (Bonferroni). `comparisons` were chosen before decoding; their limits hold
@@ -29,7 +29,7 @@ from kvatlas.sweeps import make_plan, read_spec, sweep
 from outcomes import Json, from_hex, outcomes_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/findings/bytes.md", "docs/findings/real-model.md", "docs/findings/real-gpu.md")
+PAGES = ("docs/findings/bytes.md", "docs/findings/real-model.md")
 FULL = "full"
 #: The settings that are compared as one, by their mean: a policy's map.
 MAP_OF = "map of "
@@ -62,7 +62,6 @@ def bytes_part(model: str) -> Part:
 
 
 RIVALS = ("dynts", "window", "random", "snapkv", "h2o")
-RECOMMENDED, CONTROL = "rkv 128 0.5", "random 32 0.1"
 PARTS = {
     "bytes-tiny-llama": bytes_part("embedded:tiny-llama"),
     "bytes-tiny-qwen": bytes_part("embedded:tiny-qwen"),
@@ -80,14 +79,6 @@ PARTS = {
             (f"{MAP_OF}rkv", f"{MAP_OF}dynts"),
             *(("rkv 64 0.3", f"{rival} 64 0.3") for rival in RIVALS),
         ),
-    ),
-    "second-benchmark": Part(
-        "recipes/real/second_benchmark.yaml",
-        "qwen2.5-coder-1.5b.gguf",
-        problems=383,
-        first=0,
-        weights="bfloat16",
-        comparisons=((RECOMMENDED, CONTROL),),
     ),
 }
 
@@ -214,7 +205,7 @@ def lines(numbers: Json) -> list[str]:
             rows.append(f"| {' | '.join([*cells, lost_text(found, FULL + ending)])} |")
     for name, found in numbers.items():
         for pair in found["comparisons"]:
-            model = PARTS[name].model.removeprefix("embedded:").removesuffix("-135m-think").removesuffix(".gguf")
+            model = PARTS[name].model.removeprefix("embedded:").removesuffix("-135m-think")
             limits = f"{pair['value']:.1f} ({pair['low']:.1f} to {pair['high']:.1f}){mark_of(pair)}"
             rows.append(f"| {model} | {pair['first']} | {pair['second']} | {limits} |")
     if "maps-smollm" in numbers:
@@ -226,11 +217,6 @@ def lines(numbers: Json) -> list[str]:
         for policy in ("rkv", *RIVALS):
             name = f"{policy} 64 0.3"
             rows.append(f"| {policy} | {found['value'][name]:.1f} | {lost_text(found, name)} |")
-    if "second-benchmark" in numbers:
-        found = numbers["second-benchmark"]
-        for name in (RECOMMENDED, CONTROL):
-            compressed = f"{found['compressed'][name]} of {found['problems']}"
-            rows.append(f"| {name} | {found['value'][name]:.1f} | {lost_text(found, name)} | {compressed} |")
     return rows
 
 
