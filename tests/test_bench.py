@@ -186,11 +186,21 @@ def test_an_audit_finds_the_kept_numbers_and_one_wrong_outcome(monkeypatch: pyte
     assert any("/settings/0/loses:" in fault for fault in faults)
 
 
-@pytest.mark.parametrize("name", ["trace_length", "equal_arms", "second_looks"])
+@pytest.mark.parametrize("name", ["recipe_runs", "trace_length", "equal_arms", "second_looks"])
 def test_numbers_and_pages_follow_from_the_kept_outcomes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.syspath_prepend(BENCH)
     audit = importlib.import_module("audit")
     assert audit.audit(name) == []
+
+
+def test_error_rates_are_those_of_their_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    audit, error_rates = (importlib.import_module(name) for name in ("audit", "error_rates"))
+    rows = error_rates.lines()
+    assert len(rows) > 20
+    assert audit.missing_lines(rows, error_rates.PAGES) == []
+    changed = rows[0].replace("5.0 %", "4.0 %")
+    assert len(audit.missing_lines([changed], error_rates.PAGES)) == 1
 
 
 def test_the_page_of_the_gpus_map_has_the_kept_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
