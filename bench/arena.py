@@ -247,15 +247,16 @@ def correlation(first: dict[Any, float], second: dict[Any, float]) -> float:
     return float(np.corrcoef([first[key] for key in shared], [second[key] for key in shared])[0, 1])
 
 
-def repeated(numbers: Json, sign: int) -> list[str]:
-    """Return, for each model, the rows that the first look proves on one side of random; of these proven again, and on
-    that side again."""
+def repeated(numbers: Json, sign: int, is_kept: bool) -> list[str]:
+    """Return, for each model, how many rows the first look proves on one side of random, with the prompt kept or not.
+
+    Behind it how many of these the second look proves, too, and how many are on that side there.
+    """
     cells = []
     for looks in numbers.values():
         second = {key_of(row): row for row in looks["second"]["against"]["random"]["rows"]}
-        proven = [
-            row for row in looks["first"]["against"]["random"]["rows"] if row["proven"] and sign * row["value"] > 0
-        ]
+        first = [row for row in looks["first"]["against"]["random"]["rows"] if row["keep_prompt"] == is_kept]
+        proven = [row for row in first if row["proven"] and sign * row["value"] > 0]
         again = [second[key_of(row)] for row in proven]
         on_that_side = [row for row in again if sign * row["value"] > 0]
         cells.append(f"{len(proven)}, {sum(row['proven'] for row in on_that_side)}, {len(on_that_side)}")
@@ -273,8 +274,12 @@ def repetition_lines(numbers: Json) -> list[str]:
     shown = [f"{looks['second']['against']['random']['would_have_been_shown']:.1f}" for looks in numbers.values()]
     return [
         f"| rows | {' | '.join(str(len(differences_of(numbers, model, 'first'))) for model in numbers)} |",
-        f"| proven above random, of these again, of these above | {' | '.join(repeated(numbers, 1))} |",
-        f"| proven below random, of these again, of these below | {' | '.join(repeated(numbers, -1))} |",
+        *[
+            f"| prompt {arm}: proven {side} random, of these again, of these {side} "
+            f"| {' | '.join(repeated(numbers, sign, arm == 'kept'))} |"
+            for arm in ("kept", "competes")
+            for side, sign in (("above", 1), ("below", -1))
+        ],
         f"| correlation of the differences of both looks | {' | '.join(of_looks)} |",
         f"| the second look would have shown, points | {' | '.join(shown)} |",
         *value_lines(numbers),

@@ -27,11 +27,23 @@ CALIBRATED = (
     ("the same, simulated", "5 %", "final", "sequences", "highest kept_but_breaks", ""),
     ("the worst of these, drawn again", "5 %", "again", "sequences", "highest kept_but_breaks", ""),
     ("interval of Pass@1 holds the truth", "95 %", "final", "pass_at_1", "lowest coverage", ""),
+    ("interval of pass@k", "95 %", "final", "pass_at_k", "lowest coverage", ""),
+    ("interval of a mean over benchmarks", "95 %", "final", "means_over_benchmarks", "lowest coverage", ""),
     ("interval of a difference of two settings", "95 %", "final", "two_settings", "lowest coverage", ""),
     ("interval of a difference of two policies", "95 %", "final", "policies", "lowest coverage", ""),
     ("cost of a right answer", "95 %", "final", "prices", "lowest coverage", ""),
     ("L0 of a decay with depth", "95 %", "final", "depths", "lowest coverage", ""),
-    ("settings are not exchangeable: no proof of means", "none", "final", "maps", "highest false_alarm_unlike", ""),
+    ("settings are not exchangeable, where they are", "5 %", "final", "maps", "highest false_alarm_exchangeable", ""),
+    ("the same, with a shared trunk", "5 %", "final", "maps", "highest false_alarm_trunk", ""),
+    ("the same, over several maps", "5 %", "final", "permutation", "highest false_alarm_exchangeable", ""),
+    (
+        "the same, where only means are equal",
+        "none",
+        "final",
+        "maps",
+        "highest false_alarm_unlike",
+        "",
+    ),
 )
 #: Claims of blind_designs.json: what is claimed and promised, the name of the error, and how the designs' names begin.
 BLIND = (
@@ -39,7 +51,9 @@ BLIND = (
     ("`**` of any setting, problems like these", "5 %", "** any setting", ""),
     ("the same with declared looks", "5 %", "* any setting", "looks_"),
     ("`!` of any setting, these problems", "5 %", "! any setting", ""),
+    ("`!!` of any setting, problems like these", "5 %", "!! any setting", ""),
     ("joint limits, these problems", "5 %", "TP joint limit", ""),
+    ("joint limits, problems like these", "5 %", "PLT joint limit", ""),
     ("recommended setting, these problems", "5 %", "proven_cheapest (TP)", ""),
     ("recommended setting, problems like these", "5 %", "deployable (PLT)", ""),
     ("any of many pairs after Holm", "5 %", "TP pairs, any adjusted p", ""),
@@ -62,7 +76,9 @@ def lines() -> list[str]:
         found = groups[group][part]
         worst = found["worst"][measure]
         percent = 100 * worst["value"]
-        count = "the design" if len(found["rows"]) == 1 else f"{len(found['rows'])} designs"
+        # Of a part's designs some judge other claims.
+        judged = [row for row in found["rows"] if row.get(measure.split(maxsplit=1)[1]) is not None]
+        count = "the design" if len(judged) == 1 else f"{len(judged)} designs"
         error = ""
         if not kind:
             kind = f"{found['rounds']:,} rounds each"

@@ -214,6 +214,10 @@ def lines(numbers: Json) -> list[str]:
             for window in (160, 112, 64, 16):
                 shares = [f"{found['value'][f'{policy} {window} 0.{tenth}']:.1f}" for tenth in range(1, 6)]
                 rows.append(f"| {policy} | {window} | {' | '.join(shares)} |")
+        of_maps = [limits for name, limits in found["losses"].items() if name.split()[0] in ("rkv", "dynts")]
+        count = sum(-limits["high"] > 3 for limits in of_maps)
+        every = len(found["losses"])
+        rows.append(f"  By the limits for all {every} at once {count} of the {len(of_maps)} lose more than 3 points.")
         for policy in ("rkv", *RIVALS):
             name = f"{policy} 64 0.3"
             rows.append(f"| {policy} | {found['value'][name]:.1f} | {lost_text(found, name)} |")

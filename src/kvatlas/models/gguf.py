@@ -250,7 +250,11 @@ def _opened(file: Path) -> Iterator[GGUFReader]:
 
     # A large vocabulary takes a reader seconds, and transformers makes one for each: config, tokenizer and weights.
     package: Any = gguf
-    package.GGUFReader = lambda path, *_: reader if Path(path).resolve() == file.resolve() else type(reader)(path)
+
+    def reader_of(path: Any, *rest: Any, **named: Any) -> GGUFReader:
+        return reader if Path(path).resolve() == file.resolve() else type(reader)(path, *rest, **named)
+
+    package.GGUFReader = reader_of
     try:
         yield reader
     finally:
