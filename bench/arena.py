@@ -196,7 +196,7 @@ def lines(numbers: Json) -> list[str]:
             [of_look[model, look, "random"][name, budget, True] for look in ("first", "second")]
             for model, budget in places
         ]
-        cells = [" / ".join(f"{row['value']:.1f}{mark_of(row)}" for row in pair) for pair in found]
+        cells = [" / ".join(f"{points(row['value'])}{mark_of(row)}" for row in pair) for pair in found]
         values[f"| {name} | {' | '.join(cells)} |"] = sum(pair[1]["value"] for pair in found)
     rows = sorted(values, key=lambda line: -values[line])
 
@@ -221,12 +221,17 @@ def lines(numbers: Json) -> list[str]:
     return rows
 
 
+def points(value: float) -> str:
+    # Without a minus before a zero.
+    return f"{round(value, 1) + 0:.1f}"
+
+
 def mark_of(row: Json) -> str:
     return "*" if row["proven"] else ""
 
 
 def limits_text(row: Json) -> str:
-    return f"{row['value']:.1f} ({row['low']:.1f} to {row['high']:.1f}){mark_of(row)}"
+    return f"{points(row['value'])} ({points(row['low'])} to {points(row['high'])}){mark_of(row)}"
 
 
 def bootstrap_text(number: dict[str, float]) -> str:
