@@ -365,6 +365,22 @@ def test_the_analysis_is_made_once_for_map_and_evidence(run: AppRun, monkeypatch
     assert calls == made
 
 
+def test_a_page_that_sees_a_version_finds_its_document(run: AppRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page asks for the document once for each version: one that was told too early would stay old for good."""
+    told = []
+
+    def noted(self: AppRun) -> None:
+        told.append((self.summary()["version"], self.document["version"]))
+
+    monkeypatch.setattr(AppRun, "first_lost", noted)
+    fresh = AppRun.open(run.folder, "fresh")
+    with Store.open(run.folder) as store:
+        fresh.refresh(store)
+    assert told
+    assert all(version == of_document for version, of_document in told)
+    assert fresh.summary() == {name: fresh.document[name] for name in fresh.summary()}
+
+
 def test_searches_find_exactly_what_fits(run: AppRun) -> None:
     with Store.open(run.folder) as store:
         stored = [trace for _, trace in store.traces()]

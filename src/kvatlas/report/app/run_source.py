@@ -83,6 +83,7 @@ class AppRun:
     def __init__(self, data: RunData, name: str, result: Result | None = None) -> None:
         self.name = name
         self.version = 0
+        self.finished = False
         self.folder = data.folder or Path()
         self._given = result
         self._measuring = threading.Lock()
@@ -186,12 +187,13 @@ class AppRun:
         if is_judged:
             weights = {name: model.weight_bytes for name, model in self.materials.models.items()}
             decision = decision_document(result, cells.numbers, weights)
-        self.version += 1
-        self.finished = tested
         self.result = result
+        version = self.version + 1
         self.document: Json = {
             **document,
             **self.summary(),
+            "version": version,
+            "finished": tested,
             "claim": result.claim.words,
             "warnings": warnings,
             "autopsies": [] if self.autopsies is None else self.autopsies.sentences(),
@@ -199,6 +201,9 @@ class AppRun:
             "decision": decision,
             "outcomes": [vars(table) for table in self.tables],
         }
+        self.finished = tested
+        # Last: a page that sees a new version asks for its document, and not again.
+        self.version = version
 
     def summary(self) -> Json:
         """Return the run's line in the list of runs."""
