@@ -83,17 +83,18 @@ def test_32_streaming_clients_of_which_5_drop_out(server: str, tiny_llama: Model
 
     async def all_of_them() -> list[tuple[str, str, str | None]]:
         async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
-            leaving = [3 if number < DROPPING else None for number in range(CLIENTS)]
+            leaving = [2 if number < DROPPING else None for number in range(CLIENTS)]
             return await asyncio.gather(*map(listen, [client] * CLIENTS, texts, leaving))
 
     result = asyncio.run(all_of_them())
-    for number, generation in enumerate(expected(tiny_llama, texts, TOKENS)):
+    # Two pieces of a fast server may hold more than TOKENS tokens, and even the end.
+    for generation, (read, _, reason) in zip(expected(tiny_llama, texts[:DROPPING], LONG), result, strict=False):
+        thinking, _ = Detokenizer(tiny_llama).push(generation.tokens, last=True)
+        assert reason in (None, "stop")
+        assert thinking.startswith(read)
+    for generation, whole in zip(expected(tiny_llama, texts, TOKENS)[DROPPING:], result[DROPPING:], strict=True):
         thinking, answer = Detokenizer(tiny_llama).push(generation.tokens, last=True)
-        if number < DROPPING:
-            assert result[number][2] is None
-            assert thinking.startswith(result[number][0])
-        else:
-            assert result[number] == (thinking, answer, "stop" if generation.finished else "length")
+        assert whole == (thinking, answer, "stop" if generation.finished else "length")
     limit = time.monotonic() + 30
     while not idle(server) and time.monotonic() < limit:
         time.sleep(0.05)
