@@ -7,10 +7,14 @@ the first problem first, as hexadecimal numbers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvatlas.core import Grade, Setting, Status, Trace, Usage
 from kvatlas.results import Manifest, Store
@@ -26,6 +30,20 @@ def to_hex(bits: Sequence[bool]) -> str:
 def from_hex(text: str) -> list[bool]:
     # The leading 1 keeps the zeros of the first problems.
     return [digit == "1" for digit in f"{int(text, 16):b}"[1:]]
+
+
+def whole_problems(folder: Path) -> set[str]:
+    """Return the problems that are decoded under every setting of a run of one model and sample."""
+    with Store.open(folder) as store:
+        settings = len({cell.setting for cell in store.manifest().expected})
+        decoded = Counter(trace.problem for _, trace in store.traces(texts=False))
+    return {problem for problem, count in decoded.items() if count == settings}
+
+
+def mean_over_benchmarks(right: NDArray[np.float64], sizes: Sequence[int]) -> float:
+    """Return the mean over benchmarks, whose problems lie one benchmark after the other."""
+    parts = np.split(right, np.cumsum(sizes)[:-1])
+    return float(np.mean([part.mean() for part in parts]))
 
 
 def outcomes_of(folder: Path, problems: Sequence[str], sample: int, model: str = "", *, has_costs: bool = True) -> Json:

@@ -26,7 +26,7 @@ from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata
 from kvatlas.stats.numerics.bounded import mean_differences
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.sweeps import make_plan, read_spec, sweep
-from outcomes import Json, from_hex, outcomes_of
+from outcomes import Json, from_hex, mean_over_benchmarks, outcomes_of, whole_problems
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/findings/bytes.md", "docs/findings/real-model.md")
@@ -110,15 +110,12 @@ def outcomes_of_part(folder: Path) -> Json:
     """
     with Store.open(folder) as store:
         cells = store.manifest().expected
-        decoded: dict[str, int] = {}
-        for _, trace in store.traces(texts=False):
-            decoded[trace.problem] = decoded.get(trace.problem, 0) + 1
-    settings = len({cell.setting for cell in cells})
+    decoded = whole_problems(folder)
     by_benchmark = {}
     for cell in cells:
         if cell.benchmark in by_benchmark:
             continue
-        whole = list(takewhile(lambda problem: decoded.get(problem) == settings, cell.problems))
+        whole = list(takewhile(decoded.__contains__, cell.problems))
         found = outcomes_of(folder, whole, 0, has_costs=False)
         by_benchmark[cell.benchmark] = {
             "problems": found["problems"],
@@ -148,7 +145,7 @@ def numbers_of_part(part: Part, by_benchmark: Json) -> Json:
     comparisons = limits_of([tables[first] - tables[second] for first, second in part.comparisons], sizes)
     return {
         "problems": sum(sizes),
-        "value": {name: round(100 * mean_of(tables[name], sizes), 4) for name in tables},
+        "value": {name: round(100 * mean_over_benchmarks(tables[name], sizes), 4) for name in tables},
         "compressed": {
             name: sum(sum(from_hex(found["compressed"][name])) for found in by_benchmark.values()) for name in settings
         },
@@ -175,11 +172,6 @@ def limits_of(differences: Sequence[Floats], sizes: Sequence[int]) -> list[Json]
 def right_of(by_benchmark: Json, name: str) -> Floats:
     """Return 1 for each right answer of a setting, benchmark by benchmark."""
     return np.concatenate([np.array(from_hex(found["right"][name]), float) for found in by_benchmark.values()])
-
-
-def mean_of(right: Floats, sizes: Sequence[int]) -> float:
-    parts = np.split(right, np.cumsum(sizes)[:-1])
-    return float(np.mean([part.mean() for part in parts]))
 
 
 #: Bits of the table of bytes.md, and the tokens that 160 KiB of an embedded model hold in them; the same of SmolLM2.

@@ -32,7 +32,7 @@ from kvatlas.stats.numerics.equal_memory import compare_pairs, dominance_pairs
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.sweeps import make_plan, sweep
 from kvatlas.sweeps.spec import parse_spec
-from outcomes import Json, from_hex, outcomes_of
+from outcomes import Json, from_hex, mean_over_benchmarks, outcomes_of, whole_problems
 
 PAGES = ("docs/findings/second-looks.md",)
 #: The first problem that is decoded of each benchmark.
@@ -183,7 +183,8 @@ def outcomes_of_part(part: Part, heads: Path, folder: Path) -> Json:
     by_benchmark = {}
     for benchmark in part.benchmarks:
         name, _, _ = benchmark.partition("@")
-        problems = problems_of(folder / name, part.problem_names(benchmark))
+        decoded = whole_problems(folder / name)
+        problems = [problem for problem in part.problem_names(benchmark) if problem in decoded]
         found = outcomes_of(folder / name, problems, 0)
         entries = {"full": next(entry for entry in found["settings"] if entry["baseline"])}
         of_settings = [entry for entry in found["settings"] if not entry["baseline"]]
@@ -200,18 +201,6 @@ def outcomes_of_part(part: Part, heads: Path, folder: Path) -> Json:
     return {"model": part.short_model, "question": part.question, "benchmarks": by_benchmark}
 
 
-def problems_of(folder: Path, problems: Sequence[str]) -> list[str]:
-    """Return those problems that are decoded under every setting of a run."""
-    from kvatlas.results import Store
-
-    with Store.open(folder) as store:
-        settings = len(store.manifest().expected)
-        decoded: dict[str, int] = {}
-        for _, trace in store.traces(texts=False):
-            decoded[trace.problem] = decoded.get(trace.problem, 0) + 1
-    return [problem for problem in problems if decoded.get(problem) == settings]
-
-
 def numbers_of(outcomes: Json) -> Json:
     """Return Pass@1 of each setting in percent, and the comparisons in points."""
     values: dict[str, dict[str, Json]] = {}
@@ -223,7 +212,7 @@ def numbers_of(outcomes: Json) -> Json:
         sizes = [len(found["problems"]) for found in of_part["benchmarks"].values()]
         values[name] = {
             "problems": sum(sizes),
-            "value": {setting: round(100 * mean_of(right, sizes), 4) for setting, right in tables.items()},
+            "value": {setting: round(100 * mean_over_benchmarks(right, sizes), 4) for setting, right in tables.items()},
             "compressed": {setting: count_compressed(of_part, setting) for setting in tables if setting != "full"},
         }
         if part.question == "windows":
@@ -277,11 +266,6 @@ def right_of(of_part: Json, setting: str) -> Floats:
 
 def count_compressed(of_part: Json, setting: str) -> int:
     return sum(sum(from_hex(found["compressed"][setting])) for found in of_part["benchmarks"].values())
-
-
-def mean_of(right: Floats, sizes: Sequence[int]) -> float:
-    ends = np.cumsum(sizes)[:-1]
-    return float(np.mean([part.mean() for part in np.split(right, ends)]))
 
 
 def pairs_of(part: Part) -> list[tuple[str, str]]:
