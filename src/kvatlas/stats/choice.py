@@ -207,7 +207,7 @@ class Choice:
 
     @property
     def provable(self) -> Provable | None:
-        """The margin that the problems prove if nothing is lost; None without a full cache or for adaptive sweeps."""
+        """The margin that the problems prove if nothing is lost; None without a full cache."""
         family = self.family
         if family is None or not family.sequences or family.paired is None:
             return None
@@ -241,13 +241,9 @@ def choice_of(
     family: LossFamily,
     *,
     baselines: Sequence[CellTraces] = (),
-    among: Sequence[str] | None = None,
     control: Control | None = None,
 ) -> Choice:
-    """Return the choice from the grid `cells` of a model by their losses; `baselines` are the full cache's cells.
-
-    `among` are the ids from which the setting that keeps the fewest tokens is chosen, all proven ones where None.
-    """
+    """Return the choice from the grid `cells` of a model by their losses; `baselines` are the full cache's cells."""
     stored = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
     losses = {id_: loss for id_, loss in family.by_setting.items() if id_ in stored}
     limits = {id_: loss.limit for id_, loss in losses.items()}
@@ -268,10 +264,9 @@ def choice_of(
         return cheapest(members, [_mean_work(stored[cell.setting.id]) for cell in members], limits)
 
     means = {id_: _mean_of_traces(stored[id_]) for id_ in kept}
-    by_cost = [cell for id_, cell in means.items() if among is None or id_ in among]
-    by_memory = cheapest_of(by_cost)
-    by_time = list(means.values())
-    certain = [cell for cell in by_cost if losses[cell.setting.id].keeps_like]
+    proven = list(means.values())
+    by_memory = cheapest_of(proven)
+    certain = [cell for cell in proven if losses[cell.setting.id].keeps_like]
 
     savings = {}
     for id_ in losses:
@@ -294,7 +289,7 @@ def choice_of(
         names[0] if len(names) == 1 else mean_of(len(names)),
         len(settings),
         by_memory=by_memory,
-        by_time=cheapest(by_time, [cell.seconds_mean for cell in by_time], limits),
+        by_time=cheapest(proven, [cell.seconds_mean for cell in proven], limits),
         deployable=cheapest_of(certain),
         prices=[] if by_memory is None else prices_of_setting(stored[by_memory.setting.id], baselines),
         control=control,

@@ -125,7 +125,7 @@ class LossFamily:
     `sequences` are the orders, by setting id, in which they are tested (`kvatlas.stats.numerics.against_reference`),
     `sizes` the problems of each benchmark, or their clusters. `paired` has the differences to the full cache in the
     order of `settings`, `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what
-    the full cache solves. An adaptive sweep has its own limits, no sequences and no differences.
+    the full cache solves.
     """
 
     margin: float
