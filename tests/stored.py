@@ -96,15 +96,15 @@ def store_outcomes(
     outcomes: Mapping[Setting, Mapping[str, Any]],
     *,
     compressions: Mapping[Setting, Any] | None = None,
-    copies: bool = False,
+    copies: float = 0.0,
     extensions: int = 0,
     **spec: Any,
 ) -> Path:
     """Store a finished run of one model from arrays of outcomes.
 
     `outcomes[setting][benchmark]` are grades [problems, samples] of 0 and 1, NaN where a trace is missing; all arrays
-    of a benchmark have one shape. `compressions[setting]` is a number for all traces, by default 2. With `copies`
-    all samples of a problem write the same tokens. `spec` are keys of the stored spec, such as `claim` and `looks`.
+    of a benchmark have one shape. `compressions[setting]` is a number for all traces, by default 2. On a share `copies` of
+    the problems all samples write the same tokens. `spec` are keys of the stored spec, such as `claim` and `looks`.
     """
     settings = list(outcomes)
     axes = {}
@@ -137,13 +137,14 @@ def store_outcomes(
     return folder
 
 
-def _traces_of_outcomes(cell: Expected, grades: Any, compressions: int, copies: bool) -> Iterator[Trace]:
+def _traces_of_outcomes(cell: Expected, grades: Any, compressions: int, copies: float) -> Iterator[Trace]:
     kept = kept_by_rule(cell.setting) or 400.0
-    for problem, row in zip(cell.problems, grades, strict=True):
+    for number, (problem, row) in enumerate(zip(cell.problems, grades, strict=True)):
+        is_copied = number < copies * len(cell.problems)
         for sample, grade in enumerate(row):
             if not math.isnan(grade):
                 usage = Usage(50, 100, 80, 400, kept, 0 if cell.setting.policy == "full" else compressions, 0.1)
-                written = f"{cell.setting.id} {problem} {0 if copies else sample}"
+                written = f"{cell.setting.id} {problem} {0 if is_copied else sample}"
                 yield Trace(
                     model=cell.model,
                     benchmark=cell.benchmark,

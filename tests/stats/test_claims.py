@@ -11,6 +11,7 @@ from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.report.description import every_map, one_page
 from kvatlas.report.result import analyse
+from kvatlas.stats.claims import copied_share
 from kvatlas.stats.controls import is_control, older_share
 from kvatlas.stats.numerics.bounded import upper_limit
 from kvatlas.stats.numerics.looks import Look
@@ -138,7 +139,7 @@ def test_missing_pairs_count_as_lost_and_many_of_them_prove_nothing(tmp_path: Pa
     ("spec", "copies", "reason"),
     [
         ({"sampling": {"temperature": 0}}, False, "at temperature 0 nothing is drawn"),
-        ({}, True, "samples of the same problems are copies of each other"),
+        ({}, True, "two samples are copies of one long text on 100.0 % of the problems"),
     ],
 )
 def test_what_was_not_drawn_is_no_claim_on_these_problems(
@@ -386,3 +387,28 @@ def test_a_control_that_compresses_nothing_is_none(tmp_path: Path, kvatlas: Call
 def test_the_long_text_has_a_table_of_limits(tmp_path: Path) -> None:
     text = every_map(described(tmp_path, same(4)))
     assert "| At most, these problems | Any margin | At most, problems like these | Any margin |" in text
+
+
+def test_copies_are_counted_by_share(tmp_path: Path) -> None:
+    """Copies on 59 of 60 problems are no draws; on a quarter of them that is said; texts that are unknown are none."""
+    rng = np.random.default_rng(5)
+    drawn = rng.integers(1, 2**40, (60, 4))
+    is_long = np.ones(drawn.shape, bool)
+    assert copied_share(drawn, is_long) == 0
+    copies = drawn.copy()
+    copies[1:] = copies[1:, :1]
+    assert copied_share(copies, is_long) == 59 / 60
+    # A log that is read twice: no two neighbouring samples are equal.
+    twice = np.concatenate([drawn[:, :2], drawn[:, :2]], axis=1)
+    assert copied_share(twice, is_long) == 1
+    # Short texts and texts that are unknown say nothing.
+    is_short = copies == copies[1, 0]
+    assert copied_share(copies, is_long & ~is_short) == 58 / 59
+    assert copied_share(np.zeros((60, 4), int), is_long) == 0
+    assert copied_share(np.zeros((0, 4), int), is_long[:0]) == 0
+
+    for share, refused in ((0.8, True), (0.2, False), (0.1, False)):
+        run = analyse([store_outcomes(tmp_path / str(share), same(4), copies=share, claim="these_problems")])
+        limits = [loss["limits"]["these_problems"] for loss in losses(run)]
+        assert all(("refused" in one) == refused for one in limits)
+        assert any("are copies of one long text on 20.0 %" in note.text for note in run.notes) == (share == 0.2)

@@ -28,7 +28,15 @@ from kvatlas.core import (
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import TraceColumns
 from kvatlas.results.store import Store
-from kvatlas.stats.claims import look_of, stored_claim, why_not_these
+from kvatlas.stats.claims import (
+    MOST_COPIED,
+    NOTED_COPIES,
+    copies_clause,
+    look_of,
+    most_copied,
+    stored_claim,
+    why_not_these,
+)
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.numerics.looks import Look
@@ -282,6 +290,12 @@ class RunData:
             )
         if self.other_claim not in (None, self.stored_claim):
             texts.append(f"The claim ({self.claim.words}) was chosen after the data")
+        copied = most_copied(self.cells)
+        if NOTED_COPIES < copied <= MOST_COPIED:
+            texts.append(
+                f"Under one of the settings {copies_clause(copied)}; they count as independent draws, so limits of the "
+                "claim on these problems may be too near"
+            )
         if look.share is not None:
             last = self.manifest.spec["looks"][-1]
             texts.append(f"Read at {samples} of {last} samples: limits allow for all declared looks")
