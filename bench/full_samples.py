@@ -28,7 +28,9 @@ TIMES = (1, 2, 4)
 _BEYOND = 1e-9
 
 
-def exact_errors(units: tuple[int, ...] = (8, 12, 16, 24), chances: tuple[float, ...] = (1.0, 0.97, 0.8, 0.5)) -> Iterator[Row]:
+def exact_errors(
+    units: tuple[int, ...] = (8, 12, 16, 24), chances: tuple[float, ...] = (1.0, 0.97, 0.8, 0.5)
+) -> Iterator[Row]:
     """Yield the largest exact chance that a limit errs, by number of units and chance of the full cache.
 
     All units are alike: two traces of the full cache and one of the setting, whose chance puts the true loss just above
@@ -72,7 +74,13 @@ def designs() -> Iterator[tuple[str, np.ndarray, int, int, str]]:
         alike = np.full(problems, 1.0)
         half = np.full(problems, 0.5)
         yield f"full cache always right, {size}", np.stack([alike, alike - loss]), samples, problems, "independent"
-        yield f"full cache at .97, {size}", np.stack([alike - 0.03, alike - 0.03 - loss]), samples, problems, "independent"
+        yield (
+            f"full cache at .97, {size}",
+            np.stack([alike - 0.03, alike - 0.03 - loss]),
+            samples,
+            problems,
+            "independent",
+        )
         for coupling in ("independent", "common", "opposite"):
             yield f"full cache at .5, {coupling}, {size}", np.stack([half, half - loss]), samples, problems, coupling
         kinds = np.where(np.arange(problems) < problems // 10, 10 * loss, 0.0)
@@ -81,7 +89,13 @@ def designs() -> Iterator[tuple[str, np.ndarray, int, int, str]]:
         lost = np.where(np.arange(problems) < problems // 2, 2 * loss, 0.0)
         yield f"sure problems lose, {size}", np.stack([mixed, mixed - lost]), samples, problems, "independent"
         gains = np.where(np.arange(problems) % 2, 0.3, -0.3 + 2 * loss)
-        yield f"half gain, half lose, {size}", np.stack([half + 0.1, half + 0.1 - gains]), samples, problems, "independent"
+        yield (
+            f"half gain, half lose, {size}",
+            np.stack([half + 0.1, half + 0.1 - gains]),
+            samples,
+            problems,
+            "independent",
+        )
 
 
 def simulated(rounds: int, seed: int) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import Grade, Setting, Status, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.stats.losses import kept_by_rule
+from kvatlas.stats.orders import kept_by_rule
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.stats.synthetic import traces
 

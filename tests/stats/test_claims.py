@@ -12,7 +12,7 @@ from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.report.description import every_map, one_page
 from kvatlas.report.result import analyse
 from kvatlas.stats.claims import copied_share
-from kvatlas.stats.controls import is_control, older_share
+from kvatlas.stats.controls import older_share, should_lose
 from kvatlas.stats.numerics.bounded import upper_limit
 from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.numerics.planning import needed_samples, power_bound
@@ -263,7 +263,7 @@ def test_a_control_that_loses_nothing_is_said(tmp_path: Path) -> None:
 def test_a_control_keeps_a_small_share_of_the_older_tokens(policy: str, values: dict[str, Any], share: float) -> None:
     setting = Setting.from_parameters(policy, **{"kv_budget": 24, "local_window": 8, **values})
     assert older_share(setting) == pytest.approx(share)
-    assert is_control(setting) == (policy != "rkv" and share <= 0.3)
+    assert should_lose(setting) == (policy != "rkv" and share <= 0.3)
 
 
 def test_of_equal_costs_the_smaller_limit_is_chosen_and_the_worst_benchmark_is_told(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from kvatlas.core import Claim, KvatlasError, Setting
-from kvatlas.stats.losses import kept_by_rule, losses_of
+from kvatlas.stats.losses import losses_of
+from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
 from kvatlas.stats.numerics.sequential import TracesSoFar, begin, last_quantile, replay, take_look

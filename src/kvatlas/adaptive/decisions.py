@@ -8,10 +8,10 @@ from itertools import repeat
 
 import numpy as np
 
-from kvatlas.core import Claim, Map, MapName, Note, NoteKind, grouped
+from kvatlas.core import Claim, Map, MapName, Note, NoteKind, grouped, is_reference
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.choice import Choice, choice_of
-from kvatlas.stats.losses import LossFamily, SettingLoss, is_full
+from kvatlas.stats.losses import LossFamily, SettingLoss
 from kvatlas.stats.map_tests import Basis, MapTests
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.against_reference import Loss
@@ -91,7 +91,7 @@ def observed_differences(
         problems[benchmark] = [*order, *repeat("", sizes[benchmark] - len(order))]
 
     cells_by_setting = grouped(select(cells, baseline=False), lambda cell: cell.setting.id)
-    full_means = _problem_means([cell for cell in cells if is_full(cell)], problems)
+    full_means = _problem_means([cell for cell in cells if is_reference(cell.setting)], problems)
     # With a shape of its own where no setting has a cell.
     means = np.empty((len(cells_by_setting), len(full_means)))
     for row, setting_cells in enumerate(cells_by_setting.values()):

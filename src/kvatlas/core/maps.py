@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kvatlas.core.basics import grouped, percent
 from kvatlas.core.settings import BudgetAudit
-from kvatlas.core.traces import Setting
+from kvatlas.core.traces import Setting, is_reference
 
 T = TypeVar("T")
 
@@ -249,8 +249,8 @@ class Map:
 
     @property
     def full(self) -> Cell | None:
-        """The cell of the full cache, if it is a baseline."""
-        return next((cell for cell in self.baselines.values() if cell.setting == Setting("full")), None)
+        """The cell of the full cache, or of the reference of servers, if it is a baseline."""
+        return next((cell for cell in self.baselines.values() if is_reference(cell.setting)), None)
 
     @property
     def remarks(self) -> tuple[Note, ...]:

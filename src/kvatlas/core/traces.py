@@ -171,6 +171,16 @@ class Setting:
 
 #: The setting of a model behind an API, whose cache is unknown.
 SERVED = Setting("served")
+#: The reference of a run of kvatlas's own engine, and that of a run over commands of servers.
+FULL = Setting("full")
+REFERENCE = Setting("reference")
+#: The reference asked a second time, after a new start.
+AGAIN = Setting("again")
+
+
+def is_reference(setting: Setting) -> bool:
+    """Return whether losses are counted against this setting."""
+    return setting in (FULL, REFERENCE)
 
 
 def _ceil_div(dividend: int, divisor: int) -> int:

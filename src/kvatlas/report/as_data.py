@@ -54,7 +54,8 @@ def stays_document(stays: Stays | None) -> Json:
 def loss_values(loss: SettingLoss | None) -> Json:
     """Return a loss with its interval and the limit that decides."""
     names = {"loses": "value", "loses_low": "low", "loses_high": "high", "loses_limit": "limit"}
-    return {key: percent(getattr(loss, name)) if loss else None for key, name in names.items()}
+    values = {key: percent(getattr(loss, name)) if loss else None for key, name in names.items()}
+    return {**values, "loses_limit": None} if loss and loss.is_control else values
 
 
 def setting_loss_document(setting: Setting, loss: SettingLoss, family: LossFamily | None) -> Json:
@@ -67,7 +68,8 @@ def setting_loss_document(setting: Setting, loss: SettingLoss, family: LossFamil
         "p": rounded_p(loss.p),
         "shown": loss.is_kept,
         "broken": loss.is_broken,
-        "joint_limit": percent(loss.joint_limit),
+        "joint_limit": None if loss.is_control else percent(loss.joint_limit),
+        "control": loss.is_control,
         "claim": family.claim.value if family else None,
         "unit": family.claim.unit if family else None,
         "units": loss.units or None,
@@ -100,8 +102,8 @@ def limits_document(loss: SettingLoss, refused: str = "") -> Json:
             found[claim.value] = {
                 "low": percent(of_claim.low),
                 "high": percent(of_claim.high),
-                "limit": percent(of_claim.limit),
-                "joint_limit": percent(of_claim.joint_limit),
+                "limit": None if loss.is_control else percent(of_claim.limit),
+                "joint_limit": None if loss.is_control else percent(of_claim.joint_limit),
                 "p": rounded_p(of_claim.p),
                 "kept": of_claim.is_kept,
                 "broken": of_claim.is_broken,

@@ -246,7 +246,7 @@ def limits_table(choice: Choice) -> str:
         row = [name, percent_text(loss.value), f"{percent_text(loss.low)} to {percent_text(loss.high)}"]
         for claim in Claim:
             of_claim = loss.claims.get(claim)
-            limits = () if of_claim is None else (of_claim.limit, of_claim.joint_limit)
+            limits = () if of_claim is None or loss.is_control else (of_claim.limit, of_claim.joint_limit)
             row += [percent_text(limit) for limit in limits] or ["–", "–"]
         pairs = f"{loss.pairs - loss.missing:,} of {loss.pairs:,}" if loss.missing else f"{loss.pairs:,}"
         rows.append([*row, p_text(loss.p), pairs, f"{loss.compressed:,} of {loss.traces:,}"])

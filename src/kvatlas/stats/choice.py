@@ -8,28 +8,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, grouped, mean_of
+from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, differing, grouped, is_reference, mean_of
 from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import GREEDY
 from kvatlas.stats.controls import Control, control_of
 from kvatlas.stats.losses import (
-    FULL,
     GridLosses,
     LossFamily,
     Required,
     SettingLoss,
     grid_by_benchmark,
-    kept_by_rule,
 )
 from kvatlas.stats.map_tests import MapTests, PooledEffect
 from kvatlas.stats.maps import mean_cell
+from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.power import Provable, provable
 from kvatlas.stats.prices import Price, prices_of_setting
-from kvatlas.stats.run_data import RunData
+from kvatlas.stats.run_data import RunData, setting_words
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity_of
 from kvatlas.text import percent_text
@@ -70,6 +69,14 @@ class Way:
     candidates: int
     cell: Cell | None
     saving: Saving | None
+
+
+class Blocked(NamedTuple):
+    """A setting whose own limit is within the margin, and the one before it in its chain that is not proven."""
+
+    setting: Setting
+    loss: SettingLoss
+    end: Setting
 
 
 @dataclass(frozen=True)
@@ -152,7 +159,7 @@ class Choice:
     def undecided(self) -> int:
         """The number of settings of which neither is proven, a loss of at most the margin nor a larger one."""
         losses = (self.losses or {}).values()
-        return sum(not (loss.keeps_any or loss.breaks_any) for loss in losses)
+        return sum(not (loss.keeps_any or loss.breaks_any or loss.is_control) for loss in losses)
 
     @property
     def untested(self) -> dict[str, Setting]:
@@ -160,6 +167,54 @@ class Choice:
         ends = {} if self.family is None else self.family.end_of_tests
         losses = self.losses or {}
         return {id_: end for id_, end in ends.items() if id_ in losses and not losses[id_].breaks_any}
+
+    @property
+    def controls(self) -> list[str]:
+        """The policies of the controls among the settings, or the settings themselves where others are none."""
+        controls = [id_ for id_, loss in (self.losses or {}).items() if loss.is_control]
+        studied = {self.settings[id_].policy for id_ in self.losses or {} if id_ not in controls}
+        words = []
+        for id_ in controls:
+            setting = self.settings[id_]
+            words.append(
+                setting_words(setting, list(self.settings.values()))
+                if setting.policy in studied
+                else setting.policy_name
+            )
+        return list(dict.fromkeys(words))
+
+    @property
+    def ended_chains(self) -> list[tuple[str, str, str]]:
+        """The chains with settings that are not tested: what their settings share, and where each ends."""
+        candidates = list(self.settings.values())
+        untested = self.untested
+        found = []
+        for of_chain in [] if self.family is None else self.family.chains:
+            end = next((untested[id_] for id_ in of_chain if id_ in untested), None)
+            if end is None:
+                continue
+            within = differing(self.settings[id_].values for id_ in of_chain if id_ in self.settings)
+            shared = {name: value for name, value in end.parameters if name not in within}
+            name = setting_words(Setting.from_parameters(end.policy, **shared), candidates)
+            found.append(
+                (name, setting_words(end, candidates), ", ".join(f"{one} {end.values.get(one)}" for one in within))
+            )
+        return found
+
+    @property
+    def blocked(self) -> Blocked | None:
+        """Of the untested settings whose own limit is within the margin the one whose chain is nearest to reach it."""
+        if self.family is None or self.losses is None:
+            return None
+        found = []
+        for id_, end in self.untested.items():
+            loss = self.losses[id_]
+            if loss.limit <= self.margin and not loss.is_silent:
+                required = self.family.required_at_stops.get(end.id)
+                count = None if required is None else required.count_of(self.family.claim)
+                effort = math.inf if count is None else count
+                found.append((effort, loss.limit, len(found), Blocked(self.settings[id_], loss, end)))
+        return min(found)[-1] if found else None
 
     @property
     def samples(self) -> int:
@@ -190,17 +245,14 @@ class Choice:
         """The setting proven on these problems that keeps least by its own numbers; None without one."""
         if self.family is None or self.losses is None:
             return None
-        losses = self.losses
-        for sequence in self.family.sequences:
-            proven = [id_ for id_ in sequence if id_ in losses and losses[id_].keeps_any]
-            if proven:
-                return self.settings[proven[-1]]
-        return None
+        proven = [id_ for id_, loss in self.losses.items() if loss.keeps_any]
+        least = min(proven, key=lambda id_: kept_by_rule(self.settings[id_]) or math.inf, default=None)
+        return None if least is None else self.settings[least]
 
     @property
     def safest(self) -> tuple[Setting, SettingLoss] | None:
         """The setting with the smallest joint limit of its loss, and the loss; None where there is no full cache."""
-        losses = self.losses or {}
+        losses = {id_: loss for id_, loss in (self.losses or {}).items() if not loss.is_control}
         # Of equal limits that with the smallest loss.
         setting = min(losses, key=lambda id_: (losses[id_].joint_limit, losses[id_].value), default=None)
         return None if setting is None else (self.settings[setting], losses[setting])
@@ -209,16 +261,23 @@ class Choice:
     def provable(self) -> Provable | None:
         """The margin that the problems prove if nothing is lost; None without a full cache or for adaptive sweeps."""
         family = self.family
-        if family is None or not family.sequences or family.paired is None:
+        if family is None or not family.chains or family.paired is None:
             return None
         samples = 1 if family.refused else int(family.paired.promised.sum(2).max())
         problems = np.bincount(family.paired.strata).tolist()
-        return provable(family.sizes, self.margin, len(family.sequences), samples, problems)
+        return provable(family.sizes, self.margin, family.orders, samples, problems)
 
     @property
     def required(self) -> Required | None:
-        """The setting that is proven with least effort, and the effort; None if no more would decide one."""
-        return None if self.family is None else self.family.required_among(self.settings)
+        """The setting that is proven with least effort, and the effort; None if no more would decide one.
+
+        It is the end of a chain before a setting whose own limit is within the margin, where there is one.
+        """
+        if self.family is None:
+            return None
+        if self.blocked is not None:
+            return self.family.required_at_stops.get(self.blocked.end.id)
+        return self.family.required_among(self.settings)
 
 
 def choices(run: RunData, lost: GridLosses) -> list[Choice]:
@@ -229,7 +288,7 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
         family = lost.get((model, frozenset(benchmarks)))
         ids = {cell.setting.id for cell in cells}
         if family is not None and ids & family.by_setting.keys():
-            full = select(run.cells, model=model, setting=FULL)
+            full = [cell for cell in select(run.cells, model=model) if is_reference(cell.setting)]
             control = control_of(run, model, benchmarks, family)
             found.append(choice_of(model, cells, family, baselines=full, control=control))
     return found
@@ -352,7 +411,7 @@ def _saving_of_cells(
 
     The work is that of the mean memory and the mean length, where thinking `is_capped` that of each trace.
     """
-    full_cells = [cell for cell in baselines if cell.setting == FULL and cell.stored]
+    full_cells = [cell for cell in baselines if is_reference(cell.setting) and cell.stored]
     if not full_cells:
         return None
     chosen = _mean_of_traces(cells)

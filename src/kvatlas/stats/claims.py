@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,11 +81,13 @@ def copied_share(texts: NDArray[Any], is_long: Flags) -> float:
     is_known = is_long & (texts != np.zeros(1, texts.dtype))
     numbers = np.unique(texts, return_inverse=True)[1].reshape(texts.shape)
     most = 0.0
-    for first, second in combinations(range(texts.shape[1]), 2):
-        are_known = is_known[:, first] & is_known[:, second]
+    for first in range(texts.shape[1] - 1):
+        # The later samples beside this one, all at once.
+        are_known = is_known[:, first, None] & is_known[:, first + 1 :]
+        are_equal = are_known & (numbers[:, first, None] == numbers[:, first + 1 :])
+        known = are_known.sum(0)
         # The texts of a single problem may be equal by chance.
-        if np.count_nonzero(are_known) > 1:
-            most = max(most, float((numbers[are_known, first] == numbers[are_known, second]).mean()))
+        most = max(most, float((are_equal.sum(0) / np.where(known > 1, known, math.inf)).max()))
     return most
 
 

@@ -1,28 +1,35 @@
-"""The control of a run: a setting so poor that a run which can see a loss sees that of this one."""
+"""The control of a run: a setting so poor that a run which can see a loss sees that of this one.
+
+Controls are declared in a spec, by policy or at a setting of a server. Nothing is claimed of them but that they lose
+more than the margin, so they take no share of the level at which the others are proven.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvatlas.core import Setting, grouped
-from kvatlas.core.settings import window_in_tokens
-from kvatlas.stats.losses import FULL, LossFamily, nominal_bytes
+from kvatlas.core import Setting, grouped, is_reference
+from kvatlas.core.settings import CONTROLS, window_in_tokens
+from kvatlas.stats.losses import LossFamily
 from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.orders import nominal_bytes
 from kvatlas.stats.paired import paired_values
 from kvatlas.stats.run_data import RunData
 
-#: Policies without any judgement of tokens, and the largest share of the older tokens that they keep as a control.
-CONTROLS = ("random", "window")
+#: The largest share of the older tokens that a setting keeps which should lose.
 MOST_RATIO = 0.3
 
 
-def is_control(setting: Setting) -> bool:
-    """Return whether a setting is a control: `window` or `random` that keeps a small share of the older tokens."""
-    if setting.policy not in CONTROLS:
-        return False
+def should_lose(setting: Setting, is_declared: bool = False) -> bool:
+    """Return whether a control keeps so little that it should lose: a small share of the older tokens, if it has one.
+
+    `window` and `random` are controls, too, where they are not declared, as outside the grid.
+    """
     share = older_share(setting)
-    return share is not None and share <= MOST_RATIO
+    if share is None:
+        return is_declared
+    return share <= MOST_RATIO and (is_declared or setting.policy in CONTROLS)
 
 
 def older_share(setting: Setting) -> float | None:
@@ -58,7 +65,8 @@ def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: Loss
     """Return the control of a model on these benchmarks; None in a run without one."""
     names = list(benchmarks)
     cells = [cell for cell in run.cells if cell.model == model and cell.benchmark in names and cell.measured]
-    by_setting = grouped(filter(lambda cell: is_control(cell.setting), cells), lambda cell: cell.setting)
+    controls = [cell for cell in cells if should_lose(cell.setting, cell.is_control)]
+    by_setting = grouped(controls, lambda cell: cell.setting)
     complete = {setting: of_setting for setting, of_setting in by_setting.items() if len(of_setting) == len(names)}
     if not complete:
         return None
@@ -67,7 +75,7 @@ def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: Loss
     loss: Contrast | None = family.by_setting.get(setting.id)
     if loss is None:
         # A setting outside the grid is in no family.
-        full = {cell.benchmark: cell for cell in cells if cell.setting == FULL}
+        full = {cell.benchmark: cell for cell in cells if is_reference(cell.setting)}
         look, samples = run.look
         paired = paired_values([[(cell, full[cell.benchmark])] for cell in complete[setting]]).first(samples)
         loss = paired.units(run.claim).negated().contrasts(stretch=look.widening)[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import (
+    AGAIN,
     BITS,
     LOSE_AT_MOST,
     Claim,
@@ -23,6 +24,7 @@ from kvatlas.core import (
     Trace,
     differing,
     grouped,
+    is_reference,
     policy_name,
 )
 from kvatlas.results.manifest import Manifest
@@ -44,8 +46,6 @@ from kvatlas.stats.table import CellTraces, TraceTable
 from kvatlas.text import counted, parse_yaml
 
 Axes = tuple[str, str]
-#: The setting that keeps every token.
-_FULL = Setting.from_parameters("full")
 #: The cells of one map-to-be.
 Groups = dict[MapName, list[CellTraces]]
 
@@ -204,11 +204,12 @@ class RunData:
         """The cells of each map, without baselines and policies with a single value on an axis.
 
         A policy with several values of another parameter gives several groups, with that parameter in the label. In a
-        run without maps the groups are those of models and benchmarks: all settings but the full cache.
+        run without maps the groups are those of models and benchmarks: all settings but the reference.
         """
         if self.has_maps:
             return self._grids
-        compared = [cell for cell in self.cells if cell.setting.id != _FULL.id and self.fits(cell)]
+        compared = [cell for cell in self.cells if not is_reference(cell.setting) and cell.setting != AGAIN]
+        compared = list(filter(self.fits, compared))
         by_table = grouped(compared, lambda cell: (cell.model, cell.benchmark))
         return {MapName(model, benchmark, ""): group for (model, benchmark), group in by_table.items()}
 

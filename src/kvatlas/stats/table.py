@@ -30,6 +30,7 @@ from kvatlas.core import (
     Stays,
     grouped,
     mean_stays,
+    usual_controls,
 )
 from kvatlas.results.manifest import Manifest, changed_problems
 from kvatlas.results.records import COSTS as TRACE_COSTS
@@ -75,6 +76,7 @@ class TraceTable:
         keys = [(cell.run_key, cell.setting.id, cell.benchmark) for cell in cells]
         self._cells_of_key = grouped(range(len(keys)), keys.__getitem__)
 
+        self.usual_controls = usual_controls(cell.setting.policy for cell in cells if not cell.baseline)
         self.records: NDArray[np.void] = np.zeros(ends[-1], _PLACE)
         for name in ("progress", *TRACE_COSTS):
             self.records[name] = math.nan
@@ -244,6 +246,13 @@ class CellTraces:
     def clusters(self) -> Ints | None:
         """The number of the cluster of each of its problems; None if each stands for itself."""
         return cluster_numbers(units_of_problems(self.table.manifest.clusters, self.benchmark, self.place))
+
+    @property
+    def is_control(self) -> bool:
+        """Return whether the plan declared a control: `random` and `window` beside another policy in earlier runs."""
+        if self.expected.control is None:
+            return self.setting.policy in self.table.usual_controls
+        return self.expected.control
 
     @property
     def is_stored(self) -> Flags:
