@@ -118,7 +118,7 @@ def store_outcomes(
             f"key {benchmark}",
             tuple(f"p{number:04d}" for number in range(len(grades))),
             grades.shape[1],
-            setting.policy == "full",
+            setting.policy in ("full", "reference", "again"),
         )
         for setting in settings
         for benchmark, grades in outcomes[setting].items()

@@ -215,7 +215,8 @@ class Map:
     the cells that are statistically tied with the best, `keeps` those proven to lose at most the `margin` against the
     full cache, `breaks` those proven to lose more; they are None if they were not tested. `keeps_like` and
     `breaks_like` are those of them that are proven for problems like these, too: their frames are thick. `claim` is
-    that of the intervals. `recommended` is the cell of the setting that is recommended for the model, if it is here.
+    that of the intervals. `recommended` is the cell of the setting that is recommended for the model, if it is here;
+    `recommended_for` is the benchmark or mean for which it is. Of a control nothing is proven but that it loses more.
     """
 
     model: str
@@ -236,11 +237,18 @@ class Map:
     margin: float | None = None
     claim: Claim | None = None
     recommended: CellCoord | None = None
+    recommended_for: str = ""
+    is_control: bool = False
 
     @property
     def name(self) -> MapName:
         """Model, benchmark and policy."""
         return MapName(self.model, self.benchmark, self.policy)
+
+    @property
+    def policy_words(self) -> str:
+        """The policy, named as a control if it is one."""
+        return f"{self.policy} (control)" if self.is_control else self.policy
 
     @property
     def is_mean(self) -> bool:

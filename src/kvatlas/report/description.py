@@ -200,7 +200,7 @@ def grid_table(result: Result, one: MapResult) -> str:
     The largest vertical value is on top, as in figures.
     """
     (down, rows), (across, columns) = one.map.axes
-    name = f"{model_name(one.map.model)} {one.map.policy}".strip()
+    name = f"{model_name(one.map.model)} {one.map.policy_words}".strip()
     if len({grid.map.benchmark for grid in result.grids}) > 1:
         name += f" on {one.map.benchmark}"
 

@@ -137,6 +137,7 @@ class MapResult:
             "benchmark": map_.benchmark,
             "metric": map_.metric,
             "policy": map_.policy,
+            "control": map_.is_control,
             "axes": {name: list(values) for name, values in map_.axes},
             "cells": len(map_.cells),
             "problems": self.problems,

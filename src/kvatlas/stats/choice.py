@@ -14,7 +14,7 @@ import numpy as np
 
 from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, differing, grouped, is_reference, mean_of
 from kvatlas.core.settings import CAP
-from kvatlas.stats.claims import GREEDY
+from kvatlas.stats.claims import GREEDY, MOST_MISSING
 from kvatlas.stats.controls import Control, control_of
 from kvatlas.stats.losses import (
     GridLosses,
@@ -131,6 +131,8 @@ class Choice:
         """The setting that is chosen by memory; or else the nearest to be proven, or the safest."""
         if self.by_memory is not None:
             return self.by_memory.setting
+        if self.blocked is not None:
+            return self.blocked.setting
         if self.required is not None:
             return self.required.setting
         return None if self.safest is None else self.safest[0]
@@ -206,14 +208,14 @@ class Choice:
         """Of the untested settings whose own limit is within the margin the one whose chain is nearest to reach it."""
         if self.family is None or self.losses is None:
             return None
-        found = []
+        found: list[tuple[float, float, int, Blocked]] = []
         for id_, end in self.untested.items():
             loss = self.losses[id_]
-            if loss.limit <= self.margin and not loss.is_silent:
+            if loss.limit <= self.margin and not loss.is_silent and loss.missing_share <= MOST_MISSING:
                 required = self.family.required_at_stops.get(end.id)
                 count = None if required is None else required.count_of(self.family.claim)
                 effort = math.inf if count is None else count
-                found.append((effort, loss.limit, len(found), Blocked(self.settings[id_], loss, end)))
+                found.append((effort, loss.limit, -len(found), Blocked(self.settings[id_], loss, end)))
         return min(found)[-1] if found else None
 
     @property
@@ -484,9 +486,12 @@ def with_recommended(maps: Sequence[Map], every_choice: Sequence[Choice]) -> lis
     """Return the maps, each with the cell of the setting that is recommended for its model."""
     found = []
     for map_ in maps:
-        settings = [choice.recommended for choice in every_choice if choice.model == map_.model]
-        coords = [coord for coord, cell in map_.cells.items() if cell.setting in settings]
-        found.append(replace(map_, recommended=coords[0] if coords else None))
+        by_setting = {choice.recommended: choice for choice in every_choice if choice.model == map_.model}
+        coords = [coord for coord, cell in map_.cells.items() if cell.setting in by_setting]
+        if coords:
+            choice = by_setting[map_.cells[coords[0]].setting]
+            map_ = replace(map_, recommended=coords[0], recommended_for=choice.benchmark)
+        found.append(map_)
     return found
 
 

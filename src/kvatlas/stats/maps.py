@@ -157,6 +157,7 @@ def _map_of_group(name: MapName, run: RunData, group: Sequence[CellTraces], base
         tuple(notes),
         validity_of(group),
         claim=run.claim,
+        is_control=all(cell.is_control for cell in group),
     )
 
 
@@ -229,6 +230,7 @@ def mean_map(maps: Sequence[Map]) -> Map:
         merge_validity([map_.validity for map_ in maps]),
         averaged=len(maps),
         claim=first.claim,
+        is_control=first.is_control,
     )
 
 

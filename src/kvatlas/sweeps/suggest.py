@@ -80,6 +80,7 @@ def suggest(
         "settings": [
             {"policy": policy, "kv_budget": budget, "budget_over": "thinking"} for policy in ("rkv", "random")
         ],
+        "controls": ["random"],
         "axes": {"local_window": [_multiple_of_4(budget / 8), _multiple_of_4(budget / 3)], "ratio": list(RATIOS)},
     }
 

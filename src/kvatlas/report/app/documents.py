@@ -181,6 +181,7 @@ def _map_document(
         "short": model_name(map_.model),
         "benchmark": map_.benchmark,
         "policy": map_.policy,
+        "control": map_.is_control,
         "vertical": axis_label(vertical),
         "horizontal": axis_label(horizontal),
         "rows": [str(value) for value in reversed(rows)],
@@ -190,6 +191,7 @@ def _map_document(
         "frame": frame,
         "loses": _places_on_page(map_, map_.breaks),
         "recommended": _places_on_page(map_, {map_.recommended}),
+        "recommendedFor": "" if map_.recommended_for == map_.benchmark else map_.recommended_for,
         "evidence": tests.evidence if tests else None,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
         "notes": [{"text": note.text, "warning": note.is_warning} for note in map_.notes],
@@ -318,10 +320,10 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
     return card
 
 
-def outcome_letters(cell: CellTraces, problems: Sequence[str]) -> str:
-    """Return the outcomes of a cell, one letter for each problem and sample, samples side by side."""
-    status = cell.traces["status"]
-    correct = cell.traces["correct"] > 0
+def outcome_letters(cell: CellTraces, problems: Sequence[str], samples: int) -> str:
+    """Return the outcomes of a cell's first samples, one letter for each problem and sample, samples side by side."""
+    status = cell.traces["status"][:, :samples]
+    correct = cell.traces["correct"][:, :samples] > 0
     letters = np.full(status.shape, MISSING)
     for name, code in STATUS.items():
         outcome = Grade(True, 1.0, None, name).outcome
