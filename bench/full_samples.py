@@ -66,14 +66,14 @@ def exact_errors(
         yield worst
 
 
-def designs() -> Iterator[tuple[str, np.ndarray, int, int, str]]:
-    """Yield name, chances [full cache and setting, problems], samples, claim of units, and coupling of random numbers."""
+def designs() -> Iterator[tuple[str, np.ndarray, int, str]]:
+    """Yield name, chances [full cache and setting, problems], samples, and the coupling of random numbers."""
     loss = 0.03
     for problems, samples in ((60, 4), (30, 16), (100, 1)):
         size = f"{problems} x {samples}"
         alike = np.full(problems, 1.0)
         half = np.full(problems, 0.5)
-        yield f"full cache always right, {size}", np.stack([alike, alike - loss]), samples, problems, "independent"
+        yield f"full cache always right, {size}", np.stack([alike, alike - loss]), samples, "independent"
         yield (
             f"full cache at .97, {size}",
             np.stack([alike - 0.03, alike - 0.03 - loss]),
@@ -82,12 +82,12 @@ def designs() -> Iterator[tuple[str, np.ndarray, int, int, str]]:
             "independent",
         )
         for coupling in ("independent", "common", "opposite"):
-            yield f"full cache at .5, {coupling}, {size}", np.stack([half, half - loss]), samples, problems, coupling
+            yield f"full cache at .5, {coupling}, {size}", np.stack([half, half - loss]), samples, coupling
         kinds = np.where(np.arange(problems) < problems // 10, 10 * loss, 0.0)
-        yield f"a tenth loses all of it, {size}", np.stack([alike, 1 - kinds]), samples, problems, "independent"
+        yield f"a tenth loses all of it, {size}", np.stack([alike, 1 - kinds]), samples, "independent"
         mixed = np.where(np.arange(problems) < problems // 2, 1.0, 0.5)
         lost = np.where(np.arange(problems) < problems // 2, 2 * loss, 0.0)
-        yield f"sure problems lose, {size}", np.stack([mixed, mixed - lost]), samples, problems, "independent"
+        yield f"sure problems lose, {size}", np.stack([mixed, mixed - lost]), samples, "independent"
         gains = np.where(np.arange(problems) % 2, 0.3, -0.3 + 2 * loss)
         yield (
             f"half gain, half lose, {size}",
@@ -100,7 +100,7 @@ def designs() -> Iterator[tuple[str, np.ndarray, int, int, str]]:
 
 def simulated(rounds: int, seed: int) -> Iterator[Row]:
     """Yield the share of rounds in which a limit lies below the true loss, and the power at no loss and margin 5."""
-    for number, (name, chances, samples, problems, coupling) in enumerate(designs()):
+    for number, (name, chances, samples, coupling) in enumerate(designs()):
         loss = float((chances[0] - chances[1]).mean())
         for times in (*TIMES, 1.5):
             full_samples = math.floor(samples * times)

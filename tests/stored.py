@@ -103,8 +103,8 @@ def store_outcomes(
     """Store a finished run of one model from arrays of outcomes.
 
     `outcomes[setting][benchmark]` are grades [problems, samples] of 0 and 1, NaN where a trace is missing; all arrays
-    of a benchmark have one shape. `compressions[setting]` is a number for all traces, by default 2. On a share `copies` of
-    the problems all samples write the same tokens. `spec` are keys of the stored spec, such as `claim` and `looks`.
+    of a benchmark have one shape. `compressions[setting]` is a number for all traces, by default 2. On a share `copies`
+    of the problems all samples write the same tokens. `spec` are keys of the stored spec, such as `claim` and `looks`.
     """
     settings = list(outcomes)
     axes = {}

@@ -95,7 +95,7 @@ def test_the_published_maps_show_a_ratio_effect_and_no_peak(published):
     ]  # fmt: skip
     text, page = every_map(published), one_page(published)
     assert "In 0 of 8 maps the settings are not exchangeable" in text
-    assert text.count("No difference between the cells is proven") == 10
+    assert text.count("The chi-square test proves no difference between the cells") == 10
     assert "ratio 0.1 (1,962 tokens stay) is below 0.2, 0.3, 0.4 and 0.5 in 8 of 8 maps (2,300" in page
     # Without a full cache nothing can be recommended; the cheapest is told with what it may lack.
     assert "# What to choose" not in page

@@ -422,6 +422,17 @@ class Result:
         return [one for one in self.maps if not one.map.is_mean]
 
     @property
+    def without_finding(self) -> list[MapResult]:
+        """Maps of one benchmark of which nothing is found: no difference, no effect of an axis, no mark."""
+        found = {name for effect in self.effects if effect.is_found for name in effect.names}
+        silent = [one for one in self.single if one.verdict.omnibus is not None and not one.verdict.evidence]
+        return [
+            one
+            for one in silent
+            if one.map.name not in found and not any(loss.keeps_any or loss.breaks_any for loss in one.losses.values())
+        ]
+
+    @property
     def every(self) -> list[MapResult]:
         """Maps, then the means that are not among them."""
         given = {one.map.name for one in self.maps}
