@@ -78,7 +78,6 @@ def designs() -> Iterator[tuple[str, np.ndarray, int, str]]:
             f"full cache at .97, {size}",
             np.stack([alike - 0.03, alike - 0.03 - loss]),
             samples,
-            problems,
             "independent",
         )
         for coupling in ("independent", "common", "opposite"):
@@ -93,7 +92,6 @@ def designs() -> Iterator[tuple[str, np.ndarray, int, str]]:
             f"half gain, half lose, {size}",
             np.stack([half + 0.1, half + 0.1 - gains]),
             samples,
-            problems,
             "independent",
         )
 

@@ -55,7 +55,8 @@ def test_nothing_lost_proves_little_of_problems_like_these_and_much_of_these(tmp
     for loss in losses(result):
         these, like = (loss["limits"][claim.value] for claim in Claim)
         assert (these["kept"], like["kept"]) == (True, False)
-        assert these["limit"] == pytest.approx(100 * (1 - 0.05 ** (1 / 960)), abs=0.02)
+        # On these problems there is a chain for each of two windows.
+        assert these["limit"] == pytest.approx(100 * (1 - 0.025 ** (1 / 960)), abs=0.02)
         assert like["limit"] == pytest.approx(100 * (1 - 0.05 ** (1 / 60)), abs=0.1)
         assert (loss["claim"], loss["unit"], loss["units"], loss["missing"]) == ("these_problems", "trace", 960, 0)
         assert loss["loses_limit"] == these["limit"]
@@ -65,7 +66,7 @@ def test_nothing_lost_proves_little_of_problems_like_these_and_much_of_these(tmp
     page = one_page(result)
     assert (
         "On these 60 problems, however often they are sampled, random local_window 8, ratio 0.1 is the cheapest setting"
-        " proven to lose at most 3 points (at most 0.3; 95 %, 960 pairs). For problems like these it may lose up to"
+        " proven to lose at most 3 points (at most 0.4; 95 %, 960 pairs). For problems like these it may lose up to"
         " 4.9: a kind of problem that these 60 do not hold may fail."
     ) in page
     # What equals the full cache is not told as a price.

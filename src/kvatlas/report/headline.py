@@ -105,7 +105,7 @@ def _nothing_kept(choices: Sequence[Choice]) -> str:
     """Return that no setting is proven to keep the margin, or that all are proven to lose more."""
     losses: list[SettingLoss] = []
     for choice in choices:
-        losses += (choice.losses or {}).values()
+        losses += [loss for loss in (choice.losses or {}).values() if not loss.is_control]
     broken = sum(loss.is_broken for loss in losses)
 
     margin = margin_text(choices[0].margin)

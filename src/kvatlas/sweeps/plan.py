@@ -270,26 +270,31 @@ class Plan:
         Samples vary slowest, so that a stopped sweep has traces of every problem. Beside a sample of the settings stand
         those of the full cache whose mean it is compared with.
         """
-        # The settings of each problem with their stored samples: they share a trunk, so they are one unit.
-        trees: dict[tuple[str, str], list[tuple[Setting, int, Collection[int]]]] = {}
+        # The settings of each problem with their stored samples: they share a trunk, so they are one unit. The full cache
+        # may have more samples.
+        trees: dict[tuple[str, str], list[tuple[Setting, Collection[int]]]] = {}
+        surplus: dict[tuple[str, str], tuple[Setting, int, Collection[int]]] = {}
         models = {model.name: model for model in self.models}
         for cell in cells:
             count = self.samples_of(models[cell.model], cell.setting)
             for problem in cell.problems:
                 stored = done.get((cell.run_key, cell.setting.id, cell.benchmark, problem), ())
-                trees.setdefault((cell.benchmark, problem), []).append((cell.setting, count, stored))
+                trees.setdefault((cell.benchmark, problem), []).append((cell.setting, stored))
+                if count > self.spec.samples:
+                    surplus[cell.benchmark, problem] = cell.setting, count, stored
 
         problems = self.problems_by_id()
         units = []
-        for first in range(self.spec.samples):
+        for sample in range(self.spec.samples):
             for (benchmark, problem), settings in trees.items():
-                most = max(count for _, count, _ in settings)
-                for sample in range(first, most, self.spec.samples):
-                    missing = tuple(
-                        setting for setting, count, stored in settings if sample < count and sample not in stored
-                    )
-                    if missing:
-                        units.append(WorkItem(benchmark, problems[benchmark, problem], sample, missing))
+                missing = tuple(setting for setting, stored in settings if sample not in stored)
+                if missing:
+                    units.append(WorkItem(benchmark, problems[benchmark, problem], sample, missing))
+                if (benchmark, problem) in surplus:
+                    full, count, stored = surplus[benchmark, problem]
+                    for later in range(sample + self.spec.samples, count, self.spec.samples):
+                        if later not in stored:
+                            units.append(WorkItem(benchmark, problems[benchmark, problem], later, (full,)))
         return units
 
     def missing(self, done: Mapping[ProblemKey, Collection[int]]) -> int:
