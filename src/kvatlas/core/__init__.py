@@ -81,6 +81,7 @@ from kvatlas.core.traces import (
     is_of_policy,
     is_reference,
     policy_name,
+    reference_words,
 )
 
 __all__ = [
@@ -151,6 +152,7 @@ __all__ = [
     "percent",
     "policy_name",
     "reason",
+    "reference_words",
     "refusal",
     "refuse_problem_file",
     "rounded",

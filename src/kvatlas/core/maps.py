@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kvatlas.core.basics import grouped, percent
 from kvatlas.core.settings import BudgetAudit
-from kvatlas.core.traces import Setting, is_reference
+from kvatlas.core.traces import Setting, is_reference, reference_words
 
 T = TypeVar("T")
 
@@ -259,6 +259,11 @@ class Map:
     def full(self) -> Cell | None:
         """The cell of the full cache, or of the reference of servers, if it is a baseline."""
         return next((cell for cell in self.baselines.values() if is_reference(cell.setting)), None)
+
+    @property
+    def reference(self) -> str:
+        """The name that words about the map give to the full cache, or to the reference of servers."""
+        return reference_words(cell.setting for cell in self.baselines.values())
 
     @property
     def remarks(self) -> tuple[Note, ...]:

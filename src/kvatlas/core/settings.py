@@ -240,13 +240,15 @@ def window_in_tokens(local_window: int | str, budget: int) -> int:
 def ascending(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the distinct values of a parameter in ascending order, shares such as `25%` too.
 
-    The word for no limit comes last; values that cannot be compared keep their order.
+    The word for no limit comes last. Words, and values that cannot be compared, keep the order of the spec.
     """
     distinct = list(dict.fromkeys(values))
     if UNLIMITED in distinct:
         return (*ascending(value for value in distinct if value != UNLIMITED), UNLIMITED)
     if distinct and all(isinstance(value, str) and WINDOW_SHARE.fullmatch(value) for value in distinct):
         return tuple(sorted(distinct, key=lambda share: float(share[:-1])))
+    if any(isinstance(value, str) for value in distinct):
+        return tuple(distinct)
     try:
         return tuple(sorted(distinct))
     except TypeError:

@@ -9,7 +9,7 @@ from typing import Any
 from kvatlas.columns import cell_document
 from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
-from kvatlas.stats.controls import Control
+from kvatlas.stats.controls import Changes, Control
 from kvatlas.stats.losses import LossFamily, Required, SettingLoss
 from kvatlas.stats.map_tests import PooledEffect, Test
 from kvatlas.stats.numerics.arrays import Contrast
@@ -159,6 +159,10 @@ def choice_document(choice: Choice) -> Json:
         "claim": choice.family.claim.value if choice.family else None,
         "control": control_document(choice.control),
         "vacuous": choice.vacuous,
+        "withheld": choice.withheld or None,
+        "proven": [str(setting) for setting, _ in choice.proven],
+        "last_in_order": choice.is_last,
+        "changes": [changes_document(one) for one in choice.changes],
         "margin": percent(choice.margin),
         **loss_values(choice.loss),
         "shown": choice.shown,
@@ -179,6 +183,18 @@ def control_document(control: Control | None) -> Json | None:
     if control is None:
         return None
     return {"setting": str(control.setting), **contrast_document(control.loss, "loses"), "seen": control.is_seen}
+
+
+def changes_document(changes: Changes) -> Json:
+    """Return the changed answers of a setting to the first sample of each problem, beside the reference's."""
+    return {
+        "setting": str(changes.setting),
+        "pairs": changes.pairs,
+        "lost": changes.lost,
+        "gained": changes.gained,
+        "texts": changes.texts,
+        "p": rounded_p(changes.p),
+    }
 
 
 def saving_document(saving: Saving | None) -> Json | None:

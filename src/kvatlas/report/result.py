@@ -11,7 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.columns import cell_document
-from kvatlas.core import CellCoord, Claim, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
+from kvatlas.core import (
+    FULL,
+    REFERENCE,
+    CellCoord,
+    Claim,
+    KvatlasError,
+    Map,
+    MapName,
+    Note,
+    NoteKind,
+    is_of_policy,
+    percent,
+    reference_words,
+)
 from kvatlas.report.as_data import (
     NO_SETTING,
     Json,
@@ -31,6 +44,7 @@ from kvatlas.report.memory_data import averages_document, memory_document
 from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
 from kvatlas.stats.choice import Choice, choices_of_maps, floor_reason
+from kvatlas.stats.controls import drift_reason
 from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
 from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import SettingLoss
@@ -305,7 +319,14 @@ class Result:
         for table in self.tables:
             broken |= {row.name for row in table.rows if row.loss is not None and row.loss.breaks_any}
         open_pairs = [one for one in self.comparisons if one.p_holm > LEVEL]
-        return any("full" in (one.first, one.second) and broken & {one.first, one.second} for one in open_pairs)
+        names = {str(FULL), str(REFERENCE)}
+        return any(names & {one.first, one.second} and broken & {one.first, one.second} for one in open_pairs)
+
+    @cached_property
+    def reference(self) -> str:
+        """The name that sentences give to the full cache, or to the reference of servers."""
+        cells = chain.from_iterable(run.manifest.expected for run in self.opened_runs)
+        return reference_words(cell.setting for cell in cells)
 
     @property
     def margin(self) -> float:
@@ -358,7 +379,12 @@ class Result:
         policy = self.options.policy
         for run in self.opened_runs:
             cells += run.cells if policy is None else run.of_policy(policy).cells
-        return (*floors, *findings(cells))
+        drifts = [
+            Limitation(Kind.DRIFT, one.model, one.benchmark, f"{model_name(one.model)}: {drift_reason(one.changes)}.")
+            for one in self.choices
+            if drift_reason(one.changes)
+        ]
+        return (*drifts, *floors, *findings(cells))
 
     @cached_property
     def effects(self) -> tuple[PooledEffect, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, differing, grouped, is_reference, mean_of
 from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import GREEDY, MOST_MISSING
-from kvatlas.stats.controls import Control, control_of
+from kvatlas.stats.controls import Changes, Control, changes_of, control_of, drift_reason, sessions_reason
 from kvatlas.stats.losses import (
     GridLosses,
     LossFamily,
@@ -45,12 +45,14 @@ class Saving:
 
     `memory` is that of the KV bytes (tokens where bytes are unknown), `work` that of bytes times written tokens: traces
     that become longer under compression save less work than memory. Where thinking is capped, `written` is that of the
-    tokens written, and the work is that of every trace, of which a cap ends the longest.
+    tokens written, and the work is that of every trace, of which a cap ends the longest. Of servers the memory is that
+    of a token as the spec declares it (`is_declared`).
     """
 
     memory: float
     work: float | None
     written: float | None = None
+    is_declared: bool = False
 
     @property
     def longer_texts(self) -> bool:
@@ -92,8 +94,10 @@ class Choice:
     (`family` is None) they are the `members` of the plateau, without the levels of an axis that are proven worse.
     `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `highest` is the highest value
     of the map, and `may_lose`, by setting id, the most that one of the plateau lies below the best. `vacuous` is the
-    reason, as a clause, why nothing is chosen. `savings` are those of the settings with a loss, by id, as far as the
-    costs are known.
+    reason, as a clause, why nothing is chosen, `withheld` why nothing is recommended though losses are known. `savings`
+    are those of the settings with a loss, by id, as far as the costs are known. Where they are not, the last proven
+    setting in an order of the spec is chosen (`is_last`), or none. `changes` are the changed answers of a run whose
+    reference was asked again.
     """
 
     model: str
@@ -108,12 +112,37 @@ class Choice:
     highest: float | None = None
     may_lose: Mapping[str, float] = field(default_factory=dict)
     vacuous: str | None = None
+    withheld: str = ""
+    changes: Sequence[Changes] = ()
+    is_last: bool = False
     margin: float = LOSE_AT_MOST / 100
     family: LossFamily | None = None
     losses: Mapping[str, SettingLoss] | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
     savings: Mapping[str, Saving] = field(default_factory=dict)
     ways: Sequence[Way] = ()
+
+    @property
+    def reference(self) -> str:
+        """The name that sentences give to the full cache, or to the reference of servers."""
+        return "the full cache" if self.family is None else self.family.reference
+
+    @property
+    def is_judged(self) -> bool:
+        """Return whether losses are known, and nothing speaks against a recommendation."""
+        return bool(self.losses) and self.vacuous is None and not self.withheld
+
+    @property
+    def proven(self) -> list[tuple[Setting, SettingLoss]]:
+        """The settings proven by the claim of the run, with their losses; of an order of the spec the last ones."""
+        if self.family is None or self.losses is None:
+            return []
+        losses = self.losses
+        found = [id_ for id_, loss in losses.items() if loss.is_kept]
+        if self.family.is_in_order:
+            ends = [[id_ for id_ in of_chain if id_ in found][-1:] for of_chain in self.family.chains]
+            found = list(chain.from_iterable(ends))
+        return [(self.settings[id_], losses[id_]) for id_ in found]
 
     @property
     def is_capped(self) -> bool:
@@ -292,7 +321,11 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
         if family is not None and ids & family.by_setting.keys():
             full = [cell for cell in select(run.cells, model=model) if is_reference(cell.setting)]
             control = control_of(run, model, benchmarks, family)
-            found.append(choice_of(model, cells, family, baselines=full, control=control))
+            changes = changes_of(run, model)
+            withheld = drift_reason(changes) or sessions_reason(run.manifests)
+            found.append(
+                choice_of(model, cells, family, baselines=full, control=control, withheld=withheld, changes=changes)
+            )
     return found
 
 
@@ -304,10 +337,13 @@ def choice_of(
     baselines: Sequence[CellTraces] = (),
     among: Sequence[str] | None = None,
     control: Control | None = None,
+    withheld: str = "",
+    changes: Sequence[Changes] = (),
 ) -> Choice:
     """Return the choice from the grid `cells` of a model by their losses; `baselines` are the full cache's cells.
 
-    `among` are the ids from which the setting that keeps the fewest tokens is chosen, all proven ones where None.
+    `among` are the ids from which the setting that keeps the fewest tokens is chosen, all proven ones where None. For
+    the other arguments see `Choice`.
     """
     stored = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
     losses = {id_: loss for id_, loss in family.by_setting.items() if id_ in stored}
@@ -324,14 +360,21 @@ def choice_of(
     is_capped = any(CAP in setting.values for setting in settings.values())
 
     def cheapest_of(members: Sequence[Cell]) -> Cell | None:
-        if not is_capped:
-            return cheapest(members, kv_costs(members), limits)
-        return cheapest(members, [_mean_work(stored[cell.setting.id]) for cell in members], limits)
+        if is_capped:
+            return cheapest(members, [_mean_work(stored[cell.setting.id]) for cell in members], limits)
+        costs = kv_costs(members)
+        if None in costs:
+            # Of servers the bytes of a token may be declared.
+            costs = [_token_bytes(stored[cell.setting.id]) for cell in members]
+        return cheapest(members, costs, limits) or _last_in_order(members, family)
 
     means = {id_: _mean_of_traces(stored[id_]) for id_ in kept}
     by_cost = [cell for id_, cell in means.items() if among is None or id_ in among]
+    if withheld:
+        by_cost = []
     by_memory = cheapest_of(by_cost)
-    by_time = list(means.values())
+    # Seconds of servers depend on how many questions are open, and are no cost.
+    by_time = by_cost if family.reference == "the full cache" else []
     certain = [cell for cell in by_cost if losses[cell.setting.id].keeps_like]
 
     savings = {}
@@ -360,6 +403,9 @@ def choice_of(
         prices=[] if by_memory is None else prices_of_setting(stored[by_memory.setting.id], baselines),
         control=control,
         vacuous=reason,
+        withheld=withheld if reason is None else "",
+        changes=changes,
+        is_last=by_memory is not None and by_memory.setting.id not in savings and family.is_in_order,
         margin=family.margin,
         family=family,
         losses=losses,
@@ -383,11 +429,26 @@ def floor_reason(family: LossFamily) -> str:
     problems = f"{sum(family.sizes):,} problems"
     margin = f"{round(100 * family.margin, 4):g} points"
     if not family.full.value:
-        return f"the full cache solves none of the {problems}, so nothing could be lost"
+        return f"{family.reference} solves none of the {problems}, so nothing could be lost"
     return (
-        f"the full cache solves {percent_text(family.full.value)} % of the {problems} and perhaps only "
+        f"{family.reference} solves {percent_text(family.full.value)} % of the {problems} and perhaps only "
         f"{percent_text(family.full.low or 0.0)} %, so a loss of more than {margin} could not be seen"
     )
+
+
+def _token_bytes(cells: Sequence[CellTraces]) -> float | None:
+    """Return the bytes of a cached token of a setting, the mean over benchmarks; None if unknown."""
+    sizes = [cell.expected.kv_bytes[0] for cell in cells if cell.expected.kv_bytes is not None]
+    return math.fsum(sizes) / len(sizes) if len(sizes) == len(cells) else None
+
+
+def _last_in_order(members: Sequence[Cell], family: LossFamily) -> Cell | None:
+    """Return the last member of the only chain that has some, of settings that a spec names from gentle to harsh."""
+    by_id = {cell.setting.id: cell for cell in members}
+    chains = [of_chain for of_chain in family.chains if not by_id.keys().isdisjoint(of_chain)]
+    if not family.is_in_order or len(chains) != 1:
+        return None
+    return by_id[next(id_ for id_ in reversed(chains[0]) if id_ in by_id)]
 
 
 def _mean_of_traces(cells: Sequence[CellTraces]) -> Cell:
@@ -419,7 +480,13 @@ def _saving_of_cells(
     chosen = _mean_of_traces(cells)
     full = _mean_of_traces(full_cells)
     kept, kept_by_full = kv_costs([chosen, full])
-    if kept is None or not kept_by_full:
+    if kept is None or kept_by_full is None:
+        # Of servers the bytes of a token may be declared.
+        token_bytes, token_bytes_of_full = _token_bytes(cells), _token_bytes(full_cells)
+        if token_bytes is None or not token_bytes_of_full:
+            return None
+        return Saving(token_bytes / token_bytes_of_full, None, is_declared=True)
+    if not kept_by_full:
         return None
 
     memory = kept / kept_by_full

@@ -10,14 +10,14 @@ from itertools import chain
 
 import numpy as np
 
-from kvatlas.core import Claim, Estimate, Setting, is_reference, with_means
+from kvatlas.core import REFERENCE, Claim, Estimate, Setting, is_reference, reference_words, with_means
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.numerics.against_reference import Loss, losses_of_units
 from kvatlas.stats.numerics.arrays import Contrast, Flags, Ints, mean_of_known, weights
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
-from kvatlas.stats.orders import Orders, TestedSetting, orders_of_claims
+from kvatlas.stats.orders import IN_ORDER, Orders, TestedSetting, orders_of_claims
 from kvatlas.stats.paired import CellPair, PairedValues, paired_values
 from kvatlas.stats.run_data import RunData, margin_from_points
 from kvatlas.stats.table import CellTraces
@@ -117,7 +117,8 @@ class LossFamily:
     `orders` are the chains of setting ids by claim in which they are tested (`kvatlas.stats.orders`), `sizes` the
     problems of each benchmark, or their clusters. `paired` has the differences to the full cache in the order of
     `settings`, `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what the full
-    cache solves. An adaptive sweep has its own limits, no chains and no differences.
+    cache solves. An adaptive sweep has its own limits, no chains and no differences. `reference` names the full cache,
+    or the reference of servers, whose settings are in the order of the spec if that says so (`is_in_order`).
     """
 
     margin: float
@@ -131,6 +132,8 @@ class LossFamily:
     refused: str = ""
     full: Estimate | None = None
     look: Look = ONE_LOOK
+    reference: str = "the full cache"
+    is_in_order: bool = False
 
     @property
     def chains(self) -> Orders:
@@ -301,6 +304,8 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
         refused=run.refused,
         full=mean_over_benchmarks([cell.cell.estimate for cell in full]),
         look=look,
+        reference=reference_words(cell.setting for cell in full),
+        is_in_order=full[0].setting == REFERENCE and full[0].table.manifest.spec.get("tests") == IN_ORDER,
     )
 
     # The losses of all settings by each claim that the run can make.

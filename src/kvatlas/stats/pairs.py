@@ -9,7 +9,7 @@ from itertools import chain, combinations, product
 
 import numpy as np
 
-from kvatlas.core import CellCoord, Claim, MapName, grouped, with_means
+from kvatlas.core import AGAIN, CellCoord, Claim, MapName, grouped, with_means
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.multiple import benjamini_hochberg, holm
 from kvatlas.stats.numerics.units import joined_units
@@ -223,5 +223,9 @@ def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], 
 
 
 def _without_adaptive(run: RunData) -> RunData:
-    """Return the run without cells of adaptive sweeps: problems that two of them share depend on their outcomes."""
-    return run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive])
+    """Return the run without cells of adaptive sweeps: problems that two of them share depend on their outcomes.
+
+    A reference that is asked again is no setting, and is in no comparison.
+    """
+    kept = [cell for cell in run.cells if cell.measured and not cell.adaptive and cell.setting != AGAIN]
+    return run.with_cells(kept)

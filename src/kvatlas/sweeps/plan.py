@@ -270,8 +270,8 @@ class Plan:
         Samples vary slowest, so that a stopped sweep has traces of every problem. Beside a sample of the settings stand
         those of the full cache whose mean it is compared with.
         """
-        # The settings of each problem with their stored samples: they share a trunk, so they are one unit. The full cache
-        # may have more samples.
+        # The settings of each problem with their stored samples: they share a trunk, so they are one unit. The full
+        # cache may have more samples.
         trees: dict[tuple[str, str], list[tuple[Setting, Collection[int]]]] = {}
         surplus: dict[tuple[str, str], tuple[Setting, int, Collection[int]]] = {}
         models = {model.name: model for model in self.models}
@@ -292,9 +292,11 @@ class Plan:
                     units.append(WorkItem(benchmark, problems[benchmark, problem], sample, missing))
                 if (benchmark, problem) in surplus:
                     full, count, stored = surplus[benchmark, problem]
-                    for later in range(sample + self.spec.samples, count, self.spec.samples):
-                        if later not in stored:
-                            units.append(WorkItem(benchmark, problems[benchmark, problem], later, (full,)))
+                    own_samples = range(sample + self.spec.samples, count, self.spec.samples)
+                    missing_samples = [later for later in own_samples if later not in stored]
+                    units += [
+                        WorkItem(benchmark, problems[benchmark, problem], later, (full,)) for later in missing_samples
+                    ]
         return units
 
     def missing(self, done: Mapping[ProblemKey, Collection[int]]) -> int:

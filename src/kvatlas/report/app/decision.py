@@ -41,7 +41,7 @@ def decision_document(
         cells: the numbers of cells on the page, by model, benchmark and id of the setting.
         weights: the bytes of the weights of each model of the run, None where they are unknown.
     """
-    judged = [choice for choice in result.choices if choice.losses and choice.savings and choice.vacuous is None]
+    judged = [choice for choice in result.choices if choice.is_judged and choice.savings]
     models = [_model_document(choice, result.only_run, cells, weights.get(choice.model)) for choice in judged]
     models = [model for model in models if model["settings"]]
     if not models:

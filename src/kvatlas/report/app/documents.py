@@ -9,7 +9,20 @@ from typing import Any
 import numpy as np
 
 from kvatlas.columns import page_columns
-from kvatlas.core import Cell, CellCoord, Grade, Map, Outcome, Setting, Status, percent, rounded
+from kvatlas.core import (
+    FULL,
+    REFERENCE,
+    Cell,
+    CellCoord,
+    Grade,
+    Map,
+    Outcome,
+    Setting,
+    Status,
+    percent,
+    reference_words,
+    rounded,
+)
 from kvatlas.figures import colours
 from kvatlas.figures.panels import framed_cells, has_two_claims
 from kvatlas.report.description import recommendation
@@ -131,11 +144,13 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
     metric = maps[0].metric if maps else run.metric
     # The baseline against which differences are shown: the first one of the maps.
     against = next(chain.from_iterable(map_.baselines for map_ in every_map), "the first baseline")
+    reference = reference_words(cell.setting for cell in run.manifest.expected)
     # The margin of the losses against the full cache; None without one.
     margin = next((map_.margin for map_ in every_map if map_.margin is not None), None)
     document: Json = {
         "metric": axis_label(metric),
-        "against": "the full cache" if against == "full" else against,
+        "reference": reference,
+        "against": reference if against in (str(FULL), str(REFERENCE)) else against,
         "margin": percent(margin),
         "identities": {policy: colours.policy_identity(policy) for policy in cells.shown_policies},
         "maps": documents,

@@ -32,7 +32,7 @@ function costMeasure({ name, form, choice, scale }) {
 }
 
 /* Losses against the full cache, of which a margin is known, are shown where there are any. */
-const isLossMap = () => known(data.margin) && data.against === "the full cache";
+const isLossMap = () => known(data.margin) && data.against === data.reference;
 const pointsLost = (points, digits = 1) => fixed(points, digits).replace("-", "−");
 const usualMeasure = () => (isLossMap() && data.cells.some((cell) => cell.difference) ? "loss" : "value");
 const nameShown = () => (view.show in measures ? view.show : usualMeasure());
@@ -84,7 +84,7 @@ function aboutMaps(maps) {
   if (first && maps.every((map) => map.vertical === first.vertical && map.horizontal === first.horizontal)) {
     words.push(`Rows: ${first.vertical}${first.horizontal ? `; columns: ${first.horizontal}` : ""}.`);
   }
-  if (nameShown() === "loss" && isLossMap()) words.push(`Points of ${data.metric} lost against the full cache; red: more than ${data.margin}.`);
+  if (nameShown() === "loss" && isLossMap()) words.push(`Points of ${data.metric} lost against ${data.reference}; red: more than ${data.margin}.`);
   const frames = unique(maps.filter((map) => map.framed.flat().some(Boolean)).map((map) => map.frame));
   if (frames.length === 1) words.push(`Framed: ${frames[0]}.`);
   if (maps.some((map) => map.framed.flat().includes(2))) words.push("Thick frame: proven for problems like these, too.");
