@@ -11,6 +11,8 @@ import pytest
 from scipy import special
 
 from kvatlas.core import FULL, REFERENCE, Claim, KvatlasError, Setting
+from kvatlas.figures.arrangement import name_of
+from kvatlas.figures.panels import metric_panels
 from kvatlas.report.description import one_page
 from kvatlas.report.result import analyse
 from kvatlas.results import Expected, Manifest
@@ -143,6 +145,23 @@ def test_a_wide_window_of_a_small_ratio_ends_its_own_chain_alone(tmp_path: Path)
     assert "rkv local_window 32 at ratio 0.3." not in page
 
 
+def test_an_effect_and_a_missed_difference_do_not_stand_together(tmp_path: Path) -> None:
+    """Ratio 0.1 is proven below the others where the permutation of all cells does not reject."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        full = {"A": (rng.random((150, 1)) < 0.85).astype(float)}
+        outcomes = {FULL: full}
+        for one in GRID:
+            lost = 0.06 if one.values["ratio"] == 0.1 else 0.0
+            outcomes[one] = {"A": np.where(rng.random((150, 1)) < lost, 0.0, full["A"])}
+        result = analyse([store_outcomes(tmp_path / str(seed), outcomes)])
+        has_finding = (
+            any(effect.is_found for effect in result.effects) or "*" in one_page(result).partition("| Model")[0]
+        )
+        assert not (has_finding and "no difference between the settings is found" in one_page(result))
+        assert not (any(effect.is_proven for effect in result.effects) and "that it can see a loss" in page)
+
+
 def test_a_setting_behind_the_end_of_its_chain_is_named(tmp_path: Path) -> None:
     """The setting that keeps most loses two points, those behind it nothing: what they lack is told."""
     full = {"A": np.ones((240, 1))}
@@ -175,6 +194,8 @@ def test_controls_get_no_share_and_no_frame(tmp_path: Path) -> None:
     assert "random is a control: nothing is claimed of it but that a setting loses more." in page
     assert "of 6 settings 6 are proven" in page
     assert "tiny random (control)" in page
+    names = [name_of(panel).policy for panel in metric_panels([one.map for one in result.maps])]
+    assert names == ["rkv", "random (control)"]
     # Alone, and where the spec says so, the same policy is studied.
     alone = analyse([store_outcomes(tmp_path / "alone", {one: outcomes[one] for one in (FULL, *randoms[1:])})])
     assert all(loss["shown"] for loss in losses_of(alone))

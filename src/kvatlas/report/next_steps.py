@@ -160,7 +160,9 @@ def _more_traces(choice: Choice, required: Required) -> Iterator[_SpecChange]:
             f"About {samples} samples would prove {setting} on {model}, on these problems and if that is its loss. "
             f"{again}"
         )
-        yield "more-samples", f"{samples} samples of each problem", reason, {"samples": samples, "looks": []}
+        # Left to the plan, the samples of the full cache grow with those of the settings.
+        changed = {"samples": samples, "looks": [], "full_samples": None}
+        yield "more-samples", f"{samples} samples of each problem", reason, changed
 
     sizes = choice.family.sizes if choice.family else ()
     if required.problems is None or not sizes:

@@ -322,6 +322,11 @@ class Result:
         names = {str(FULL), str(REFERENCE)}
         return any(names & {one.first, one.second} and broken & {one.first, one.second} for one in open_pairs)
 
+    @property
+    def models_with_effects(self) -> set[str]:
+        """The models of which an effect of an axis is proven."""
+        return {name.model for effect in self.effects if effect.is_proven for name in effect.names}
+
     @cached_property
     def reference(self) -> str:
         """The name that sentences give to the full cache, or to the reference of servers."""
