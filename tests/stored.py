@@ -3,7 +3,7 @@
 import math
 import random
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import product
 from pathlib import Path
@@ -11,11 +11,14 @@ from typing import Any
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
-from kvatlas.core import Grade, Setting, Status, Trace, Usage
+from kvatlas.core import Costs, Grade, Setting, Status, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.stats.losses import kept_by_rule
+from kvatlas.stats.orders import kept_by_rule
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.stats.synthetic import traces
+
+#: Policies of a run over commands of servers; the first two are outside its grid.
+SERVERS = ("reference", "again", "served")
 
 
 def traces_of(folder: Path) -> list[Trace]:
@@ -96,19 +99,24 @@ def store_outcomes(
     outcomes: Mapping[Setting, Mapping[str, Any]],
     *,
     compressions: Mapping[Setting, Any] | None = None,
-    copies: bool = False,
+    copies: float = 0.0,
     extensions: int = 0,
+    axis_names: Sequence[str] | None = None,
+    kv_bytes: Mapping[Setting, int] | None = None,
+    controls: Sequence[Setting] | None = None,
+    sessions: Sequence[Mapping[str, Any]] = (),
     **spec: Any,
 ) -> Path:
     """Store a finished run of one model from arrays of outcomes.
 
     `outcomes[setting][benchmark]` are grades [problems, samples] of 0 and 1, NaN where a trace is missing; all arrays
-    of a benchmark have one shape. `compressions[setting]` is a number for all traces, by default 2. With `copies`
-    all samples of a problem write the same tokens. `spec` are keys of the stored spec, such as `claim` and `looks`.
+    of a benchmark have one shape. `compressions[setting]` is a number for all traces, by default 2. On a share `copies`
+    of the problems all samples write the same tokens. `kv_bytes` are those of a token by setting, `sessions` the
+    servers of a run. `spec` are keys of the stored spec, such as `claim` and `looks`.
     """
     settings = list(outcomes)
     axes = {}
-    for name in ("local_window", "ratio"):
+    for name in ("local_window", "ratio") if axis_names is None else axis_names:
         axes[name] = tuple(dict.fromkeys(one.values[name] for one in settings if name in one.values))
     expected = tuple(
         Expected(
@@ -118,13 +126,15 @@ def store_outcomes(
             f"key {benchmark}",
             tuple(f"p{number:04d}" for number in range(len(grades))),
             grades.shape[1],
-            setting.policy == "full",
+            setting.policy in ("full", *SERVERS[:2]),
+            (kv_bytes[setting], 0) if kv_bytes else None,
+            control=None if controls is None else setting in controls,
         )
         for setting in settings
         for benchmark, grades in outcomes[setting].items()
     )
     stored_spec = {"seed": 0, "models": ["tiny"], "sampling": {"temperature": 0.6}, **spec}
-    provenance = {"kvatlas": "test", "extensions": extensions}
+    provenance = {"kvatlas": "test", "extensions": extensions, "sessions": list(sessions)}
     with Store.create(folder) as store:
         store.put_manifest(Manifest(tuple(axes.items()), expected, stored_spec, provenance))
         store.add_all(
@@ -137,13 +147,18 @@ def store_outcomes(
     return folder
 
 
-def _traces_of_outcomes(cell: Expected, grades: Any, compressions: int, copies: bool) -> Iterator[Trace]:
+def _traces_of_outcomes(cell: Expected, grades: Any, compressions: int, copies: float) -> Iterator[Trace]:
     kept = kept_by_rule(cell.setting) or 400.0
-    for problem, row in zip(cell.problems, grades, strict=True):
+    for number, (problem, row) in enumerate(zip(cell.problems, grades, strict=True)):
+        is_copied = number < copies * len(cell.problems)
         for sample, grade in enumerate(row):
             if not math.isnan(grade):
-                usage = Usage(50, 100, 80, 400, kept, 0 if cell.setting.policy == "full" else compressions, 0.1)
-                written = f"{cell.setting.id} {problem} {0 if copies else sample}"
+                usage: Costs = Usage(50, 100, 80, 400, kept, 0 if cell.setting.policy == "full" else compressions, 0.1)
+                written = f"{cell.setting.id} {problem} {0 if is_copied else sample}"
+                if cell.setting.policy in SERVERS:
+                    # Servers tell no costs of the cache, and write the same where they are right or wrong alike.
+                    usage = Costs(None, 100, None, None, None, None, 0.1)
+                    written = f"{problem} {sample} {grade}"
                 yield Trace(
                     model=cell.model,
                     benchmark=cell.benchmark,

@@ -388,7 +388,8 @@ def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
     figure = map_figure(maps)
     rings = [len({patch.get_gid() for patch in axes.patches} & {"ringed"}) for axes in figure.axes]
     assert sum(rings) == 3
-    assert "ringed: recommended" in " ".join(text.get_text() for text in figure.texts)
+    # The ring is that of the mean, frames are of each benchmark.
+    assert "ringed: recommended for the mean of 2 benchmarks" in " ".join(text.get_text() for text in figure.texts)
     path = tmp_path / "marked.csv"
     path.write_text(marked_csv(maps), "utf-8")
     rows = list(csv.DictReader(path.open()))

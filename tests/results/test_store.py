@@ -313,7 +313,7 @@ def test_a_store_of_an_earlier_commit_is_read_with_every_status_and_cost(old_run
     assert cell.outcomes == dict.fromkeys(
         (Outcome.CORRECT, Outcome.TRUNCATED, Outcome.NO_ANSWER, Outcome.GRADER_TIMEOUT), 1
     )
-    assert outcome_letters(cell, cell.problems) == "rtng"
+    assert outcome_letters(cell, cell.problems, 9) == "rtng"
     known = {"output_tokens": 20, "prompt_tokens": 10, "thinking_tokens": 15, "peak_kv_tokens": 30}
     known |= {"mean_kv_tokens": 25.5, "compressions": 2, "seconds": 0.75}
     unknown = known | {"output_tokens": 21, "prompt_tokens": 11, "peak_kv_tokens": 31, "mean_kv_tokens": 26.5}
@@ -352,7 +352,7 @@ def test_a_status_of_a_later_version_is_unknown_to_this_one(tmp_path: Path, kvat
     (cell,) = RunData.open(run).cells
     assert cell.outcomes == {Outcome.CORRECT: 1, Outcome.UNKNOWN: 1}
     assert cell.cell.truncated == 0
-    assert outcome_letters(cell, cell.problems) == "ru"
+    assert outcome_letters(cell, cell.problems, 9) == "ru"
     with Store.open(run) as store:
         key, unknown = list(store.traces())[1]
     assert unknown.grade.status is Status.UNKNOWN

@@ -154,9 +154,9 @@ def test_a_plan_declares_clusters_and_a_run_keeps_them(
 
 
 def test_clusters_are_units_of_problems_like_these_alone() -> None:
-    by_problem = provable([40], MARGIN, 1, 3)
-    by_cluster = provable([10], MARGIN, 1, 3, [40])
-    assert by_cluster.smallest == provable([10], MARGIN, 1).smallest > by_problem.smallest
+    by_problem = provable([40], MARGIN, {}, 3)
+    by_cluster = provable([10], MARGIN, {}, 3, [40])
+    assert by_cluster.smallest == provable([10], MARGIN, {}).smallest > by_problem.smallest
     assert by_cluster.smallest_here == by_problem.smallest_here
     assert by_cluster.samples_needed == by_problem.samples_needed
 

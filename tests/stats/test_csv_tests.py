@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from kvatlas.core import KvatlasError
+from kvatlas.report.description import one_page
+from kvatlas.report.result import analyse
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.csv_tests import ONE_SAMPLE, bound_tests, bound_tests_of_maps, variance
 from kvatlas.stats.map_tests import Basis
-from kvatlas.stats.numerics.averages import permute_benchmarks
+from kvatlas.stats.numerics.averages import least_p, level_intervals, permute_benchmarks
 from kvatlas.stats.numerics.planning import detectable, problems_for
 from kvatlas.stats.power import designs
 
@@ -142,3 +144,60 @@ def test_equal_levels_have_no_effect_by_rounding() -> None:
     contrasts, below = permute_benchmarks(values, draws=500)
     assert [(contrast.value, contrast.p) for contrast in contrasts] == [(0.0, 1.0)] * 3
     assert below == [0, 0, 0]
+
+
+def grid_of(tmp_path, values, problems=60, benchmarks=("A",)):
+    """A CSV map of three windows and three ratios for each benchmark, whose values [window, ratio] are given."""
+    rows = [
+        f"M,{name},{window},{ratio},{values[i][j]},{problems}\n"
+        for name in benchmarks
+        for i, window in enumerate((8, 16, 32))
+        for j, ratio in enumerate((0.1, 0.3, 0.5))
+    ]
+    path = tmp_path / "map.csv"
+    path.write_text("model,benchmark,local_window,ratio,pass_at_1,problems\n" + "".join(rows))
+    return analyse([path])
+
+
+def test_a_ratio_that_halves_the_value_is_found_on_one_map(tmp_path):
+    result = grid_of(tmp_path, [[33.3, 80.0, 85.0], [48.3, 83.3, 86.7], [51.7, 81.7, 86.7]])
+    (ratio,) = [effect for effect in result.effects if effect.axis == "ratio"]
+    (window,) = [effect for effect in result.effects if effect.axis == "local_window"]
+    assert ratio.is_proven
+    assert not window.is_found
+    assert ratio.strongest[1] == 0.1
+    assert window.hidden < 0.5
+    page = one_page(result)
+    assert "ratio 0.1 is 39.5 points below 0.3 and 0.5 (-66.3 to -5.9, p 0.023)" in page
+    assert "no difference between the settings is found" not in page
+    even = grid_of(tmp_path, [[80.0, 81.7, 80.0]] * 3)
+    assert not any(effect.is_found for effect in even.effects)
+    assert "In 1 of 1 map no difference between the settings is found" in one_page(even)
+
+
+def test_intervals_of_levels_rarely_find_what_is_not_there():
+    """Cells of a problem share their outcomes, wholly or not at all; two levels are equal and one is not."""
+    rng = np.random.default_rng(0)
+    for share in (0.0, 1.0):
+        wrong = missed = 0
+        for _ in range(200):
+            common = rng.random((60, 1, 1)) < 0.6
+            own = rng.random((60, 3, 3)) < 0.6
+            grades = np.where(rng.random((60, 1, 1)) < share, common, own).astype(float)
+            grades[:, :, 2] *= 0.2
+            contrasts = level_intervals(grades.mean(0)[None], [60])
+            truth = [0.6 - 0.36, 0.6 - 0.36, 0.12 - 0.6]
+            wrong += any(not one.low <= true <= one.high for one, true in zip(contrasts, truth, strict=True))
+            missed += contrasts[2].p > 0.05
+        assert wrong <= 10
+        assert missed < 20
+
+
+def test_permutation_is_left_to_maps_of_enough_benchmarks(tmp_path):
+    assert least_p(1, 4) == 1
+    assert least_p(4, 4) < 1e-4
+    values = [[33.3, 80.0, 85.0], [48.3, 83.3, 86.7], [51.7, 81.7, 86.7]]
+    few = grid_of(tmp_path, values, benchmarks=("A", "B"))
+    many = grid_of(tmp_path, values, benchmarks=("A", "B", "C", "D"))
+    assert {effect.maps for effect in few.effects} == {0}
+    assert {effect.maps for effect in many.effects} == {4}

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from kvatlas.core import Claim, KvatlasError, Setting
-from kvatlas.stats.losses import kept_by_rule, losses_of
+from kvatlas.stats.losses import losses_of
 from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
 from kvatlas.stats.numerics.texts import Departures, departure_p
+from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.paired import Equivalence, paired_difference, verified
 from kvatlas.stats.power import provable
 from kvatlas.stats.run_data import RunData
@@ -59,7 +60,7 @@ def test_what_so_many_problems_can_prove_is_decided_by_their_number():
     assert provable_sizes([1], 0.03) == [99]
     assert provable_sizes([1], 0.05) == [59]
     assert provable_sizes([30, 30], 0.03)[0] == 50
-    result = provable([30, 30], 0.03, 1)
+    result = provable([30, 30], 0.03, {})
     assert not result.is_enough
     assert result.to_dict()["smallest_margin"] == pytest.approx(4.9, abs=0.1)
 
@@ -223,5 +224,5 @@ def test_budgets_beside_the_prompt_are_tested_from_the_largest_down(tmp_path: Pa
     settings = [Setting.from_parameters("rkv", kv_budget=budget, **rule) for budget in (24, 104, 56)]
     run = RunData.open(store_run(tmp_path / "run", manifest(settings, axes=(("kv_budget", (24, 104, 56)),))))
     family = next(iter(losses_of(run).values()))
-    (order,) = family.sequences
+    (order,) = family.chains
     assert [family.settings[setting].values["kv_budget"] for setting in order] == [104, 56, 24]

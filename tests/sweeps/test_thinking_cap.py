@@ -15,6 +15,7 @@ from kvatlas.report.view_options import ReadOptions
 from kvatlas.screen.grid_screen import screening
 from kvatlas.serve.service import GenerationRequest, Service, find_policy, stream_of
 from kvatlas.stats.losses import losses_of
+from kvatlas.stats.orders import TestedSetting, chains_of_settings
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.validity import count_compressed
 from kvatlas.sweeps import make_plan, parse_spec, sweep
@@ -82,7 +83,12 @@ def test_the_key_of_a_setting_without_a_cap_is_that_of_earlier_versions(build: B
         "window(keep_prompt=True, kv_budget=63, local_window=6, ratio=0.3, ratio_over=thinking)",
     }
     # Two policies with four caps each: all caps of a budget have an order of their own, those of `full` share one.
-    assert plan.orders == 1 + len(CAPS)
+    tested = [
+        TestedSetting(cell.setting, cell.kv_bytes)
+        for cell in plan.expected()
+        if cell.benchmark == plan.benchmarks[0].name and not cell.baseline
+    ]
+    assert len(chains_of_settings(tested, [4000], 0.03)) == 1 + len(CAPS)
 
 
 def test_a_screen_refuses_a_cap(build: Build) -> None:
@@ -184,7 +190,7 @@ def test_a_cut_trace_may_lose_and_each_cap_has_an_order_of_its_own(stored: Calla
     assert count_compressed([cells[capped(1024, 40)]]) == (150, 150)
     assert count_compressed([cells[capped(1024, "unlimited")]]) == (150, 0)
     family = next(iter(losses_of(run).values()))
-    assert [list(map(family.settings.__getitem__, order)) for order in family.sequences] == [
+    assert [list(map(family.settings.__getitem__, order)) for order in family.chains] == [
         [capped(1024, cap), capped(64, cap)] for cap in (40, 80, "unlimited")
     ]
     # Without a compressed or cut trace nothing is proven.

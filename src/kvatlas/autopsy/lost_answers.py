@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.answers.reading import Tags, read_text
 from kvatlas.autopsy.kinds_of_death import Death, LocatedDeath, TraceText, find_death, lost_at, read_statements
-from kvatlas.core import Estimate, Setting, Trace
+from kvatlas.core import Estimate, Setting, Trace, is_reference
 from kvatlas.policies.memory import local_window_of
 from kvatlas.report.description import markdown_table
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Store
 from kvatlas.results.records import Key
 from kvatlas.stats.estimates import pass_at_1
-from kvatlas.stats.losses import FULL
 from kvatlas.stats.run_data import short_names
 from kvatlas.text import interval_text, model_name, percent_text
 
@@ -114,9 +113,9 @@ def lost_keys(store: Store, setting: Setting | None = None) -> list[LostKey]:
     wrong: list[tuple[Key, str, float | None, bool]] = []
     for run_key, trace in store.traces(texts=False):
         key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
-        if trace.setting == FULL and trace.grade.correct:
+        if is_reference(trace.setting) and trace.grade.correct:
             right[trace.model, trace.benchmark, trace.problem, trace.sample] = key
-        elif trace.setting != FULL and not trace.grade.correct and setting in (None, trace.setting):
+        elif not (is_reference(trace.setting) or trace.grade.correct) and setting in (None, trace.setting):
             wrong.append((key, trace.model, trace.usage.seconds, trace.usage.compressions != 0))
 
     found = []

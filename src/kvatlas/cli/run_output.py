@@ -13,7 +13,7 @@ import typer
 
 from kvatlas.cli.output import print_rows, print_text
 from kvatlas.columns import cell_document
-from kvatlas.core import Outcome, Setting
+from kvatlas.core import Outcome, Setting, is_reference
 from kvatlas.text import visible
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ def _outcome_counts(cell: CellTraces) -> dict[str, int]:
 def _print_cell_table(cells: Sequence[CellTraces], margin: float) -> None:
     """Print a table of the cells, and what their number of problems can prove about a loss of at most the margin."""
     from kvatlas.report.description import say
-    from kvatlas.stats.losses import FULL
     from kvatlas.stats.power import provable
     from kvatlas.text import percent_text
 
@@ -95,12 +94,12 @@ def _print_cell_table(cells: Sequence[CellTraces], margin: float) -> None:
     problems = []
     sizes = []
     for cell in cells:
-        if cell.setting != FULL:
+        if not is_reference(cell.setting):
             problems.append(len(cell.problems))
             sizes.append(len(cell.problems) if cell.clusters is None else len(set(cell.clusters.tolist())))
     if sizes:
         samples = cells[0].expected.samples
-        print_text("\n" + " ".join(say("provable", provable(sizes, margin, 1, samples, problems))))
+        print_text("\n" + " ".join(say("provable", provable(sizes, margin, {}, samples, problems))))
 
 
 def _whole_number(value: float | None) -> int | str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +18,7 @@ from kvatlas.cli import options
 from kvatlas.cli.output import note, print_audit, print_text, warn
 from kvatlas.cli.progress import logging_to, message_display, progress_display
 from kvatlas.cli.run_output import print_demo, print_run
-from kvatlas.core import KvatlasError
+from kvatlas.core import Claim, KvatlasError
 from kvatlas.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -141,7 +141,8 @@ def plan_command(
     provable = None
     if "full" in baselines and compared:
         margin = margin_from_points(planned.spec.lose_at_most)
-        provable = provable_losses(planned.sizes, margin, planned.orders, planned.spec.samples, planned.problem_counts)
+        orders = _orders_of_plan(planned, margin)
+        provable = provable_losses(planned.sizes, margin, orders, planned.spec.samples, planned.problem_counts)
 
     if as_json:
         document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}
@@ -217,18 +218,34 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
         print_text(f"{name:<23}{quantity:>14}  {remark}".rstrip())
 
 
+def _orders_of_plan(planned: Plan, margin: float) -> Mapping[Claim, Sequence[Sequence[str]]]:
+    """Return the chains in which the settings of a plan will be tested, by claim; those of its first model."""
+    from kvatlas.stats.orders import TestedSetting, orders_of_claims
+
+    spec = planned.spec
+    model = planned.models[0]
+    tested = []
+    for policy, (_, is_baseline) in zip(planned.policies_on(model), planned.policies, strict=True):
+        if not is_baseline and not planned.is_control(policy.setting):
+            tested.append(TestedSetting(policy.setting, model.kv_bytes(policy.storage)))
+    samples = max([spec.samples, *spec.looks])
+    return orders_of_claims(tested, planned.problem_counts, planned.sizes, samples, margin)
+
+
 def control_sentence(planned: Plan) -> str:
     """Return a sentence on the setting of a plan that is to show that its run can see a loss."""
     from kvatlas.policies import CompressingPolicy
-    from kvatlas.stats.controls import is_control
-    from kvatlas.stats.losses import nominal_bytes
+    from kvatlas.stats.controls import should_lose
+    from kvatlas.stats.orders import nominal_bytes
 
     model = planned.models[0]
     prompt = planned.longest_prompt(model)
     longest = planned.longest_trace(model)
     controls = []
     for policy in planned.policies_on(model):
-        if not isinstance(policy, CompressingPolicy) or not is_control(policy.setting):
+        if not isinstance(policy, CompressingPolicy) or not should_lose(
+            policy.setting, planned.is_control(policy.setting)
+        ):
             continue
         # A control that compresses nothing loses nothing.
         if policy.budget.most(prompt) < longest:

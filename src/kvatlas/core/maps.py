@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kvatlas.core.basics import grouped, percent
 from kvatlas.core.settings import BudgetAudit
-from kvatlas.core.traces import Setting
+from kvatlas.core.traces import Setting, is_reference, reference_words
 
 T = TypeVar("T")
 
@@ -214,7 +214,8 @@ class Map:
     the cells that are statistically tied with the best, `keeps` those proven to lose at most the `margin` against the
     full cache, `breaks` those proven to lose more; they are None if they were not tested. `keeps_like` and
     `breaks_like` are those of them that are proven for problems like these, too: their frames are thick. `claim` is
-    that of the intervals. `recommended` is the cell of the setting that is recommended for the model, if it is here.
+    that of the intervals. `recommended` is the cell of the setting that is recommended for the model, if it is here;
+    `recommended_for` is the benchmark or mean for which it is. Of a control nothing is proven but that it loses more.
     """
 
     model: str
@@ -235,11 +236,18 @@ class Map:
     margin: float | None = None
     claim: Claim | None = None
     recommended: CellCoord | None = None
+    recommended_for: str = ""
+    is_control: bool = False
 
     @property
     def name(self) -> MapName:
         """Model, benchmark and policy."""
         return MapName(self.model, self.benchmark, self.policy)
+
+    @property
+    def policy_words(self) -> str:
+        """The policy, named as a control if it is one."""
+        return f"{self.policy} (control)" if self.is_control else self.policy
 
     @property
     def is_mean(self) -> bool:
@@ -248,8 +256,13 @@ class Map:
 
     @property
     def full(self) -> Cell | None:
-        """The cell of the full cache, if it is a baseline."""
-        return next((cell for cell in self.baselines.values() if cell.setting == Setting("full")), None)
+        """The cell of the full cache, or of the reference of servers, if it is a baseline."""
+        return next((cell for cell in self.baselines.values() if is_reference(cell.setting)), None)
+
+    @property
+    def reference(self) -> str:
+        """The name that words about the map give to the full cache, or to the reference of servers."""
+        return reference_words(cell.setting for cell in self.baselines.values())
 
     @property
     def remarks(self) -> tuple[Note, ...]:

@@ -43,6 +43,8 @@ UNNAMED: Mapping[str, Any] = {
 OF_SCORES = ("plan_prefix", "refresh", "carry", "budgets")
 #: The parameters of the bits of keys and of values.
 BITS = ("key_bits", "value_bits")
+#: Policies without any judgement of tokens, which are controls beside another policy.
+CONTROLS = ("random", "window")
 #: The units of a budget in bytes, each 1024 of the one before.
 BYTE_UNITS = "KMG"
 #: A local window as a share of the KV budget.
@@ -51,6 +53,11 @@ WINDOW_SHARE = re.compile(r"\d+(\.\d+)?%")
 _TINY = 1e-9
 #: The most cells that a sentence names.
 _NAMED = 6
+
+
+def usual_controls(policies: Iterable[str]) -> frozenset[str]:
+    """Return the controls beside the policies of a grid whose spec names none: `random` and `window` beside another."""
+    return frozenset(CONTROLS) if set(policies).difference(CONTROLS) else frozenset()
 
 
 @dataclass(frozen=True)
@@ -233,13 +240,15 @@ def window_in_tokens(local_window: int | str, budget: int) -> int:
 def ascending(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the distinct values of a parameter in ascending order, shares such as `25%` too.
 
-    The word for no limit comes last; values that cannot be compared keep their order.
+    The word for no limit comes last. Words, and values that cannot be compared, keep the order of the spec.
     """
     distinct = list(dict.fromkeys(values))
     if UNLIMITED in distinct:
         return (*ascending(value for value in distinct if value != UNLIMITED), UNLIMITED)
     if distinct and all(isinstance(value, str) and WINDOW_SHARE.fullmatch(value) for value in distinct):
         return tuple(sorted(distinct, key=lambda share: float(share[:-1])))
+    if any(isinstance(value, str) for value in distinct):
+        return tuple(distinct)
     try:
         return tuple(sorted(distinct))
     except TypeError:

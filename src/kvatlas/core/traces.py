@@ -6,7 +6,7 @@ Lengths are in tokens, shares and grades in [0, 1].
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -171,6 +171,21 @@ class Setting:
 
 #: The setting of a model behind an API, whose cache is unknown.
 SERVED = Setting("served")
+#: The reference of a run of kvatlas's own engine, and that of a run over commands of servers.
+FULL = Setting("full")
+REFERENCE = Setting("reference")
+#: The reference asked a second time, after a new start.
+AGAIN = Setting("again")
+
+
+def is_reference(setting: Setting) -> bool:
+    """Return whether losses are counted against this setting."""
+    return setting in (FULL, REFERENCE)
+
+
+def reference_words(settings: Iterable[Setting]) -> str:
+    """Return the name that sentences give to the reference of a run with these settings."""
+    return "the reference" if REFERENCE in settings else "the full cache"
 
 
 def _ceil_div(dividend: int, divisor: int) -> int:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
 from kvatlas.answers.reading import JOINED, read_text
-from kvatlas.core import Claim, KvatlasError, Sampling, Setting, Trace, grouped
+from kvatlas.core import Claim, KvatlasError, Sampling, Trace, grouped, is_reference, reference_words
 from kvatlas.deploy.endpoint import Endpoint, Traces, ask
 from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Signal
-from kvatlas.stats.claims import LONG_TEXT
+from kvatlas.stats.claims import LONG_TEXT, MOST_COPIED
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.texts import NEAR, Departures, departure_p, most_unseen
 from kvatlas.stats.paired import Equivalence, length_shift, verified
@@ -55,7 +55,10 @@ def report(
     refused = reference.run.refused or _equal_texts(served)
     claim = Claim.LIKE if refused else reference.run.claim
     cell = reference.traces(reference.setting)
-    full = {} if reference.setting.policy == "full" else reference.traces(Setting.from_parameters("full"))
+    references = [cell.setting for cell in reference.run.manifest.expected if is_reference(cell.setting)]
+    full = {}
+    if references and not is_reference(reference.setting):
+        full = reference.traces(references[0])
     most = int(reference.sampling["max_new_tokens"])
     checks = [_prompt_check(cell, served), _finish_check(served, most)]
     checks += [*_model_check(served), *_length_check(cell, served, most)]
@@ -71,6 +74,7 @@ def report(
         or not all(item["good"] for item in checks),
         "cell": against,
         "full": _loss_against(full, served, margin, claim, refused, clusters) if full else None,
+        "reference": reference_words(references),
         "checks": checks,
         "texts": None if texts is None else [vars(text) for text in texts],
     }
@@ -87,7 +91,7 @@ def verification_text(report: dict[str, Any], name: str) -> str:
     }
 
     lines = []
-    for other, loss in ((report["against"], report["cell"]), ("the full cache", report["full"])):
+    for other, loss in ((report["against"], report["cell"]), (report["reference"], report["full"])):
         if loss is not None:
             claims = [Claim(loss["claim"]), *(claim for claim in Claim if claim.value != loss["claim"])]
             clauses = []
@@ -108,14 +112,15 @@ def verification_text(report: dict[str, Any], name: str) -> str:
 
 
 def _equal_texts(served: Traces) -> str:
-    """Return as a clause that the endpoint gave equal long texts for two seeds of each problem, or ""."""
+    """Return as a clause that the endpoint gave equal long texts for two seeds of most problems, or ""."""
     by_problem = grouped(served.items(), lambda item: item[0][:2]).values()
     has_equal = []
     for of_problem in by_problem:
         traces = [trace for _, trace in of_problem]
         if len(traces) > 1 and all((trace.usage.output_tokens or 0) >= LONG_TEXT for trace in traces):
             has_equal.append(len({trace.text for trace in traces}) < len(traces))
-    return "the endpoint writes equal texts for two seeds" if has_equal and all(has_equal) else ""
+    is_copying = bool(has_equal) and sum(has_equal) > MOST_COPIED * len(has_equal)
+    return "the endpoint writes equal texts for two seeds" if is_copying else ""
 
 
 def _loss_against(

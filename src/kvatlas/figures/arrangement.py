@@ -107,7 +107,7 @@ def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
 def name_of(panel: Panel) -> PanelName:
     """Return model, benchmark, policy and measure of a panel."""
     benchmark = f"{panel.map.benchmark} benchmarks" if panel.map.is_mean else panel.map.benchmark
-    return PanelName(model_name(panel.map.model), benchmark, panel.map.policy, panel.label)
+    return PanelName(model_name(panel.map.model), benchmark, panel.map.policy_words, panel.label)
 
 
 def _differing_fields(names: Sequence[PanelName]) -> list[str]:
@@ -181,7 +181,10 @@ def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: boo
     ringed = [panel.map for panel in panels if panel.map.recommended in panel.cells]
     if ringed:
         # Without a full cache nothing says what a setting loses.
-        words.append(f"ringed: {'cheapest not found worse' if ringed[0].keeps is None else 'recommended'}")
+        ring = "cheapest not found worse" if ringed[0].keeps is None else "recommended"
+        # Frames are of a panel's own benchmark, the ring may be of the mean.
+        others = {map_.recommended_for for map_ in ringed} - {map_.benchmark for map_ in ringed}
+        words.append(f"ringed: {ring}{''.join(f' for the {name} benchmarks' for name in sorted(others))}")
 
     shared_interval = _shared_interval(panels)
     if has_intervals and not options.kept:

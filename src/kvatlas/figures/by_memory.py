@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kvatlas.core import Cell, CellCoord, KvatlasError, Map
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, reference_words
 from kvatlas.figures import colours, style
 from kvatlas.figures.curves import LineEnd, write_names
 from kvatlas.figures.panels import half_interval, interval_widths, problem_count
@@ -315,7 +315,8 @@ def _draw_full(panel: Axes, full: Cell, lines: Sequence[_WindowLine], has_bar: b
     """
     height = 100 * full.estimate.value
     panel.axhline(height, color=options.colours.ink, lw=0.8, zorder=1)
-    text = f"full cache {percent_text(full.estimate.value)}"
+    name = reference_words([full.setting]).removeprefix("the ")
+    text = f"{name} {percent_text(full.estimate.value)}"
     ((_, place),) = _in_inches(panel, [(0.0, height)])
     wide, high = style.panel_inches(panel)
     text_height = style.SMALL_TYPE * style.LINE + 0.03

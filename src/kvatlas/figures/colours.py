@@ -46,6 +46,7 @@ MARKERS = "osD^vPX*"
 #: The last colour is the ink of the full cache, the one before it the grey of random tokens.
 _IDENTITIES = {
     "full": (7, 2),
+    "reference": (7, 2),
     "random": (6, 1),
     "dynts": (0, 0),
     "window": (4, 3),

@@ -64,7 +64,7 @@ def _of_margin(counts: _CellCounts, margin: str, claim: str) -> str:
     if counts.good == counts.every:
         return f"{counts.all} {counts.verb('is', 'are')} {within}"
     if counts.bad == counts.every:
-        return f"{counts.all} {counts.verb('loses', 'lose')} more than {margin} against the full cache, proven"
+        return f"{counts.all} {counts.verb('loses', 'lose')} more than {margin}, proven"
     if counts.good:
         more = f", {counts.bad} beyond" if counts.bad else ""
         return f"{counts.some(counts.good)} {within}{more}"

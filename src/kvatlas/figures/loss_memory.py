@@ -121,11 +121,11 @@ def loss_figure(
         _set_axes(panels, list(chain.from_iterable(marks)), losses)
         for panel, choice, of_model in zip(panels, drawn, marks, strict=True):
             obstacles = _obstacles(panel, of_model)
-            name_box = _draw_margin(panel, choice.margin, obstacles, options)
+            name_box = _draw_margin(panel, choice, obstacles, options)
             lines = _draw_marks(panel, of_model, series, options)
             _draw_offered(panel, choice, of_model, np.concatenate([obstacles, name_box]), options)
             write_names(panel, lines, room)
-            panel.set_xlabel("KV memory saved, % of the full cache", fontsize=style.NAME_TYPE, labelpad=2)
+            panel.set_xlabel(f"KV memory saved, % of {choice.reference}", fontsize=style.NAME_TYPE, labelpad=2)
         for panel in panels[::across]:
             label = f"{options.named(axis_label(metric))} lost, points"
             panel.set_ylabel(label, fontsize=style.NAME_TYPE, labelpad=2)
@@ -193,17 +193,18 @@ def _set_axes(panels: Sequence[Axes], marks: Sequence[_SettingMark], losses: Seq
         )
 
 
-def _draw_margin(panel: Axes, margin: float, obstacles: Floats, options: FigureOptions) -> Floats:
+def _draw_margin(panel: Axes, choice: Choice, obstacles: Floats, options: FigureOptions) -> Floats:
     """Draw the losses within the margin as a band with its name, at the side that has fewer obstacles.
 
     Returns points on the name, as shares of the panel.
     """
+    margin = choice.margin
     band, ink = _WITHIN[options.dark]
     panel.axhspan(panel.get_ylim()[1], 100 * margin, color=band, linewidth=0, zorder=0)
     panel.axhline(0, color=options.colours.soft, linewidth=0.6, zorder=1)
 
     # The name fits into the band, else it stands below.
-    name = f"within {margin_text(margin)} of the full cache"
+    name = f"within {margin_text(margin)} of {choice.reference}"
     wide, high = style.panel_inches(panel)
     edge = _in_panel(panel, [(0, 100 * margin)])[0][1]
     zero = _in_panel(panel, [(0, 0)])[0][1]

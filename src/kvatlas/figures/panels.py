@@ -11,7 +11,19 @@ from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
 from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, cost_columns, cost_names, share_of_traces
-from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Map, MapName, Note, NoteKind
+from kvatlas.core import (
+    FULL,
+    REFERENCE,
+    Cell,
+    CellCoord,
+    Claim,
+    Estimate,
+    KvatlasError,
+    Map,
+    MapName,
+    Note,
+    NoteKind,
+)
 from kvatlas.figures import colours, style
 from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
@@ -127,7 +139,7 @@ def framed_cells(map_: Map) -> tuple[frozenset[CellCoord], str]:
     They keep the margin; without a full cache they are the plateau.
     """
     if map_.keeps is not None and map_.margin is not None:
-        claim = f"proven to stay within {margin_text(map_.margin)} of the full cache"
+        claim = f"proven to stay within {margin_text(map_.margin)} of {map_.reference}"
         return map_.keeps, f"{claim}{_on_these(has_two_claims([map_]))}"
     return map_.plateau or frozenset(), "statistically tied with the best"
 
@@ -222,7 +234,7 @@ def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord,
             replace(
                 metric,
                 cells=cells,
-                label=f"{axis_label(map_.metric)} lost against the full cache",
+                label=f"{axis_label(map_.metric)} lost against {map_.reference}",
                 unit="in points",
                 about=about,
                 palette=colours.LOSSES,
@@ -248,7 +260,7 @@ def _frame_legend(map_: Map, two_frames: bool) -> list[str]:
         return [f"framed: {common_claim}"] if region else []
     assert map_.margin is not None
     legend = []
-    within = f"within {margin_text(map_.margin)} of the full cache"
+    within = f"within {margin_text(map_.margin)} of {map_.reference}"
     if region - map_.keeps_like:
         legend.append(f"thin frame: proven to stay {within} on these problems")
     if map_.keeps_like:
@@ -475,7 +487,7 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
             if proven:
                 about = (*about, "bold: a difference is proven, allowing for all cells of the map")
             above = frozenset(coord for coord in proven if cells[coord].value > 0)
-            reference = "the full cache" if compared.name == "full" else compared.name
+            reference = map_.reference if compared.name in (str(FULL), str(REFERENCE)) else compared.name
             tested = TestedCells(CellQuestion.DIFFERENCE, reference, above, frozenset(proven) - above)
 
         # The finding, the frames and the marks of the map itself.
@@ -485,7 +497,7 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
             tested = _metric_tests(map_)
             outlined, _ = framed_cells(map_)
             silent_loss = 100 * map_.margin
-            within = f"grey: within {margin_text(map_.margin)} of the full cache"
+            within = f"grey: within {margin_text(map_.margin)} of {map_.reference}"
             about = (*about, *_frame_legend(map_, two_frames), *_mark_legend(map_), within)
 
         # The baseline that cells are compared with has the difference 0.

@@ -9,7 +9,7 @@ from typing import Any
 from kvatlas.columns import cell_document
 from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
-from kvatlas.stats.controls import Control
+from kvatlas.stats.controls import Changes, Control
 from kvatlas.stats.losses import LossFamily, Required, SettingLoss
 from kvatlas.stats.map_tests import PooledEffect, Test
 from kvatlas.stats.numerics.arrays import Contrast
@@ -52,7 +52,8 @@ def stays_document(stays: Stays | None) -> Json:
 def loss_values(loss: SettingLoss | None) -> Json:
     """Return a loss with its interval and the limit that decides."""
     names = {"loses": "value", "loses_low": "low", "loses_high": "high", "loses_limit": "limit"}
-    return {key: percent(getattr(loss, name)) if loss else None for key, name in names.items()}
+    values = {key: percent(getattr(loss, name)) if loss else None for key, name in names.items()}
+    return {**values, "loses_limit": None} if loss and loss.is_control else values
 
 
 def setting_loss_document(setting: Setting, loss: SettingLoss, family: LossFamily | None) -> Json:
@@ -65,7 +66,8 @@ def setting_loss_document(setting: Setting, loss: SettingLoss, family: LossFamil
         "p": rounded_p(loss.p),
         "shown": loss.is_kept,
         "broken": loss.is_broken,
-        "joint_limit": percent(loss.joint_limit),
+        "joint_limit": None if loss.is_control else percent(loss.joint_limit),
+        "control": loss.is_control,
         "claim": family.claim.value if family else None,
         "unit": family.claim.unit if family else None,
         "units": loss.units or None,
@@ -98,8 +100,8 @@ def limits_document(loss: SettingLoss, refused: str = "") -> Json:
             found[claim.value] = {
                 "low": percent(of_claim.low),
                 "high": percent(of_claim.high),
-                "limit": percent(of_claim.limit),
-                "joint_limit": percent(of_claim.joint_limit),
+                "limit": None if loss.is_control else percent(of_claim.limit),
+                "joint_limit": None if loss.is_control else percent(of_claim.joint_limit),
                 "p": rounded_p(of_claim.p),
                 "kept": of_claim.is_kept,
                 "broken": of_claim.is_broken,
@@ -155,6 +157,10 @@ def choice_document(choice: Choice) -> Json:
         "claim": choice.family.claim.value if choice.family else None,
         "control": control_document(choice.control),
         "vacuous": choice.vacuous,
+        "withheld": choice.withheld or None,
+        "proven": [str(setting) for setting, _ in choice.proven],
+        "last_in_order": choice.is_last,
+        "changes": [changes_document(one) for one in choice.changes],
         "margin": percent(choice.margin),
         **loss_values(choice.loss),
         "shown": choice.shown,
@@ -175,6 +181,18 @@ def control_document(control: Control | None) -> Json | None:
     if control is None:
         return None
     return {"setting": str(control.setting), **contrast_document(control.loss, "loses"), "seen": control.is_seen}
+
+
+def changes_document(changes: Changes) -> Json:
+    """Return the changed answers of a setting to the first sample of each problem, beside the reference's."""
+    return {
+        "setting": str(changes.setting),
+        "pairs": changes.pairs,
+        "lost": changes.lost,
+        "gained": changes.gained,
+        "texts": changes.texts,
+        "p": rounded_p(changes.p),
+    }
 
 
 def saving_document(saving: Saving | None) -> Json | None:

@@ -9,7 +9,7 @@ from importlib import resources
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import Cell, CellCoord, Claim, Setting, grouped
+from kvatlas.core import AGAIN, Cell, CellCoord, Claim, Setting, grouped
 from kvatlas.policies import all_values
 from kvatlas.report.memory_sentences import averages_sentences, level_sentence, memory_lines
 from kvatlas.report.result import MapResult, Result
@@ -95,6 +95,7 @@ def _environment() -> Environment:
     }
     environment.globals |= {
         "say": say,
+        "changes_table": changes_table,
         "marks_legend": marks_legend,
         "limits_table": limits_table,
         "grid_table": grid_table,
@@ -200,7 +201,7 @@ def grid_table(result: Result, one: MapResult) -> str:
     The largest vertical value is on top, as in figures.
     """
     (down, rows), (across, columns) = one.map.axes
-    name = f"{model_name(one.map.model)} {one.map.policy}".strip()
+    name = f"{model_name(one.map.model)} {one.map.policy_words}".strip()
     if len({grid.map.benchmark for grid in result.grids}) > 1:
         name += f" on {one.map.benchmark}"
 
@@ -225,10 +226,10 @@ def _loss_mark(loss: SettingLoss | None) -> str:
     return ""
 
 
-def marks_legend(margin: str) -> str:
+def marks_legend(margin: str, reference: str) -> str:
     """Return what the marks of settings mean."""
     return (
-        f"`*`: proven to lose at most {margin} against the full cache on these problems, `**`: for problems like "
+        f"`*`: proven to lose at most {margin} against {reference} on these problems, `**`: for problems like "
         "these, too; `!` and `!!`: proven to lose more."
     )
 
@@ -246,11 +247,22 @@ def limits_table(choice: Choice) -> str:
         row = [name, percent_text(loss.value), f"{percent_text(loss.low)} to {percent_text(loss.high)}"]
         for claim in Claim:
             of_claim = loss.claims.get(claim)
-            limits = () if of_claim is None else (of_claim.limit, of_claim.joint_limit)
+            limits = () if of_claim is None or loss.is_control else (of_claim.limit, of_claim.joint_limit)
             row += [percent_text(limit) for limit in limits] or ["–", "–"]
         pairs = f"{loss.pairs - loss.missing:,} of {loss.pairs:,}" if loss.missing else f"{loss.pairs:,}"
         rows.append([*row, p_text(loss.p), pairs, f"{loss.compressed:,} of {loss.traces:,}"])
     return markdown_table(header, rows)
+
+
+def changes_table(choice: Choice) -> str:
+    """Return the changed answers of all settings beside the reference's, the reference asked again first."""
+    rows = []
+    for one in choice.changes:
+        name = "asked again" if one.setting == AGAIN else setting_text(choice, one.setting)
+        rows.append(
+            [name, str(one.pairs), "–" if one.texts is None else str(one.texts), str(one.lost), str(one.gained)]
+        )
+    return markdown_table(["Setting", "Problems", "Texts changed", "Answers lost", "Gained"], rows)
 
 
 def benchmark_table(result: Result) -> str:
@@ -275,7 +287,9 @@ def benchmark_table(result: Result) -> str:
         )
 
     columns = [f"{policy or 'cells'}, lowest to highest" for policy in policies]
-    return markdown_table(["Model", "Benchmark", "Problems", "full", *columns], rows)
+    return markdown_table(
+        ["Model", "Benchmark", "Problems", result.reference.removeprefix("the ").removesuffix(" cache"), *columns], rows
+    )
 
 
 def settings_table(table: SettingTable) -> str:

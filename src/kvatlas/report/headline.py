@@ -24,7 +24,7 @@ def headline(choices: Sequence[Choice], comparisons: Sequence[Comparison]) -> st
 
     Settings that keep the margin come first. Where there are none, a policy that is ahead of another one does.
     """
-    judged = [choice for choice in choices if choice.losses and choice.vacuous is None]
+    judged = [choice for choice in choices if choice.is_judged]
     ahead = _policy_ahead(comparisons)
     if not judged:
         clauses = [ahead]
@@ -42,7 +42,7 @@ def headline(choices: Sequence[Choice], comparisons: Sequence[Comparison]) -> st
 
 def short_headline(choices: Sequence[Choice], comparisons: Sequence[Comparison]) -> str:
     """Return the finding as the title of a figure: 16 words at most, numbers of each model stand in its row."""
-    judged = [choice for choice in choices if choice.losses and choice.vacuous is None]
+    judged = [choice for choice in choices if choice.is_judged]
     keeping = [choice for choice in judged if choice.shown and choice.by_memory is not None]
     if not judged or (not keeping and any(choice.shown for choice in judged)):
         return headline(choices, comparisons).partition(" (")[0]
@@ -75,7 +75,7 @@ def short_headline(choices: Sequence[Choice], comparisons: Sequence[Comparison])
 
 def _settings_that_keep(choices: Sequence[Choice]) -> str:
     """Return the cheapest settings proven to keep the margin and what they save; some model has one."""
-    proven = f"proven to stay within {margin_text(choices[0].margin)} of the full cache"
+    proven = f"proven to stay within {margin_text(choices[0].margin)} of {choices[0].reference}"
     if not all(choice.loss.keeps_like for choice in choices if choice.shown and choice.loss is not None):
         proven += " on these problems"
     keeping = [choice for choice in choices if choice.shown and choice.by_memory is not None]
@@ -105,7 +105,7 @@ def _nothing_kept(choices: Sequence[Choice]) -> str:
     """Return that no setting is proven to keep the margin, or that all are proven to lose more."""
     losses: list[SettingLoss] = []
     for choice in choices:
-        losses += (choice.losses or {}).values()
+        losses += [loss for loss in (choice.losses or {}).values() if not loss.is_control]
     broken = sum(loss.is_broken for loss in losses)
 
     margin = margin_text(choices[0].margin)
@@ -113,9 +113,9 @@ def _nothing_kept(choices: Sequence[Choice]) -> str:
     if choices[0].family is not None and choices[0].family.claim is Claim.LIKE and not choices[0].is_single:
         population = " for problems like these"
     if broken == len(losses):
-        return f"every setting loses more than {margin} against the full cache{population}"
+        return f"every setting loses more than {margin} against {choices[0].reference}{population}"
     more = f" ({broken} of {len(losses)} are proven to lose more)" if broken else ""
-    return f"no setting is proven to stay within {margin} of the full cache{population}{more}"
+    return f"no setting is proven to stay within {margin} of {choices[0].reference}{population}{more}"
 
 
 def _policy_ahead(comparisons: Sequence[Comparison]) -> str:

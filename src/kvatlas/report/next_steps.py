@@ -16,8 +16,9 @@ from kvatlas.class_files import class_file
 from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.policies import from_setting
 from kvatlas.stats.choice import Choice
-from kvatlas.stats.losses import Required, kept_by_rule
+from kvatlas.stats.losses import Required
 from kvatlas.stats.memory_of_averages import RATIO
+from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.run_data import RunData, setting_words
 from kvatlas.stats.windows_at_memory import WINDOW, EqualMemory
 from kvatlas.text import margin_text, model_name
@@ -159,7 +160,9 @@ def _more_traces(choice: Choice, required: Required) -> Iterator[_SpecChange]:
             f"About {samples} samples would prove {setting} on {model}, on these problems and if that is its loss. "
             f"{again}"
         )
-        yield "more-samples", f"{samples} samples of each problem", reason, {"samples": samples, "looks": []}
+        # Left to the plan, the samples of the full cache grow with those of the settings.
+        changed = {"samples": samples, "looks": [], "full_samples": None}
+        yield "more-samples", f"{samples} samples of each problem", reason, changed
 
     sizes = choice.family.sizes if choice.family else ()
     if required.problems is None or not sizes:

@@ -11,7 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.columns import cell_document
-from kvatlas.core import CellCoord, Claim, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
+from kvatlas.core import (
+    FULL,
+    REFERENCE,
+    CellCoord,
+    Claim,
+    KvatlasError,
+    Map,
+    MapName,
+    Note,
+    NoteKind,
+    is_of_policy,
+    percent,
+    reference_words,
+)
 from kvatlas.report.as_data import (
     NO_SETTING,
     Json,
@@ -31,6 +44,7 @@ from kvatlas.report.memory_data import averages_document, memory_document
 from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
 from kvatlas.stats.choice import Choice, choices, choices_of_maps, floor_reason
+from kvatlas.stats.controls import drift_reason
 from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
 from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import GridLosses, SettingLoss, losses_of
@@ -125,6 +139,7 @@ class MapResult:
             "benchmark": map_.benchmark,
             "metric": map_.metric,
             "policy": map_.policy,
+            "control": map_.is_control,
             "axes": {name: list(values) for name, values in map_.axes},
             "cells": len(map_.cells),
             "problems": self.problems,
@@ -292,7 +307,19 @@ class Result:
         for table in self.tables:
             broken |= {row.name for row in table.rows if row.loss is not None and row.loss.breaks_any}
         open_pairs = [one for one in self.comparisons if one.p_holm > LEVEL]
-        return any("full" in (one.first, one.second) and broken & {one.first, one.second} for one in open_pairs)
+        names = {str(FULL), str(REFERENCE)}
+        return any(names & {one.first, one.second} and broken & {one.first, one.second} for one in open_pairs)
+
+    @property
+    def models_with_effects(self) -> set[str]:
+        """The models of which an effect of an axis is proven."""
+        return {name.model for effect in self.effects if effect.is_proven for name in effect.names}
+
+    @cached_property
+    def reference(self) -> str:
+        """The name that sentences give to the full cache, or to the reference of servers."""
+        cells = chain.from_iterable(run.manifest.expected for run in self.opened_runs)
+        return reference_words(cell.setting for cell in cells)
 
     @property
     def margin(self) -> float:
@@ -345,7 +372,12 @@ class Result:
         policy = self.options.policy
         for run in self.opened_runs:
             cells += run.cells if policy is None else run.of_policy(policy).cells
-        return (*floors, *findings(cells))
+        drifts = [
+            Limitation(Kind.DRIFT, one.model, one.benchmark, f"{model_name(one.model)}: {drift_reason(one.changes)}.")
+            for one in self.choices
+            if drift_reason(one.changes)
+        ]
+        return (*drifts, *floors, *findings(cells))
 
     @cached_property
     def effects(self) -> tuple[PooledEffect, ...]:
@@ -406,6 +438,17 @@ class Result:
     def single(self) -> list[MapResult]:
         """Maps of one benchmark."""
         return [one for one in self.maps if not one.map.is_mean]
+
+    @property
+    def without_finding(self) -> list[MapResult]:
+        """Maps of one benchmark of which nothing is found: no difference, no effect of an axis, no mark."""
+        found = {name for effect in self.effects if effect.is_found for name in effect.names}
+        silent = [one for one in self.single if one.verdict.omnibus is not None and not one.verdict.evidence]
+        return [
+            one
+            for one in silent
+            if one.map.name not in found and not any(loss.keeps_any or loss.breaks_any for loss in one.losses.values())
+        ]
 
     @property
     def every(self) -> list[MapResult]:

@@ -8,13 +8,15 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from kvatlas.core import KvatlasError, Problem, Setting, SettingFacts
+from kvatlas.core import AGAIN, KvatlasError, Problem, Setting, SettingFacts, is_reference
 
 T = TypeVar("T")
 #: Model, benchmark and setting of a cell.
 CellName = tuple[str, str, Setting]
 #: Problems that a sentence names.
 NAMED = 3
+#: The most samples of the full cache for each of a setting.
+MOST_FULL_SAMPLES = 4
 #: The address of the function that asks a setting's policy for its facts.
 SETTING_FACTS = "kvatlas.policies.audit:setting_facts"
 #: The refusal of a run whose settings have unlike problems, chosen by their outcomes.
@@ -53,6 +55,7 @@ class Expected:
 
     `kv_bytes` are the bytes of keys and values of each cached token, and of each sequence besides; None if unknown.
     `facts` are what the plan knew of the setting's policy; runs of earlier versions, and imported logs, lack them.
+    Of a `control` nothing is claimed but that it loses more than the margin; None in runs of earlier versions.
     """
 
     model: str
@@ -64,6 +67,7 @@ class Expected:
     baseline: bool
     kv_bytes: tuple[int, int] | None = None
     facts: SettingFacts | None = field(default=None, compare=False, repr=False)
+    control: bool | None = None
 
     @property
     def name(self) -> CellName:
@@ -100,14 +104,15 @@ class Expected:
             len(self.problems),
             self.kv_bytes,
             None if self.facts is None else self.facts.to_json(),
+            self.control,
         ]
 
     @classmethod
     def from_json(cls, entry: Sequence[Any], problems: Mapping[str, tuple[str, ...]]) -> Expected:
         """Return the cell that `to_json` gave; `problems` are the ids of all problems by benchmark."""
         model, benchmark, policy, values, run_key, samples, baseline, *later_fields = entry
-        # Manifests of earlier versions lack the number of problems (all of them), the bytes, or the facts.
-        count, kv_bytes, facts = [*later_fields, None, None, None][:3]
+        # Manifests of earlier versions lack the number of problems (all of them), the bytes, the facts, or the control.
+        count, kv_bytes, facts, control = [*later_fields, None, None, None, None][:4]
         return cls(
             model=model,
             benchmark=benchmark,
@@ -118,6 +123,7 @@ class Expected:
             baseline=baseline,
             kv_bytes=tuple(kv_bytes) if kv_bytes else None,
             facts=None if facts is None else SettingFacts.from_json(facts),
+            control=control,
         )
 
 
@@ -130,11 +136,19 @@ def _enlarged(cells: Sequence[Expected], on_grid: Collection[CellName]) -> dict[
     for cell in cells:
         if len(cell.problems) >= len(problems.get(cell.benchmark, ())):
             problems[cell.benchmark] = cell.problems
-    samples = max(cell.samples for cell in cells)
-    return {
-        cell.name: replace(cell, problems=problems[cell.benchmark], samples=samples, baseline=cell.name not in on_grid)
-        for cell in cells
-    }
+
+    # The reference may be sampled more often than the settings, and is asked again for its first sample alone.
+    most: dict[Setting | None, int] = {}
+    for cell in cells:
+        kind = cell.setting if is_reference(cell.setting) or cell.setting == AGAIN else None
+        most[kind] = max(most.get(kind, 1), cell.samples)
+    enlarged = {}
+    for cell in cells:
+        samples = most[AGAIN] if cell.setting == AGAIN else max(most.get(None, 1), most.get(cell.setting, 1))
+        enlarged[cell.name] = replace(
+            cell, problems=problems[cell.benchmark], samples=samples, baseline=cell.name not in on_grid
+        )
+    return enlarged
 
 
 def _is_extension(earlier: Manifest, now: Mapping[CellName, Expected]) -> bool:
@@ -142,7 +156,8 @@ def _is_extension(earlier: Manifest, now: Mapping[CellName, Expected]) -> bool:
     declared = max(earlier.spec.get("looks") or [0])
     for cell in earlier.expected:
         larger = now.get(cell.name, cell)
-        is_larger = len(larger.problems) > len(cell.problems) or larger.samples > max(cell.samples, declared)
+        most = declared * MOST_FULL_SAMPLES if is_reference(cell.setting) else declared
+        is_larger = len(larger.problems) > len(cell.problems) or larger.samples > max(cell.samples, most)
         # Under another key the traces are new.
         if is_larger and larger.run_key == cell.run_key:
             return True
@@ -248,8 +263,12 @@ class Manifest:
         deciding = (*kept, *self.expected) if others else self.expected
         on_grid = {cell.name for cell in deciding if not cell.baseline}
         swept = _enlarged([*kept, *self.expected], on_grid)
-        # Cells of imported logs are not in `swept`; they stay as they are.
-        cells = {cell.name: swept.get(cell.name, cell) for cell in (*earlier.expected, *self.expected)}
+        # Cells of imported logs are not in `swept`; they stay as they are. Controls were declared before the data.
+        controls = {cell.name: cell.control for cell in earlier.expected}
+        cells = {}
+        for cell in (*earlier.expected, *self.expected):
+            merged_cell = swept.get(cell.name, cell)
+            cells[cell.name] = replace(merged_cell, control=controls.get(cell.name, merged_cell.control))
 
         # The axes of both sweeps, with the values of both.
         axes = dict(self.axes)
@@ -263,8 +282,9 @@ class Manifest:
             # None means all problems.
             problem_limits: list[Any] = [spec.get("problems"), earlier.spec.get("problems")]
             spec["problems"] = None if None in problem_limits else max(problem_limits)
-            # All cells of `swept` have the same number of samples.
-            spec["samples"] = next(iter(swept.values())).samples
+            # All cells of `swept` but those of the reference have the same number of samples.
+            of_settings = [cell.samples for cell in swept.values() if cell.setting != AGAIN]
+            spec["samples"] = min(of_settings)
         if others:
             swept_cells = [cell for name, cell in cells.items() if name in swept]
             spec |= _spec_of_settings(swept_cells, axes)

@@ -8,28 +8,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, grouped, mean_of
+from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, differing, grouped, is_reference, mean_of
 from kvatlas.core.settings import CAP
-from kvatlas.stats.claims import GREEDY
-from kvatlas.stats.controls import Control, control_of
+from kvatlas.stats.claims import GREEDY, MOST_MISSING
+from kvatlas.stats.controls import Changes, Control, changes_of, control_of, drift_reason, sessions_reason
 from kvatlas.stats.losses import (
-    FULL,
     GridLosses,
     LossFamily,
     Required,
     SettingLoss,
     grid_by_benchmark,
-    kept_by_rule,
 )
 from kvatlas.stats.map_tests import MapTests, PooledEffect
 from kvatlas.stats.maps import mean_cell
+from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.power import Provable, provable
 from kvatlas.stats.prices import Price, prices_of_setting
-from kvatlas.stats.run_data import RunData
+from kvatlas.stats.run_data import RunData, setting_words
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity_of
 from kvatlas.text import percent_text
@@ -46,12 +45,14 @@ class Saving:
 
     `memory` is that of the KV bytes (tokens where bytes are unknown), `work` that of bytes times written tokens: traces
     that become longer under compression save less work than memory. Where thinking is capped, `written` is that of the
-    tokens written, and the work is that of every trace, of which a cap ends the longest.
+    tokens written, and the work is that of every trace, of which a cap ends the longest. Of servers the memory is that
+    of a token as the spec declares it (`is_declared`).
     """
 
     memory: float
     work: float | None
     written: float | None = None
+    is_declared: bool = False
 
     @property
     def longer_texts(self) -> bool:
@@ -72,6 +73,14 @@ class Way:
     saving: Saving | None
 
 
+class Blocked(NamedTuple):
+    """A setting whose own limit is within the margin, and the one before it in its chain that is not proven."""
+
+    setting: Setting
+    loss: SettingLoss
+    end: Setting
+
+
 @dataclass(frozen=True)
 class Choice:
     """The cheapest settings that may be chosen, by mean KV bytes (or tokens kept) and by seconds a trace.
@@ -85,8 +94,10 @@ class Choice:
     (`family` is None) they are the `members` of the plateau, without the levels of an axis that are proven worse.
     `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `highest` is the highest value
     of the map, and `may_lose`, by setting id, the most that one of the plateau lies below the best. `vacuous` is the
-    reason, as a clause, why nothing is chosen. `savings` are those of the settings with a loss, by id, as far as the
-    costs are known.
+    reason, as a clause, why nothing is chosen, `withheld` why nothing is recommended though losses are known. `savings`
+    are those of the settings with a loss, by id, as far as the costs are known. Where they are not, the last proven
+    setting in an order of the spec is chosen (`is_last`), or none. `changes` are the changed answers of a run whose
+    reference was asked again.
     """
 
     model: str
@@ -101,12 +112,37 @@ class Choice:
     highest: float | None = None
     may_lose: Mapping[str, float] = field(default_factory=dict)
     vacuous: str | None = None
+    withheld: str = ""
+    changes: Sequence[Changes] = ()
+    is_last: bool = False
     margin: float = LOSE_AT_MOST / 100
     family: LossFamily | None = None
     losses: Mapping[str, SettingLoss] | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
     savings: Mapping[str, Saving] = field(default_factory=dict)
     ways: Sequence[Way] = ()
+
+    @property
+    def reference(self) -> str:
+        """The name that sentences give to the full cache, or to the reference of servers."""
+        return "the full cache" if self.family is None else self.family.reference
+
+    @property
+    def is_judged(self) -> bool:
+        """Return whether losses are known, and nothing speaks against a recommendation."""
+        return bool(self.losses) and self.vacuous is None and not self.withheld
+
+    @property
+    def proven(self) -> list[tuple[Setting, SettingLoss]]:
+        """The settings proven by the claim of the run, with their losses; of an order of the spec the last ones."""
+        if self.family is None or self.losses is None:
+            return []
+        losses = self.losses
+        found = [id_ for id_, loss in losses.items() if loss.is_kept]
+        if self.family.is_in_order:
+            ends = [[id_ for id_ in of_chain if id_ in found][-1:] for of_chain in self.family.chains]
+            found = list(chain.from_iterable(ends))
+        return [(self.settings[id_], losses[id_]) for id_ in found]
 
     @property
     def is_capped(self) -> bool:
@@ -124,6 +160,8 @@ class Choice:
         """The setting that is chosen by memory; or else the nearest to be proven, or the safest."""
         if self.by_memory is not None:
             return self.by_memory.setting
+        if self.blocked is not None:
+            return self.blocked.setting
         if self.required is not None:
             return self.required.setting
         return None if self.safest is None else self.safest[0]
@@ -152,7 +190,7 @@ class Choice:
     def undecided(self) -> int:
         """The number of settings of which neither is proven, a loss of at most the margin nor a larger one."""
         losses = (self.losses or {}).values()
-        return sum(not (loss.keeps_any or loss.breaks_any) for loss in losses)
+        return sum(not (loss.keeps_any or loss.breaks_any or loss.is_control) for loss in losses)
 
     @property
     def untested(self) -> dict[str, Setting]:
@@ -160,6 +198,54 @@ class Choice:
         ends = {} if self.family is None else self.family.end_of_tests
         losses = self.losses or {}
         return {id_: end for id_, end in ends.items() if id_ in losses and not losses[id_].breaks_any}
+
+    @property
+    def controls(self) -> list[str]:
+        """The policies of the controls among the settings, or the settings themselves where others are none."""
+        controls = [id_ for id_, loss in (self.losses or {}).items() if loss.is_control]
+        studied = {self.settings[id_].policy for id_ in self.losses or {} if id_ not in controls}
+        words = []
+        for id_ in controls:
+            setting = self.settings[id_]
+            words.append(
+                setting_words(setting, list(self.settings.values()))
+                if setting.policy in studied
+                else setting.policy_name
+            )
+        return list(dict.fromkeys(words))
+
+    @property
+    def ended_chains(self) -> list[tuple[str, str, str]]:
+        """The chains with settings that are not tested: what their settings share, and where each ends."""
+        candidates = list(self.settings.values())
+        untested = self.untested
+        found = []
+        for of_chain in [] if self.family is None else self.family.chains:
+            end = next((untested[id_] for id_ in of_chain if id_ in untested), None)
+            if end is None:
+                continue
+            within = differing(self.settings[id_].values for id_ in of_chain if id_ in self.settings)
+            shared = {name: value for name, value in end.parameters if name not in within}
+            name = setting_words(Setting.from_parameters(end.policy, **shared), candidates)
+            found.append(
+                (name, setting_words(end, candidates), ", ".join(f"{one} {end.values.get(one)}" for one in within))
+            )
+        return found
+
+    @property
+    def blocked(self) -> Blocked | None:
+        """Of the untested settings whose own limit is within the margin the one whose chain is nearest to reach it."""
+        if self.family is None or self.losses is None:
+            return None
+        found: list[tuple[float, float, int, Blocked]] = []
+        for id_, end in self.untested.items():
+            loss = self.losses[id_]
+            if loss.limit <= self.margin and not loss.is_silent and loss.missing_share <= MOST_MISSING:
+                required = self.family.required_at_stops.get(end.id)
+                count = None if required is None else required.count_of(self.family.claim)
+                effort = math.inf if count is None else count
+                found.append((effort, loss.limit, -len(found), Blocked(self.settings[id_], loss, end)))
+        return min(found)[-1] if found else None
 
     @property
     def samples(self) -> int:
@@ -190,17 +276,14 @@ class Choice:
         """The setting proven on these problems that keeps least by its own numbers; None without one."""
         if self.family is None or self.losses is None:
             return None
-        losses = self.losses
-        for sequence in self.family.sequences:
-            proven = [id_ for id_ in sequence if id_ in losses and losses[id_].keeps_any]
-            if proven:
-                return self.settings[proven[-1]]
-        return None
+        proven = [id_ for id_, loss in self.losses.items() if loss.keeps_any]
+        least = min(proven, key=lambda id_: kept_by_rule(self.settings[id_]) or math.inf, default=None)
+        return None if least is None else self.settings[least]
 
     @property
     def safest(self) -> tuple[Setting, SettingLoss] | None:
         """The setting with the smallest joint limit of its loss, and the loss; None where there is no full cache."""
-        losses = self.losses or {}
+        losses = {id_: loss for id_, loss in (self.losses or {}).items() if not loss.is_control}
         # Of equal limits that with the smallest loss.
         setting = min(losses, key=lambda id_: (losses[id_].joint_limit, losses[id_].value), default=None)
         return None if setting is None else (self.settings[setting], losses[setting])
@@ -209,16 +292,23 @@ class Choice:
     def provable(self) -> Provable | None:
         """The margin that the problems prove if nothing is lost; None without a full cache."""
         family = self.family
-        if family is None or not family.sequences or family.paired is None:
+        if family is None or not family.chains or family.paired is None:
             return None
         samples = 1 if family.refused else int(family.paired.promised.sum(2).max())
         problems = np.bincount(family.paired.strata).tolist()
-        return provable(family.sizes, self.margin, len(family.sequences), samples, problems)
+        return provable(family.sizes, self.margin, family.orders, samples, problems)
 
     @property
     def required(self) -> Required | None:
-        """The setting that is proven with least effort, and the effort; None if no more would decide one."""
-        return None if self.family is None else self.family.required_among(self.settings)
+        """The setting that is proven with least effort, and the effort; None if no more would decide one.
+
+        It is the end of a chain before a setting whose own limit is within the margin, where there is one.
+        """
+        if self.family is None:
+            return None
+        if self.blocked is not None:
+            return self.family.required_at_stops.get(self.blocked.end.id)
+        return self.family.required_among(self.settings)
 
 
 def choices(run: RunData, lost: GridLosses) -> list[Choice]:
@@ -229,9 +319,13 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
         family = lost.get((model, frozenset(benchmarks)))
         ids = {cell.setting.id for cell in cells}
         if family is not None and ids & family.by_setting.keys():
-            full = select(run.cells, model=model, setting=FULL)
+            full = [cell for cell in select(run.cells, model=model) if is_reference(cell.setting)]
             control = control_of(run, model, benchmarks, family)
-            found.append(choice_of(model, cells, family, baselines=full, control=control))
+            changes = changes_of(run, model)
+            withheld = drift_reason(changes) or sessions_reason(run.manifests)
+            found.append(
+                choice_of(model, cells, family, baselines=full, control=control, withheld=withheld, changes=changes)
+            )
     return found
 
 
@@ -242,8 +336,13 @@ def choice_of(
     *,
     baselines: Sequence[CellTraces] = (),
     control: Control | None = None,
+    withheld: str = "",
+    changes: Sequence[Changes] = (),
 ) -> Choice:
-    """Return the choice from the grid `cells` of a model by their losses; `baselines` are the full cache's cells."""
+    """Return the choice from the grid `cells` of a model by their losses; `baselines` are the full cache's cells.
+
+    For the other arguments see `Choice`.
+    """
     stored = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
     losses = {id_: loss for id_, loss in family.by_setting.items() if id_ in stored}
     limits = {id_: loss.limit for id_, loss in losses.items()}
@@ -259,13 +358,19 @@ def choice_of(
     is_capped = any(CAP in setting.values for setting in settings.values())
 
     def cheapest_of(members: Sequence[Cell]) -> Cell | None:
-        if not is_capped:
-            return cheapest(members, kv_costs(members), limits)
-        return cheapest(members, [_mean_work(stored[cell.setting.id]) for cell in members], limits)
+        if is_capped:
+            return cheapest(members, [_mean_work(stored[cell.setting.id]) for cell in members], limits)
+        costs = kv_costs(members)
+        if None in costs:
+            # Of servers the bytes of a token may be declared.
+            costs = [_token_bytes(stored[cell.setting.id]) for cell in members]
+        return cheapest(members, costs, limits) or _last_in_order(members, family)
 
     means = {id_: _mean_of_traces(stored[id_]) for id_ in kept}
-    proven = list(means.values())
+    proven = [] if withheld else list(means.values())
     by_memory = cheapest_of(proven)
+    # Seconds of servers depend on how many questions are open, and are no cost.
+    by_time = proven if family.reference == "the full cache" else []
     certain = [cell for cell in proven if losses[cell.setting.id].keeps_like]
 
     savings = {}
@@ -289,11 +394,14 @@ def choice_of(
         names[0] if len(names) == 1 else mean_of(len(names)),
         len(settings),
         by_memory=by_memory,
-        by_time=cheapest(proven, [cell.seconds_mean for cell in proven], limits),
+        by_time=cheapest(by_time, [cell.seconds_mean for cell in by_time], limits),
         deployable=cheapest_of(certain),
         prices=[] if by_memory is None else prices_of_setting(stored[by_memory.setting.id], baselines),
         control=control,
         vacuous=reason,
+        withheld=withheld if reason is None else "",
+        changes=changes,
+        is_last=by_memory is not None and by_memory.setting.id not in savings and family.is_in_order,
         margin=family.margin,
         family=family,
         losses=losses,
@@ -317,11 +425,26 @@ def floor_reason(family: LossFamily) -> str:
     problems = f"{sum(family.sizes):,} problems"
     margin = f"{round(100 * family.margin, 4):g} points"
     if not family.full.value:
-        return f"the full cache solves none of the {problems}, so nothing could be lost"
+        return f"{family.reference} solves none of the {problems}, so nothing could be lost"
     return (
-        f"the full cache solves {percent_text(family.full.value)} % of the {problems} and perhaps only "
+        f"{family.reference} solves {percent_text(family.full.value)} % of the {problems} and perhaps only "
         f"{percent_text(family.full.low or 0.0)} %, so a loss of more than {margin} could not be seen"
     )
+
+
+def _token_bytes(cells: Sequence[CellTraces]) -> float | None:
+    """Return the bytes of a cached token of a setting, the mean over benchmarks; None if unknown."""
+    sizes = [cell.expected.kv_bytes[0] for cell in cells if cell.expected.kv_bytes is not None]
+    return math.fsum(sizes) / len(sizes) if len(sizes) == len(cells) else None
+
+
+def _last_in_order(members: Sequence[Cell], family: LossFamily) -> Cell | None:
+    """Return the last member of the only chain that has some, of settings that a spec names from gentle to harsh."""
+    by_id = {cell.setting.id: cell for cell in members}
+    chains = [of_chain for of_chain in family.chains if not by_id.keys().isdisjoint(of_chain)]
+    if not family.is_in_order or len(chains) != 1:
+        return None
+    return by_id[next(id_ for id_ in reversed(chains[0]) if id_ in by_id)]
 
 
 def _mean_of_traces(cells: Sequence[CellTraces]) -> Cell:
@@ -347,13 +470,19 @@ def _saving_of_cells(
 
     The work is that of the mean memory and the mean length, where thinking `is_capped` that of each trace.
     """
-    full_cells = [cell for cell in baselines if cell.setting == FULL and cell.stored]
+    full_cells = [cell for cell in baselines if is_reference(cell.setting) and cell.stored]
     if not full_cells:
         return None
     chosen = _mean_of_traces(cells)
     full = _mean_of_traces(full_cells)
     kept, kept_by_full = kv_costs([chosen, full])
-    if kept is None or not kept_by_full:
+    if kept is None or kept_by_full is None:
+        # Of servers the bytes of a token may be declared.
+        token_bytes, token_bytes_of_full = _token_bytes(cells), _token_bytes(full_cells)
+        if token_bytes is None or not token_bytes_of_full:
+            return None
+        return Saving(token_bytes / token_bytes_of_full, None, is_declared=True)
+    if not kept_by_full:
         return None
 
     memory = kept / kept_by_full
@@ -420,9 +549,12 @@ def with_recommended(maps: Sequence[Map], every_choice: Sequence[Choice]) -> lis
     """Return the maps, each with the cell of the setting that is recommended for its model."""
     found = []
     for map_ in maps:
-        settings = [choice.recommended for choice in every_choice if choice.model == map_.model]
-        coords = [coord for coord, cell in map_.cells.items() if cell.setting in settings]
-        found.append(replace(map_, recommended=coords[0] if coords else None))
+        by_setting = {choice.recommended: choice for choice in every_choice if choice.model == map_.model}
+        coords = [coord for coord, cell in map_.cells.items() if cell.setting in by_setting]
+        if coords:
+            choice = by_setting[map_.cells[coords[0]].setting]
+            map_ = replace(map_, recommended=coords[0], recommended_for=choice.benchmark)
+        found.append(map_)
     return found
 
 

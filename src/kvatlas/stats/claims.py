@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvatlas.core import Claim
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.metrics import rule
+from kvatlas.stats.numerics.arrays import Flags
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
+from kvatlas.text import percent_text
 
 if TYPE_CHECKING:
     from kvatlas.stats.table import CellTraces
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 GREEDY = "at temperature 0 nothing is drawn"
 #: Texts of fewer tokens may be equal by chance.
 LONG_TEXT = 50
+#: The share of problems with copies above which the samples are no independent draws, and that above which it is said.
+MOST_COPIED = 0.5
+NOTED_COPIES = 0.1
 #: Above this share of missing pairs nothing is proven.
 MOST_MISSING = 0.05
 
@@ -43,22 +50,43 @@ def why_not_these(manifests: Sequence[Manifest], metric: str, cells: Sequence[Ce
         return f"{metric} is made of the samples of a problem together"
     if any(map(is_greedy, manifests)):
         return GREEDY
-    if any(map(has_copies, cells)):
-        return "samples of the same problems are copies of each other"
+    copied = most_copied(cells)
+    if copied > MOST_COPIED:
+        return copies_clause(copied)
     return ""
 
 
-def has_copies(cell: CellTraces) -> bool:
-    """Return whether two samples wrote the same tokens on every problem with long texts, as with one seed for both."""
-    if cell.expected.samples < 2:
-        return False
-    is_long = np.asarray((cell.traces["output_tokens"] >= LONG_TEXT).all(1))
-    digests = cell.token_digest[is_long]
-    is_unknown = digests == np.zeros(1, digests.dtype)
-    if len(digests) < 2 or bool(is_unknown.any()):
-        return False
-    samples = {digests[:, sample].tobytes() for sample in range(digests.shape[1])}
-    return len(samples) < cell.expected.samples
+def most_copied(cells: Iterable[CellTraces]) -> float:
+    """Return the largest share of problems of a cell on which two samples are one long text (`copied_share`)."""
+    shares = [copied_share(cell.token_digest, cell.traces["output_tokens"] >= LONG_TEXT) for cell in cells]
+    return max(shares, default=0.0)
+
+
+def copies_clause(share: float) -> str:
+    """Return as a clause that samples are copies of each other on a share of the problems."""
+    return f"two samples are copies of one long text on {percent_text(share)} % of the problems"
+
+
+def copied_share(texts: NDArray[Any], is_long: Flags) -> float:
+    """Return the share of problems on which two samples are one long text, as with one seed for both.
+
+    `texts` [problems, samples] are numbers or digests of texts, zeros where they are unknown; short ones may be equal
+    by chance, so that problems without two long texts count in neither. It is the largest share over the pairs of
+    samples: samples 0 and 4 are copies where a log of four samples was read twice, though samples 0 and 1 differ.
+    """
+    if texts.shape[1] < 2 or not len(texts):
+        return 0.0
+    is_known = is_long & (texts != np.zeros(1, texts.dtype))
+    numbers = np.unique(texts, return_inverse=True)[1].reshape(texts.shape)
+    most = 0.0
+    for first in range(texts.shape[1] - 1):
+        # The later samples beside this one, all at once.
+        are_known = is_known[:, first, None] & is_known[:, first + 1 :]
+        are_equal = are_known & (numbers[:, first, None] == numbers[:, first + 1 :])
+        known = are_known.sum(0)
+        # The texts of a single problem may be equal by chance.
+        most = max(most, float((are_equal.sum(0) / np.where(known > 1, known, math.inf)).max()))
+    return most
 
 
 def look_of(manifests: Sequence[Manifest], cells: Sequence[CellTraces]) -> tuple[Look, int | None]:

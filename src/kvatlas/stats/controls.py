@@ -1,28 +1,47 @@
-"""The control of a run: a setting so poor that a run which can see a loss sees that of this one."""
+"""What a run has to show of itself: that it can see a loss, and that its reference stays as it is.
+
+A control is a setting so poor that a run which can see a loss sees that of this one.
+
+Controls are declared in a spec, by policy or at a setting of a server. Nothing is claimed of them but that they lose
+more than the margin, so they take no share of the level at which the others are proven.
+
+A reference that is asked again after a new start, last of all, tells what the hours did. Flips without a direction are
+noise, which widens limits by itself; with a direction the reference drifted, and a loss may be the drift's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from kvatlas.core import Setting, grouped
-from kvatlas.core.settings import window_in_tokens
-from kvatlas.stats.losses import FULL, LossFamily, nominal_bytes
-from kvatlas.stats.numerics.arrays import Contrast
+import numpy as np
+from scipy import special
+
+from kvatlas.core import AGAIN, Setting, grouped, is_reference
+from kvatlas.core.settings import CONTROLS, window_in_tokens
+from kvatlas.results.manifest import Manifest
+from kvatlas.stats.losses import LossFamily
+from kvatlas.stats.numerics.arrays import Contrast, Flags
+from kvatlas.stats.orders import nominal_bytes
 from kvatlas.stats.paired import paired_values
 from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import CellTraces
+from kvatlas.text import p_text
 
-#: Policies without any judgement of tokens, and the largest share of the older tokens that they keep as a control.
-CONTROLS = ("random", "window")
+#: The largest share of the older tokens that a setting keeps which should lose.
 MOST_RATIO = 0.3
 
 
-def is_control(setting: Setting) -> bool:
-    """Return whether a setting is a control: `window` or `random` that keeps a small share of the older tokens."""
-    if setting.policy not in CONTROLS:
-        return False
+def should_lose(setting: Setting, is_declared: bool = False) -> bool:
+    """Return whether a control keeps so little that it should lose: a small share of the older tokens, if it has one.
+
+    `window` and `random` are controls, too, where they are not declared, as outside the grid.
+    """
     share = older_share(setting)
-    return share is not None and share <= MOST_RATIO
+    if share is None:
+        return is_declared
+    return share <= MOST_RATIO and (is_declared or setting.policy in CONTROLS)
 
 
 def older_share(setting: Setting) -> float | None:
@@ -58,7 +77,8 @@ def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: Loss
     """Return the control of a model on these benchmarks; None in a run without one."""
     names = list(benchmarks)
     cells = [cell for cell in run.cells if cell.model == model and cell.benchmark in names and cell.measured]
-    by_setting = grouped(filter(lambda cell: is_control(cell.setting), cells), lambda cell: cell.setting)
+    controls = [cell for cell in cells if should_lose(cell.setting, cell.is_control)]
+    by_setting = grouped(controls, lambda cell: cell.setting)
     complete = {setting: of_setting for setting, of_setting in by_setting.items() if len(of_setting) == len(names)}
     if not complete:
         return None
@@ -67,8 +87,88 @@ def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: Loss
     loss: Contrast | None = family.by_setting.get(setting.id)
     if loss is None:
         # A setting outside the grid is in no family.
-        full = {cell.benchmark: cell for cell in cells if cell.setting == FULL}
+        full = {cell.benchmark: cell for cell in cells if is_reference(cell.setting)}
         look, samples = run.look
         paired = paired_values([[(cell, full[cell.benchmark])] for cell in complete[setting]]).first(samples)
         loss = paired.units(run.claim).negated().contrasts(stretch=look.widening)[0]
     return None if loss is None else Control(setting, loss)
+
+
+#: The level at which the flips of a reference that is asked again have a direction.
+DRIFT_LEVEL = 0.01
+#: What may not change between the servers of a run.
+_OF_SESSIONS = ("version", "node", "gpu")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The answers of a setting to the first sample of `pairs` problems, beside those of the reference.
+
+    So many were `lost` and `gained`; so many texts changed, None where texts are unknown.
+    """
+
+    setting: Setting
+    pairs: int
+    lost: int
+    gained: int
+    texts: int | None
+
+    @property
+    def p(self) -> float:
+        """The two-sided p-value of "as many are lost as are gained" (sign test)."""
+        flips = self.lost + self.gained
+        return min(1.0, 2 * float(special.bdtr(min(self.lost, self.gained), flips, 0.5)))
+
+
+def changes_of(run: RunData, model: str) -> list[Changes]:
+    """Return the changed answers of a model's settings, the reference asked again first; none if it was not."""
+    cells = [cell for cell in run.cells if cell.model == model and cell.measured]
+    references = {cell.benchmark: cell for cell in cells if is_reference(cell.setting)}
+    compared = [cell for cell in cells if not is_reference(cell.setting) and cell.benchmark in references]
+    by_setting = grouped(compared, lambda cell: cell.setting)
+    if AGAIN not in by_setting:
+        return []
+    ordered = [AGAIN, *(setting for setting in by_setting if setting != AGAIN)]
+    return [_changes(setting, by_setting[setting], references) for setting in ordered]
+
+
+def _changes(setting: Setting, cells: Sequence[CellTraces], references: Mapping[str, CellTraces]) -> Changes:
+    differences = []
+    changed: list[Flags] = []
+    is_known = True
+    for cell in cells:
+        reference = references[cell.benchmark]
+        lost = reference.in_order(reference.values()[:, 0], cell.place) - cell.values()[:, 0]
+        has_both = ~np.isnan(lost)
+        differences.append(lost[has_both])
+        digests = cell.token_digest[:, 0]
+        unknown = np.zeros((), digests.dtype)
+        others = reference.in_order(reference.token_digest[:, 0], cell.place, unknown)
+        is_known &= not bool(((digests == unknown) | (others == unknown))[has_both].any())
+        changed.append((digests != others)[has_both])
+
+    values = np.concatenate(differences)
+    texts = int(np.concatenate(changed).sum()) if is_known else None
+    return Changes(setting, len(values), int((values > 0).sum()), int((values < 0).sum()), texts)
+
+
+def drift_reason(changes: Sequence[Changes]) -> str:
+    """Return as a clause that the reference drifted, or ""."""
+    if not changes or changes[0].p > DRIFT_LEVEL:
+        return ""
+    again = changes[0]
+    return (
+        f"the reference drifted: asked again it lost {again.lost:,} and gained {again.gained:,} of {again.pairs:,} "
+        f"answers (p {p_text(again.p)})"
+    )
+
+
+def sessions_reason(manifests: Iterable[Manifest]) -> str:
+    """Return as a clause that servers of a run had more than one version, node or GPU, or ""."""
+    sessions = list(chain.from_iterable(manifest.provenance.get("sessions") or [] for manifest in manifests))
+    clauses = []
+    for name in _OF_SESSIONS:
+        values = list(dict.fromkeys(str(session[name]) for session in sessions if session.get(name)))
+        if len(values) > 1:
+            clauses.append(f"more than one {name.upper() if name == 'gpu' else name} ({', '.join(values)})")
+    return f"its servers had {' and '.join(clauses)}, so a loss may be theirs" if clauses else ""

@@ -9,12 +9,19 @@ from itertools import chain, product
 
 import numpy as np
 
-from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, grouped, with_means
+from kvatlas.core import CellCoord, Claim, Map, MapName, Note, NoteKind, grouped, with_means
 from kvatlas.stats.estimates import common
 from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect, Test, TestMethod, levels_of
 from kvatlas.stats.maps import mean_map
 from kvatlas.stats.numerics.arrays import LEVEL
-from kvatlas.stats.numerics.averages import behind_best, chi_square, level_contrasts, permute_benchmarks
+from kvatlas.stats.numerics.averages import (
+    behind_best,
+    chi_square,
+    least_p,
+    level_contrasts,
+    level_intervals,
+    permute_benchmarks,
+)
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.windows_at_memory import level_stays
 
@@ -99,13 +106,14 @@ def pooled_effects(maps: Sequence[Map], by_map: Mapping[MapName, MapTests]) -> l
     averaged = with_means({map_.name: map_ for map_ in maps if not map_.is_mean})
     # The last name of a model and policy is that of the mean, which stands for its benchmarks.
     by_policy = {(name.model, name.policy): name for name in averaged}
+    names = {name: [map_.name for map_ in of_name] for name, of_name in averaged.items()}
     for name in by_policy.values():
         tests = by_map.get(name)
         if tests is not None and tests.basis is Basis.TRACES:
             over = f"{name.model} | {name.benchmark} | {name.policy}"
             for effect in tests.effects:
                 stays = level_stays(averaged[name], effect.axis)
-                effects.append(PooledEffect(effect.axis, effect.levels, over, stays=stays))
+                effects.append(PooledEffect(effect.axis, effect.levels, over, frozenset(names[name]), stays=stays))
 
     for group in grouped(filter(_is_bare, maps), lambda map_: map_.axes).values():
         effects += _effects_of_bare_maps(group)
@@ -120,8 +128,21 @@ def _is_bare(map_: Map) -> bool:
     return not map_.is_mean and map_.validity is None and len(map_.cells) == down * across and min(down, across) > 1
 
 
+def _counted_problems(map_: Map) -> int | None:
+    """Return the independent units of a bare map: its problems, or the samples of them that were declared as such."""
+    estimates = [cell.estimate for cell in map_.cells.values()]
+    problems = common([estimate.problems for estimate in estimates])
+    samples = common([estimate.samples for estimate in estimates]) or 1
+    if problems is None or map_.claim is not Claim.THESE:
+        return problems
+    return problems * samples
+
+
 def _effects_of_bare_maps(group: Sequence[Map]) -> list[PooledEffect]:
-    """Return the effects of both axes over bare maps with the same axes, by permutation within benchmarks."""
+    """Return the effects of both axes over bare maps with the same axes, by permutation within benchmarks.
+
+    Where there are too few benchmarks to find anything so, and the problems are known, by the intervals of the levels.
+    """
     (_, rows), (_, columns) = group[0].axes
     over = " | ".join(filter(None, group[0].name)) if len(group) == 1 else f"{len(group)} maps"
     tables = []
@@ -131,8 +152,20 @@ def _effects_of_bare_maps(group: Sequence[Map]) -> list[PooledEffect]:
     by_column = np.array(tables)
 
     effects = []
+    names = frozenset(map_.name for map_ in group)
+    problems = [_counted_problems(map_) for map_ in group]
+    benchmarks = [map_.benchmark for map_ in group]
     for (axis, levels), by_level in zip(group[0].axes, (by_column.transpose(0, 2, 1), by_column), strict=True):
-        contrasts, below = permute_benchmarks(by_level, [map_.benchmark for map_ in group])
+        known_problems = [count for count in problems if count is not None]
+        # Both axes are tested.
+        is_too_few = 2 * least_p(len(set(benchmarks)), len(levels)) > LEVEL
+        if is_too_few and len(known_problems) == len(problems):
+            of_levels = tuple(zip(levels, level_intervals(by_level, known_problems), strict=True))
+            effects.append(PooledEffect(axis, of_levels, over, names, stays=level_stays(group, axis)))
+            continue
+        contrasts, below = permute_benchmarks(by_level, benchmarks)
         of_levels = tuple(zip(levels, contrasts, strict=True))
-        effects.append(PooledEffect(axis, of_levels, over, len(group), tuple(below), stays=level_stays(group, axis)))
+        effects.append(
+            PooledEffect(axis, of_levels, over, names, len(group), tuple(below), stays=level_stays(group, axis))
+        )
     return effects

@@ -7,31 +7,21 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens, with_means
-from kvatlas.core.settings import CAP
+from kvatlas.core import REFERENCE, Claim, Estimate, Setting, is_reference, reference_words, with_means
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.numerics.against_reference import Loss, losses_of_units
 from kvatlas.stats.numerics.arrays import Contrast, Flags, Ints, mean_of_known, weights
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
+from kvatlas.stats.orders import IN_ORDER, Orders, TestedSetting, orders_of_claims
 from kvatlas.stats.paired import CellPair, PairedValues, paired_values
-from kvatlas.stats.run_data import RunData
+from kvatlas.stats.run_data import RunData, margin_from_points
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import count_compressed, is_compressed
-
-#: The setting against which losses are counted.
-FULL = Setting.from_parameters("full")
-
-
-def is_full(cell: CellTraces) -> bool:
-    """Return whether the cell is the full cache."""
-    return cell.setting == FULL
 
 
 @dataclass(frozen=True)
@@ -41,7 +31,7 @@ class SettingLoss(Loss):
     Of its `traces` under a KV budget so many were `compressed`; the others equal the full cache's and cannot lose.
     `claims` has it by each claim that the run can make. Of so many promised `pairs` of traces some are `missing`;
     `units` are the independent units. `is_silent`: too few traces were compressed for a loss beyond the margin.
-    `by_benchmark` are the losses on each.
+    `by_benchmark` are the losses on each. Of a control nothing is claimed but that it is broken.
     """
 
     traces: int = 0
@@ -52,6 +42,7 @@ class SettingLoss(Loss):
     missing: int = 0
     is_silent: bool = False
     by_benchmark: Mapping[str, float] = field(default_factory=dict)
+    is_control: bool = False
 
     @property
     def keeps_like(self) -> bool:
@@ -80,10 +71,11 @@ class SettingLoss(Loss):
     def _of_these(self) -> Loss:
         return self.claims.get(Claim.THESE) or self.claims[Claim.LIKE]
 
-    @property
-    def ends_tests(self) -> bool:
-        """Return whether the settings behind this one in the order are not tested."""
-        return not (self.is_kept or self.is_silent)
+    def ends_tests(self, claim: Claim) -> bool:
+        """Return whether the settings behind this one in its chain are not tested."""
+        loss = self.claims.get(claim, self)
+        # What was hardly compressed keeps its limit and proves nothing, and those behind it are tested.
+        return not (loss.is_kept or self.is_silent)
 
     @property
     def missing_share(self) -> float:
@@ -122,16 +114,17 @@ class LossFamily:
     """The losses of all grid settings of a model on the same benchmarks: the family for which 5 % holds.
 
     `by_setting` has those that share problems of each benchmark with the full cache, by the `claim` of the run.
-    `sequences` are the orders, by setting id, in which they are tested (`kvatlas.stats.numerics.against_reference`),
-    `sizes` the problems of each benchmark, or their clusters. `paired` has the differences to the full cache in the
-    order of `settings`, `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what
-    the full cache solves.
+    `orders` are the chains of setting ids by claim in which they are tested (`kvatlas.stats.orders`), `sizes` the
+    problems of each benchmark, or their clusters. `paired` has the differences to the full cache in the order of
+    `settings`, `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what the full
+    cache solves. `reference` names the full cache, or the reference of servers, whose settings
+    are in the order of the spec if that says so (`is_in_order`).
     """
 
     margin: float
     by_setting: Mapping[str, SettingLoss]
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    sequences: Sequence[Sequence[str]] = ()
+    orders: Mapping[Claim, Orders] = field(default_factory=dict)
     sizes: Sequence[int] = ()
     paired: PairedValues | None = field(default=None, repr=False, compare=False)
     has_compressed: Flags = field(default_factory=lambda: np.zeros((0, 0), bool), repr=False, compare=False)
@@ -139,6 +132,22 @@ class LossFamily:
     refused: str = ""
     full: Estimate | None = None
     look: Look = ONE_LOOK
+    reference: str = "the full cache"
+    is_in_order: bool = False
+
+    @property
+    def chains(self) -> Orders:
+        """The chains of the claim of the run."""
+        return self.orders.get(self.claim, [])
+
+    def open_chains(self, claim: Claim) -> int:
+        """Return the number of chains that share the level of a claim: those that are not proven to their end."""
+        ends = [any(self._ends(id_, claim) for id_ in of_chain) for of_chain in self.orders.get(claim, [])]
+        return sum(ends)
+
+    def _ends(self, setting: str, claim: Claim) -> bool:
+        loss = self.by_setting.get(setting)
+        return loss is None or loss.ends_tests(claim)
 
     @property
     def is_floor(self) -> bool:
@@ -176,14 +185,14 @@ class LossFamily:
         return None if clusters is None else np.unique(clusters[chosen], return_inverse=True)[1]
 
     def required_among(self, settings: Container[str]) -> Required | None:
-        """Return the one of these settings, at which a sequence stopped, that takes the fewest samples or problems.
+        """Return the one of these settings, at which a chain stopped, that takes the fewest samples or problems.
 
-        None where all settings are proven, and where each setting at which a sequence stopped is proven to lose more
-        than the margin, or has no loss.
+        None where all settings are proven, and where each setting at which a chain stopped is proven to lose more than
+        the margin, or has no loss.
         """
         found = None
         least = (math.inf, math.inf)
-        for setting, required in self._required_at_stops.items():
+        for setting, required in self.required_at_stops.items():
             count = required.count_of(self.claim)
             order = (math.inf if count is None else count, required.loss.limit)
             if setting in settings and (found is None or order < least):
@@ -193,29 +202,24 @@ class LossFamily:
 
     @cached_property
     def end_of_tests(self) -> dict[str, Setting]:
-        """Settings that are not tested, by id, with the one before them in the order that is not proven and ends it."""
+        """Settings that are not tested, by id, with the one before them in their chain that is not proven."""
         found: dict[str, Setting] = {}
-        for sequence in self.sequences:
+        for of_chain in self.chains:
             end = None
-            for setting in sequence:
-                loss = self.by_setting.get(setting)
+            for setting in of_chain:
                 if end is not None:
                     found[setting] = end
-                elif loss is None or loss.ends_tests:
+                elif self._ends(setting, self.claim):
                     end = self.settings[setting]
         return found
 
     @cached_property
-    def _required_at_stops(self) -> dict[str, Required]:
-        """The effort for the first setting of each sequence that is not proven to keep the margin."""
+    def required_at_stops(self) -> dict[str, Required]:
+        """The effort for the first setting of each chain that is not proven to keep the margin."""
         found: dict[str, Required] = {}
-        for sequence in self.sequences:
-            for setting in sequence:
-                loss = self.by_setting.get(setting)
-                if loss is None or loss.ends_tests:
-                    break
-            else:
-                continue
+        for of_chain in self.chains:
+            setting = next((id_ for id_ in of_chain if self._ends(id_, self.claim)), "")
+            loss = self.by_setting.get(setting)
             if loss is None or loss.is_broken or self.paired is None:
                 continue
 
@@ -224,15 +228,16 @@ class LossFamily:
             lost = -self.paired.unit_values[row]
             is_known = ~np.isnan(lost)
             pilot = lost[is_known]
-            policies = len(self.sequences)
-            problems = needed_problems(pilot, self.paired.unit_strata[is_known], loss.value, self.margin, policies)
+            chains = self.open_chains(Claim.LIKE)
+            problems = needed_problems(pilot, self.paired.unit_strata[is_known], loss.value, self.margin, chains)
             samples = None
             has_value = ~np.isnan(self.paired.values[row])
             strata = self.paired.strata[has_value]
             if not self.refused:
+                chains = self.open_chains(Claim.THESE)
                 squares = mean_of_known(self.paired.traces[row, has_value] ** 2)
                 differing = float(squares @ weights(strata))
-                samples = needed_samples(np.bincount(strata).tolist(), differing, loss.value, self.margin, policies)
+                samples = needed_samples(np.bincount(strata).tolist(), differing, loss.value, self.margin, chains)
             samples_now = int(self.paired.promised[row].sum(1).max())
             found[setting] = Required(self.settings[setting], loss, len(pilot), samples_now, problems, samples)
         return found
@@ -261,7 +266,9 @@ def losses_of(run: RunData) -> GridLosses:
     A family holds all settings of a model on these benchmarks, whatever their policies. Families without a full cache
     on each benchmark are missing.
     """
-    full_caches = {(cell.model, cell.benchmark): cell for cell in run.cells if is_full(cell) and cell.measured}
+    full_caches = {
+        (cell.model, cell.benchmark): cell for cell in run.cells if is_reference(cell.setting) and cell.measured
+    }
     grid = grid_by_benchmark(run)
     families: dict[tuple[str, frozenset[str]], LossFamily] = {}
     for model, benchmarks in dict.fromkeys(map(family_of, with_means(run.groups).values())):
@@ -285,18 +292,20 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
     look, samples = run.look
     paired = paired_values(pairs).first(samples)
 
-    sequences = _test_orders(list(cells.values()))
+    orders = _orders_of_tests(list(cells.values()), paired, run)
     family = LossFamily(
         run.margin,
         {},
         {setting: cell.setting for setting, cell in cells.items()},
-        [list(map(ids.__getitem__, sequence)) for sequence in sequences],
+        orders,
         np.bincount(paired.unit_strata).tolist(),
         paired,
         claim=run.claim,
         refused=run.refused,
         full=mean_over_benchmarks([cell.cell.estimate for cell in full]),
         look=look,
+        reference=reference_words(cell.setting for cell in full),
+        is_in_order=full[0].setting == REFERENCE and full[0].table.manifest.spec.get("tests") == IN_ORDER,
     )
 
     # The losses of all settings by each claim that the run can make.
@@ -308,12 +317,14 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
     for claim in Claim:
         if claim is Claim.THESE and family.refused:
             continue
-        # With one sample both claims have the same units.
-        if Claim.THESE in by_claim and not paired.has_samples:
+        # With one sample of problems without clusters both claims have the same units, and often the same chains.
+        is_same = not paired.has_samples and paired.clusters is None and orders[Claim.THESE] == orders[Claim.LIKE]
+        if Claim.THESE in by_claim and is_same:
             by_claim[claim] = by_claim[Claim.THESE]
         else:
             lost = paired.units(claim).negated()
-            by_claim[claim] = losses_of_units(lost, family.margin, sequences, family.look, untested)
+            rows = [[ids.index(id_) for id_ in of_chain] for of_chain in orders[claim]]
+            by_claim[claim] = losses_of_units(lost, family.margin, rows, family.look, untested)
 
     by_setting = {}
     has_compressed = np.zeros(paired.values.shape, bool)
@@ -327,20 +338,18 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
     return replace(family, by_setting=by_setting, has_compressed=has_compressed)
 
 
-def _test_orders(cells: Sequence[CellTraces]) -> list[list[int]]:
-    """Return the settings of each policy in the order in which they are tested.
-
-    From the one that keeps most KV bytes by its own numbers down, then those whose numbers do not say, as in the spec.
-    The settings of a cap on thinking have an order of their own, without a KV budget one from the largest cap down: a
-    setting that keeps fewer tokens and one that writes fewer have no order that data do not decide.
-    """
-    by_policy: dict[tuple[str, Any], list[tuple[float, float, int]]] = {}
-    for row, cell in enumerate(cells):
-        cap = cell.setting.values.get(CAP)
-        of_order = cap if "kv_budget" in cell.setting.values else None
-        rank = (-nominal_bytes(cell.setting, cell.expected.kv_bytes), -math.inf if cap is None else -cap, row)
-        by_policy.setdefault((cell.setting.policy, of_order), []).append(rank)
-    return [list(map(itemgetter(2), sorted(ordered))) for ordered in by_policy.values()]
+def _orders_of_tests(cells: Sequence[CellTraces], paired: PairedValues, run: RunData) -> dict[Claim, Orders]:
+    """Return the chains by claim: of the promised settings, problems and samples, at the margin of the spec."""
+    tested = [TestedSetting(cell.setting, cell.expected.kv_bytes) for cell in cells if not cell.is_control]
+    manifest = cells[0].table.manifest
+    axes = [name for name, values in manifest.axes if len(values) > 1]
+    # Chains stay as they are from look to look.
+    samples = max([cell.expected.samples for cell in cells] + list(manifest.spec.get("looks") or []))
+    problems = np.bincount(paired.strata).tolist()
+    units = np.bincount(paired.unit_strata).tolist()
+    # A margin that is chosen later changes no chain.
+    margin = margin_from_points(manifest.spec.get("lose_at_most"))
+    return orders_of_claims(tested, problems, units, samples, margin, manifest.spec.get("tests", "each"), axes)
 
 
 def _problems_with_compressed(cells: Sequence[CellTraces], paired: PairedValues) -> Flags:
@@ -386,44 +395,5 @@ def _setting_loss(
         missing=int(paired.missing[row]),
         is_silent=is_silent,
         by_benchmark=by_benchmark,
+        is_control=cells[0].is_control,
     )
-
-
-def nominal_bytes(setting: Setting, kv_bytes: tuple[int, int] | None) -> float:
-    """Return the KV bytes that a setting keeps by its own numbers, before any data; -infinity where it does not say.
-
-    `kv_bytes` are those of a token, and for each sequence; without them the result are tokens. For a full cache of some
-    bits, the bytes of one token.
-    """
-    token_bytes, tail_bytes = kv_bytes or (1, 0)
-    if setting.policy == FULL.policy:
-        return float(token_bytes)
-    kept = kept_by_rule(setting, token_bytes, tail_bytes)
-    budget = setting.values.get("kv_budget")
-    if kept is None and setting.values.get("every") and isinstance(budget, int):
-        # The prompt stays beside the budget, under every setting.
-        kept = float(budget)
-    return -math.inf if kept is None else kept * token_bytes + tail_bytes
-
-
-def kept_by_rule(setting: Setting, token_bytes: int = 0, tail_bytes: int = 0) -> float | None:
-    """Return the KV tokens that a compression leaves by the setting's own numbers; None where they do not say.
-
-    That is local_window + floor(ratio * (kv_budget - local_window)) (arXiv 2601.18383), or the budget with `every`. A
-    budget in bytes holds tokens of `token_bytes` each, and `tail_bytes` for each sequence.
-    """
-    values = setting.values
-    budget = values.get("kv_budget")
-    window = values.get("local_window")
-    ratio = values.get("ratio")
-    if isinstance(budget, str) and token_bytes > 1:
-        budget = budget_in_tokens(budget, token_bytes, tail_bytes)
-    if not isinstance(budget, int | float):
-        return None
-
-    if values.get("every") and values.get("budget_over") != "thinking":
-        return float(budget)
-    if window is None or ratio is None:
-        return None
-    window = window_in_tokens(window, int(budget))
-    return float(window + floor_ratio(ratio, budget - window))

@@ -78,12 +78,13 @@ class Effect:
 class PooledEffect(Effect):
     """One joint test of an axis: each level against the mean of the others, with limits that hold together.
 
-    `over` says what was pooled, `adjusted_p` allows for all effects that are tested. `below` counts, by level, the bare
-    `maps` in which it lies below the others. `stays` has the tokens after a compression at each
-    level; empty if unknown.
+    `over` says what was pooled, `names` are those of the maps, `adjusted_p` allows for all effects that are tested.
+    `below` counts, by level, the bare `maps` in which it lies below the others. `stays` has the tokens after a
+    compression at each level; empty if unknown.
     """
 
     over: str = ""
+    names: frozenset[MapName] = frozenset()
     maps: int = 0
     below: tuple[int, ...] = ()
     adjusted_p: float = 1.0

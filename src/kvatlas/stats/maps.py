@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, product
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvatlas.core import (
     BudgetAudit,
@@ -126,8 +126,8 @@ def unmeasured_notes(cells: Sequence[CellTraces], metric: str) -> tuple[Note, ..
 def _map_of_group(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Map:
     """Return the map of the cells of a group."""
     by_coord = {cell.coord(run.axes): cell for cell in group}
-    rows = ascending(row for row, _ in by_coord)
-    columns = ascending(column for _, column in by_coord)
+    rows = _levels_in_order(run, run.axes[0], [row for row, _ in by_coord])
+    columns = _levels_in_order(run, run.axes[1], [column for _, column in by_coord])
     measured = [coord for coord in product(rows, columns) if coord in by_coord and by_coord[coord].measured]
 
     # Notes on fixed values, missing traces, versions, and screens.
@@ -153,7 +153,13 @@ def _map_of_group(name: MapName, run: RunData, group: Sequence[CellTraces], base
         tuple(notes),
         validity_of(group),
         claim=run.claim,
+        is_control=all(cell.is_control for cell in group),
     )
+
+
+def _levels_in_order(run: RunData, axis: str, used: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the levels of an axis that are used, numbers in ascending order and words in that of the spec."""
+    return ascending(level for level in (*dict(run.manifest.axes).get(axis, ()), *used) if level in used)
 
 
 def _by_short_name(cells: Iterable[CellTraces]) -> dict[str, Cell]:
@@ -225,6 +231,7 @@ def mean_map(maps: Sequence[Map]) -> Map:
         merge_validity([map_.validity for map_ in maps]),
         averaged=len(maps),
         claim=first.claim,
+        is_control=first.is_control,
     )
 
 
@@ -335,7 +342,7 @@ def curves_of_run(run: RunData) -> list[Map]:
     for (model, benchmark), group in grouped(on_axis, lambda cell: (cell.model, cell.benchmark)).items():
         lines = grouped(group, lambda cell: names[without(cell, (axis,)).id])
         by_coord = {(names[without(cell, (axis,)).id], cell.all_values[axis]): cell for cell in group}
-        values = ascending(value for _, value in by_coord)
+        values = _levels_in_order(run, axis, [value for _, value in by_coord])
         beside_grid = select(constant, model=model, benchmark=benchmark)
         curve = Map(
             model,

@@ -296,7 +296,7 @@ class PairedValues:
 
 
 def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValues:
-    """Compare pairs of cells on the problems and samples of both.
+    """Compare pairs of cells on the problems and samples of both; more samples of one are averaged (`folded_samples`).
 
     Each benchmark has the same pairs in the same order, None where it lacks one. Raises KvatlasError for cells of
     unlike problems.
@@ -333,6 +333,22 @@ def _widened(table: NDArray[Any], samples: int, missing: object) -> NDArray[Any]
     return np.concatenate([table, more], axis=2)
 
 
+def folded_samples(values: Floats, samples: int) -> Floats:
+    """Return the values [..., samples] in so many groups, each sample with the later ones that are theirs alone.
+
+    Where one cell has more samples than the other a trace of the other is paired with the mean of a group, that of
+    sample 1 of 2 with the mean of 1, 3 and 5. No trace is in two groups, so pairs stay independent units in [-1, 1],
+    and their mean is the same loss, with less noise from the cell that has more. A group that lacks a trace is missing.
+    """
+    groups = -(-values.shape[-1] // samples)
+    lacking = groups * samples - values.shape[-1]
+    shape = (*values.shape[:-1], groups, samples)
+    padded = np.concatenate([values, np.zeros((*values.shape[:-1], lacking))], axis=-1).reshape(shape)
+    counts = np.full(samples, groups)
+    counts[samples - lacking :] -= 1
+    return np.asarray(padded.sum(-2) / counts, float)
+
+
 def _paired_on_problems(pairs: Sequence[CellPair | None], problems: Sequence[str]) -> tuple[Floats, Flags]:
     """Return first minus second of the pairs of one benchmark, [pairs, problems, samples], and which are promised."""
     # A full cache is in every pair, so its values are put in order once.
@@ -352,6 +368,6 @@ def _paired_on_problems(pairs: Sequence[CellPair | None], problems: Sequence[str
             continue
         (first, has_first), (second, has_second) = (in_order[id(cell)] for cell in pair)
         shared = min(first.shape[1], second.shape[1])
-        traces[row, :, :shared] = first[:, :shared] - second[:, :shared]
+        traces[row, :, :shared] = folded_samples(first, shared) - folded_samples(second, shared)
         is_promised[row, :, :shared] = has_first[:, :shared] & has_second[:, :shared]
     return traces, is_promised

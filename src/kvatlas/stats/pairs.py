@@ -9,7 +9,7 @@ from itertools import chain, combinations, product
 
 import numpy as np
 
-from kvatlas.core import CellCoord, Claim, MapName, grouped, with_means
+from kvatlas.core import AGAIN, CellCoord, Claim, MapName, grouped, with_means
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.multiple import benjamini_hochberg, holm
 from kvatlas.stats.numerics.units import joined_units
@@ -223,5 +223,5 @@ def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], 
 
 
 def _measured(run: RunData) -> RunData:
-    """Return the run without cells that have no trace."""
-    return run.with_cells([cell for cell in run.cells if cell.measured])
+    """Return the run without cells that have no trace, and without the reference asked again, which is no setting."""
+    return run.with_cells([cell for cell in run.cells if cell.measured and cell.setting != AGAIN])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import Claim, KvatlasError
 from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.numerics.planning import (
     detectable,
@@ -34,13 +34,13 @@ class Provable:
     smallest loss that can be proven on the mean over benchmarks, in (0, 1), whatever the number of samples, `needed`
     are the sizes in the same proportions that prove the `margin`, and no valid test has a power above `bound` there. On
     these problems `smallest_here` can be proven, and `samples_needed` prove the margin where so many of the pairs
-    differ. The 5 % are shared among so many `policies`, each of which is tested in an order of its own.
+    differ. The 5 % of a claim are shared among its `chains`, which have so many settings each (`kvatlas.stats.orders`).
     """
 
     sizes: tuple[int, ...]
     problems: tuple[int, ...]
     margin: float
-    policies: int
+    chains: Mapping[Claim, tuple[int, ...]]
     samples: int
     smallest: float
     needed: tuple[int, ...]
@@ -59,7 +59,7 @@ class Provable:
             "problems": list(self.problems),
             "units": list(self.sizes),
             "margin": round(100 * self.margin, 4),
-            "policies": self.policies,
+            "chains": {claim.value: list(lengths) for claim, lengths in self.chains.items()},
             "samples": self.samples,
             "smallest_margin": round(100 * self.smallest, 4),
             "problems_needed": list(self.needed),
@@ -72,13 +72,20 @@ class Provable:
 
 
 def provable(
-    sizes: Sequence[int], margin: float, policies: int, samples: int = 1, problems: Sequence[int] | None = None
+    sizes: Sequence[int],
+    margin: float,
+    orders: Mapping[Claim, Sequence[Sequence[str]]],
+    samples: int = 1,
+    problems: Sequence[int] | None = None,
 ) -> Provable:
     """Return what benchmarks of these sizes can prove of a loss of at most the margin in (0, 1).
 
-    `problems` are their problems, where clusters of them are the units of `sizes`.
+    `orders` are the chains of settings by claim, without which there is one setting. `problems` are the problems of the
+    benchmarks, where clusters of them are the units of `sizes`.
     """
-    count = max(policies, 1)
+    chains = {claim: tuple(map(len, orders.get(claim) or [[""]])) for claim in Claim}
+    count = len(chains[Claim.LIKE])
+    count_here = len(chains[Claim.THESE])
     problems = tuple(sizes if problems is None else problems)
     smallest = provable_margin(sizes, count)
     equivalent = len(sizes) ** 2 / sum(1 / size for size in sizes)
@@ -86,13 +93,13 @@ def provable(
         tuple(sizes),
         problems,
         margin,
-        count,
+        chains,
         samples,
         smallest,
         tuple(provable_sizes(sizes, margin, count)),
         power_bound(round(equivalent), margin, level=LEVEL / count),
-        provable_margin([size * samples for size in problems], count),
-        {share: needed_samples(problems, share, 0.0, margin, count) for share in DIFFERING},
+        provable_margin([size * samples for size in problems], count_here),
+        {share: needed_samples(problems, share, 0.0, margin, count_here) for share in DIFFERING},
     )
 
 

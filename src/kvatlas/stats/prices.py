@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvatlas.core import Setting, grouped
-from kvatlas.stats.losses import FULL
+from kvatlas.core import AGAIN, Setting, grouped, is_reference
 from kvatlas.stats.numerics.arrays import Contrast, Floats, means_of_clusters
 from kvatlas.stats.numerics.ratios import cost_ratio, share_ratio
 from kvatlas.stats.run_data import RunData
@@ -47,11 +46,11 @@ class Price:
 
 def prices(run: RunData) -> list[Price]:
     """Return the prices of the settings that have Pass@1 on every benchmark of a model with a full cache."""
-    cells = [cell for cell in run.cells if cell.metric == "pass@1"]
+    cells = [cell for cell in run.cells if cell.metric == "pass@1" and cell.setting != AGAIN]
     found: list[Price] = []
     for of_model in grouped(cells, lambda cell: cell.model).values():
         by_setting = grouped(of_model, lambda cell: cell.setting)
-        full = {cell.benchmark: cell for cell in by_setting.get(FULL, [])}
+        full = {cell.benchmark: cell for cell in of_model if is_reference(cell.setting)}
         for of_setting in by_setting.values():
             if {cell.benchmark for cell in of_setting} == full.keys():
                 found += _prices_beside(of_setting, [full[cell.benchmark] for cell in of_setting])
@@ -89,7 +88,7 @@ def _prices_beside(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> l
             continue
         value = _mean_of_means([cost_of_cell for cost_of_cell, _ in costs]) / _mean_of_means(right)
         # The full cache's ratio to itself is 1, without uncertainty.
-        ratio = Contrast(1.0, 1.0, 1.0) if setting == FULL else cost_ratio(costs, shares)
+        ratio = Contrast(1.0, 1.0, 1.0) if is_reference(setting) else cost_ratio(costs, shares)
         # The ends of the interval are given only where both of them are known.
         low: float | None = None
         high: float | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import (
+    AGAIN,
     BITS,
     LOSE_AT_MOST,
     Claim,
@@ -23,12 +24,21 @@ from kvatlas.core import (
     Trace,
     differing,
     grouped,
+    is_reference,
     policy_name,
 )
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import TraceColumns
 from kvatlas.results.store import Store
-from kvatlas.stats.claims import look_of, stored_claim, why_not_these
+from kvatlas.stats.claims import (
+    MOST_COPIED,
+    NOTED_COPIES,
+    copies_clause,
+    look_of,
+    most_copied,
+    stored_claim,
+    why_not_these,
+)
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.numerics.looks import Look
@@ -36,8 +46,6 @@ from kvatlas.stats.table import CellTraces, TraceTable
 from kvatlas.text import counted, parse_yaml
 
 Axes = tuple[str, str]
-#: The setting that keeps every token.
-_FULL = Setting.from_parameters("full")
 #: The cells of one map-to-be.
 Groups = dict[MapName, list[CellTraces]]
 
@@ -196,11 +204,12 @@ class RunData:
         """The cells of each map, without baselines and policies with a single value on an axis.
 
         A policy with several values of another parameter gives several groups, with that parameter in the label. In a
-        run without maps the groups are those of models and benchmarks: all settings but the full cache.
+        run without maps the groups are those of models and benchmarks: all settings but the reference.
         """
         if self.has_maps:
             return self._grids
-        compared = [cell for cell in self.cells if cell.setting.id != _FULL.id and self.fits(cell)]
+        compared = [cell for cell in self.cells if not is_reference(cell.setting) and cell.setting != AGAIN]
+        compared = list(filter(self.fits, compared))
         by_table = grouped(compared, lambda cell: (cell.model, cell.benchmark))
         return {MapName(model, benchmark, ""): group for (model, benchmark), group in by_table.items()}
 
@@ -282,6 +291,12 @@ class RunData:
             )
         if self.other_claim not in (None, self.stored_claim):
             texts.append(f"The claim ({self.claim.words}) was chosen after the data")
+        copied = most_copied(self.cells)
+        if NOTED_COPIES < copied <= MOST_COPIED:
+            texts.append(
+                f"Under one of the settings {copies_clause(copied)}; they count as independent draws, so limits of the "
+                "claim on these problems may be too near"
+            )
         if look.share is not None:
             last = self.manifest.spec["looks"][-1]
             texts.append(f"Read at {samples} of {last} samples: limits allow for all declared looks")

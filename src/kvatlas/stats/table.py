@@ -30,10 +30,11 @@ from kvatlas.core import (
     Stays,
     grouped,
     mean_stays,
+    usual_controls,
 )
 from kvatlas.results.manifest import Manifest, changed_problems
 from kvatlas.results.records import COSTS as TRACE_COSTS
-from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns
+from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns, digest_of_tokens
 from kvatlas.stats.estimates import estimates, pass_at_1
 from kvatlas.stats.metrics import METRICS, RIGHT, SCREENED, Rule, rule, usual_metric
 from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, cluster_numbers, strata_of_sizes
@@ -45,6 +46,8 @@ Estimates = Callable[[], list[Estimate | None]]
 #: The numbers of a trace that a table copies from its record, and their type with the codes that follow them.
 _COPIED = ("status", "correct", "progress", *TRACE_COSTS, "answer", "token_digest")
 _PLACE = np.dtype([*((name, RECORD[name]) for name in _COPIED), ("made_with", "<i4"), ("metrics", "<i4")])
+#: The digest that a store gives to traces without tokens.
+_NO_TOKENS = np.void(bytes.fromhex(digest_of_tokens(b"")))
 _STATUSES = {code: status for status, code in STATUS.items()}
 
 
@@ -73,6 +76,7 @@ class TraceTable:
         keys = [(cell.run_key, cell.setting.id, cell.benchmark) for cell in cells]
         self._cells_of_key = grouped(range(len(keys)), keys.__getitem__)
 
+        self.usual_controls = usual_controls(cell.setting.policy for cell in cells if not cell.baseline)
         self.records: NDArray[np.void] = np.zeros(ends[-1], _PLACE)
         for name in ("progress", *TRACE_COSTS):
             self.records[name] = math.nan
@@ -242,14 +246,23 @@ class CellTraces:
         return cluster_numbers(units_of_problems(self.table.manifest.clusters, self.benchmark, self.place))
 
     @property
+    def is_control(self) -> bool:
+        """Return whether the plan declared a control: `random` and `window` beside another policy in earlier runs."""
+        if self.expected.control is None:
+            return self.setting.policy in self.table.usual_controls
+        return self.expected.control
+
+    @property
     def is_stored(self) -> Flags:
         """True for each trace that is stored."""
         return np.asarray(self.traces["status"] > 0)
 
     @property
     def token_digest(self) -> NDArray[np.void]:
-        """The digest of the tokens of each trace; zeros where they are unknown."""
-        return self.traces["token_digest"]
+        """The digest of the tokens of each trace; zeros where they are unknown, as in imported logs."""
+        digests = self.traces["token_digest"].copy()
+        digests[digests == _NO_TOKENS] = np.zeros((), digests.dtype)
+        return digests
 
     @property
     def stored(self) -> int:

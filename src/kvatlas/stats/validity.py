@@ -17,6 +17,7 @@ from kvatlas.stats.table import CellTraces
 class Kind(StrEnum):
     """Kinds of findings, the gravest first."""
 
+    DRIFT = "drift"
     FLOOR = "floor"
     UNANSWERED = "unanswered"
     UNCOMPRESSED = "uncompressed"

@@ -25,9 +25,10 @@ from kvatlas.core import (
     Setting,
     SettingFacts,
     digest,
+    is_reference,
     no_choice_sentence,
+    usual_controls,
 )
-from kvatlas.core.settings import CAP
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, key_bias_warning, notes_for
 from kvatlas.policies import CompressingPolicy, Policy, Signal
@@ -148,7 +149,28 @@ class Plan:
     def traces(self) -> int:
         """The number of traces of the sweep."""
         problems = sum(len(problems) for problems in self.problems.values())
-        return len(self.models) * problems * self.spec.samples * len(self.policies)
+        samples = [self.samples_of(model, policy.setting) for model in self.models for policy, _ in self.policies]
+        return problems * sum(samples)
+
+    def samples_of(self, model: ModelHandle, setting: Setting) -> int:
+        """Return the samples of each problem: the full cache may have more than the settings beside it.
+
+        Left to the plan, it has twice as many where draws are independent. On a CPU most traces equal the full cache's,
+        and a mean of more of these only adds noise to a pair.
+        """
+        samples = self.spec.samples
+        is_drawn = self.spec.sampling.temperature > 0 and not self.screened and len(self.policies) > 1
+        if not is_drawn or not is_reference(setting):
+            return samples
+        return self.spec.full_samples or (samples if model.device == "cpu" else 2 * samples)
+
+    def is_control(self, setting: Setting) -> bool:
+        """Return whether nothing is claimed of a setting but that it loses."""
+        if self.spec.controls is not None:
+            return setting.policy in self.spec.controls
+        return setting.policy in usual_controls(
+            policy.setting.policy for policy, baseline in self.policies if not baseline
+        )
 
     def manifest(self) -> Manifest:
         """Return the manifest of a run with this plan alone."""
@@ -185,12 +207,6 @@ class Plan:
         return [len(problems) for problems in self.problems.values()]
 
     @property
-    def orders(self) -> int:
-        """The orders in which settings are tested: one for each policy, and for each cap on thinking under it."""
-        settings = [policy.setting for policy, is_baseline in self.policies if not is_baseline]
-        return len({(one.policy, one.values.get(CAP) if "kv_budget" in one.values else None) for one in settings})
-
-    @property
     def clusters(self) -> dict[str, dict[str, str]]:
         """The clusters of problems by benchmark and problem, without problems that share nothing."""
         found = {}
@@ -211,10 +227,11 @@ class Plan:
                 setting=policy.setting,
                 run_key=keys[model.name, benchmark.name, policy.setting],
                 problems=tuple(problem.id for problem in self.problems[benchmark.name]),
-                samples=self.spec.samples,
+                samples=self.samples_of(model, policy.setting),
                 baseline=baseline,
                 kv_bytes=model.kv_bytes(policy.storage),
                 facts=self._facts[model.name, benchmark.name, policy.setting],
+                control=self.is_control(policy.setting),
             )
             expected.append(cell)
         return tuple(expected)
@@ -250,14 +267,21 @@ class Plan:
     def units(self, cells: Iterable[Expected], done: Mapping[ProblemKey, Collection[int]]) -> list[WorkItem]:
         """Return the work that one model's promised `cells` lack; `done` are the stored samples (`Store.samples`).
 
-        Samples vary slowest, so that a stopped sweep has traces of every problem.
+        Samples vary slowest, so that a stopped sweep has traces of every problem. Beside a sample of the settings stand
+        those of the full cache whose mean it is compared with.
         """
-        # The settings of each problem with their stored samples: they share a trunk, so they are one unit.
+        # The settings of each problem with their stored samples: they share a trunk, so they are one unit. The full
+        # cache may have more samples.
         trees: dict[tuple[str, str], list[tuple[Setting, Collection[int]]]] = {}
+        surplus: dict[tuple[str, str], tuple[Setting, int, Collection[int]]] = {}
+        models = {model.name: model for model in self.models}
         for cell in cells:
+            count = self.samples_of(models[cell.model], cell.setting)
             for problem in cell.problems:
                 stored = done.get((cell.run_key, cell.setting.id, cell.benchmark, problem), ())
                 trees.setdefault((cell.benchmark, problem), []).append((cell.setting, stored))
+                if count > self.spec.samples:
+                    surplus[cell.benchmark, problem] = cell.setting, count, stored
 
         problems = self.problems_by_id()
         units = []
@@ -266,6 +290,13 @@ class Plan:
                 missing = tuple(setting for setting, stored in settings if sample not in stored)
                 if missing:
                     units.append(WorkItem(benchmark, problems[benchmark, problem], sample, missing))
+                if (benchmark, problem) in surplus:
+                    full, count, stored = surplus[benchmark, problem]
+                    own_samples = range(sample + self.spec.samples, count, self.spec.samples)
+                    missing_samples = [later for later in own_samples if later not in stored]
+                    units += [
+                        WorkItem(benchmark, problems[benchmark, problem], later, (full,)) for later in missing_samples
+                    ]
         return units
 
     def missing(self, done: Mapping[ProblemKey, Collection[int]]) -> int:
@@ -291,11 +322,14 @@ class Plan:
         for model, benchmark in itertools.product(self.models, self.benchmarks):
             output = self._output(benchmark)
             bound_policies = self.policies_on(model)
+            surplus = sum(self.samples_of(model, policy.setting) - self.spec.samples for policy in bound_policies)
             beyond = (self.spec.sampling.max_new_tokens - output) * len(self.prompts[model.name, benchmark.name])
             looping += LOOPING * WEAK * compressing * beyond * self.spec.samples
             for prompt in self.prompts[model.name, benchmark.name]:
                 separate += output * len(self.policies) * self.spec.samples
                 shared += _tree_tokens(bound_policies, prompt, output) * self.spec.samples
+                separate += output * surplus
+                shared += output * surplus
 
         size = batch_size
         if memory:

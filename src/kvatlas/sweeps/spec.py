@@ -29,6 +29,7 @@ from kvatlas.core import (
 from kvatlas.models import ModelHandle
 from kvatlas.policies import parameters, permit, policies, read_parameter, with_class
 from kvatlas.policies.budget_rule import RULE_PARAMETERS
+from kvatlas.results.manifest import MOST_FULL_SAMPLES
 from kvatlas.results.records import MAX_SAMPLES
 from kvatlas.text import did_you_mean, number, scalar
 
@@ -161,7 +162,9 @@ class Spec(BaseModel):
     `strict_budget` makes the budgets of all settings strict (docs/policies.md). A recommended setting may lose
     `lose_at_most` points against the full cache. `claim` says what the numbers speak of: `these_problems`,
     `problems_like_these`, or `auto`, which a plan resolves. `looks` are numbers of samples after which the run may be
-    read.
+    read. `full_samples` are those of the full cache, one to four times `samples`; left to the plan they are twice as
+    many on GPUs. `controls` are policies of which nothing is claimed but that they lose; without the key `random` and
+    `window` beside another policy.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -180,6 +183,8 @@ class Spec(BaseModel):
     lose_at_most: Number = Field(default=LOSE_AT_MOST, gt=0, lt=100)
     claim: Literal["auto", "these_problems", "problems_like_these"] = "auto"
     looks: list[Integer] = Field(default=[], max_length=MOST_LOOKS)
+    full_samples: Integer | None = Field(default=None, ge=1, le=MAX_SAMPLES)
+    controls: list[str] | None = None
 
     @field_validator("settings", "baseline", "models", "benchmarks", mode="before")
     @classmethod
@@ -237,6 +242,8 @@ class Spec(BaseModel):
         traces = cells * self.samples * (self.problems or 1)
         greedy = not self.sampling.temperature
         these = self.claim == "these_problems"
+        named = {entry.policy for entry in (*self.settings, *self.baseline)}
+        unknown_controls = [name for name in self.controls or () if name not in named]
 
         for wrong, sentence in (
             (not cells, "neither settings nor baseline name a policy"),
@@ -256,6 +263,19 @@ class Spec(BaseModel):
             (
                 self.looks and self.samples > self.looks[-1],
                 f"looks end at {self.looks[-1:]} samples, and the sweep has {self.samples}",
+            ),
+            (
+                self.full_samples and not self.samples <= self.full_samples <= MOST_FULL_SAMPLES * self.samples,
+                f"full_samples are one to {MOST_FULL_SAMPLES} times the {self.samples} samples of a setting, "
+                f"{self.full_samples} was given",
+            ),
+            (
+                greedy and (self.full_samples or 1) > 1,
+                "at temperature 0 nothing is drawn, so more samples of the full cache would be copies",
+            ),
+            (
+                unknown_controls,
+                f"controls name policies of the settings, {', '.join(unknown_controls)} is none",
             ),
         ):
             if wrong:

@@ -20,7 +20,7 @@ from kvatlas.sweeps.spec import parse_spec, setting_spec
 TRIED = 5
 LEAST_SOLVED = 0.4
 MOST_SOLVED = 0.9
-#: Problems of the suggested grid. With nothing lost they prove 3 points for two policies.
+#: Problems of the suggested grid. With nothing lost they prove 3 points in each of two chains.
 PROBLEMS = 122
 #: The shortest thinking of which a part can be forgotten, in tokens.
 SHORTEST = 48
@@ -80,6 +80,7 @@ def suggest(
         "settings": [
             {"policy": policy, "kv_budget": budget, "budget_over": "thinking"} for policy in ("rkv", "random")
         ],
+        "controls": ["random"],
         "axes": {"local_window": [_multiple_of_4(budget / 8), _multiple_of_4(budget / 3)], "ratio": list(RATIOS)},
     }
 

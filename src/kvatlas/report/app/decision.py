@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import Claim, Shape, percent, rounded
+from kvatlas.core import Claim, Shape, is_reference, percent, rounded
 from kvatlas.report.description import say
-from kvatlas.stats.losses import FULL, SettingLoss
+from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.table import select
 from kvatlas.text import model_name
 
@@ -41,7 +41,7 @@ def decision_document(
         cells: the numbers of cells on the page, by model, benchmark and id of the setting.
         weights: the bytes of the weights of each model of the run, None where they are unknown.
     """
-    judged = [choice for choice in result.choices if choice.losses and choice.savings and choice.vacuous is None]
+    judged = [choice for choice in result.choices if choice.is_judged and choice.savings]
     models = [_model_document(choice, result.only_run, cells, weights.get(choice.model)) for choice in judged]
     models = [model for model in models if model["settings"]]
     if not models:
@@ -67,7 +67,7 @@ def _model_document(
     choice: Choice, run: RunData, cells: Mapping[tuple[str, str, str], int], weights: int | None
 ) -> Json:
     """Return a model's own sizes, and its settings: the offered one, then the proven ones, the cheapest first."""
-    full_cells = [cell for cell in select(run.cells, model=choice.model, setting=FULL) if cell.stored]
+    full_cells = [cell for cell in select(run.cells, model=choice.model) if is_reference(cell.setting) and cell.stored]
     full_tokens = float(np.mean([cell.cell.mean_kv_tokens or np.nan for cell in full_cells]))
     token_bytes = (full_cells[0].expected.kv_bytes or (None, None))[0]
     own_sizes = None
@@ -99,7 +99,7 @@ def _model_document(
         "model": choice.model,
         "short": model_name(choice.model),
         "benchmark": choice.benchmark,
-        "full": cells.get((choice.model, choice.benchmark, FULL.id)),
+        "full": cells.get((choice.model, choice.benchmark, full_cells[0].setting.id)) if full_cells else None,
         "own": own_sizes,
         "is_large": weights is not None and weights >= LARGE,
         "margin": percent(choice.margin),

@@ -9,7 +9,20 @@ from typing import Any
 import numpy as np
 
 from kvatlas.columns import page_columns
-from kvatlas.core import Cell, CellCoord, Grade, Map, Outcome, Setting, Status, percent, rounded
+from kvatlas.core import (
+    FULL,
+    REFERENCE,
+    Cell,
+    CellCoord,
+    Grade,
+    Map,
+    Outcome,
+    Setting,
+    Status,
+    percent,
+    reference_words,
+    rounded,
+)
 from kvatlas.figures import colours
 from kvatlas.figures.panels import framed_cells, has_two_claims
 from kvatlas.report.description import recommendation
@@ -131,11 +144,13 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
     metric = maps[0].metric if maps else run.metric
     # The baseline against which differences are shown: the first one of the maps.
     against = next(chain.from_iterable(map_.baselines for map_ in every_map), "the first baseline")
+    reference = reference_words(cell.setting for cell in run.manifest.expected)
     # The margin of the losses against the full cache; None without one.
     margin = next((map_.margin for map_ in every_map if map_.margin is not None), None)
     document: Json = {
         "metric": axis_label(metric),
-        "against": "the full cache" if against == "full" else against,
+        "reference": reference,
+        "against": reference if against in (str(FULL), str(REFERENCE)) else against,
         "margin": percent(margin),
         "identities": {policy: colours.policy_identity(policy) for policy in cells.shown_policies},
         "maps": documents,
@@ -181,6 +196,7 @@ def _map_document(
         "short": model_name(map_.model),
         "benchmark": map_.benchmark,
         "policy": map_.policy,
+        "control": map_.is_control,
         "vertical": axis_label(vertical),
         "horizontal": axis_label(horizontal),
         "rows": [str(value) for value in reversed(rows)],
@@ -190,6 +206,7 @@ def _map_document(
         "frame": frame,
         "loses": _places_on_page(map_, map_.breaks),
         "recommended": _places_on_page(map_, {map_.recommended}),
+        "recommendedFor": "" if map_.recommended_for == map_.benchmark else map_.recommended_for,
         "evidence": tests.evidence if tests else None,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
         "notes": [{"text": note.text, "warning": note.is_warning} for note in map_.notes],
@@ -318,10 +335,10 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
     return card
 
 
-def outcome_letters(cell: CellTraces, problems: Sequence[str]) -> str:
-    """Return the outcomes of a cell, one letter for each problem and sample, samples side by side."""
-    status = cell.traces["status"]
-    correct = cell.traces["correct"] > 0
+def outcome_letters(cell: CellTraces, problems: Sequence[str], samples: int) -> str:
+    """Return the outcomes of a cell's first samples, one letter for each problem and sample, samples side by side."""
+    status = cell.traces["status"][:, :samples]
+    correct = cell.traces["correct"][:, :samples] > 0
     letters = np.full(status.shape, MISSING)
     for name, code in STATUS.items():
         outcome = Grade(True, 1.0, None, name).outcome

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, Map, NoteKind, Trace, grouped
+from kvatlas.core import AGAIN, KvatlasError, Map, NoteKind, Trace, grouped, is_reference
 from kvatlas.registry import features
 from kvatlas.report.app.decision import decision_document
 from kvatlas.report.app.documents import (
@@ -159,7 +159,10 @@ class AppRun:
 
     def _publish(self, tested: bool) -> None:
         """Make the run's document anew; `tested` with the tests of a complete run."""
-        self.marks = [outcome_letters(cell, self.problems[cell.benchmark]) for cell in self.data.cells]
+        self.marks = [
+            outcome_letters(cell, self.problems[cell.benchmark], self.table_of[number].samples)
+            for number, cell in enumerate(self.data.cells)
+        ]
         self.done = sum(cell.stored for cell in self.data.cells)
         # As they are now; None without the feature.
         autopsies = features.find("autopsy.page")
@@ -447,20 +450,36 @@ def trace_address(place: Place) -> str:
 
 
 def _outcome_tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[OutcomeTable]:
-    """Return a table for each model, benchmark and number of samples."""
+    """Return a table for each model, benchmark and number of samples.
+
+    The reference stands beside the settings, with as many samples as they have.
+    """
     expected = manifest.expected
+    of_settings: dict[tuple[str, str], int] = {}
+    for cell in expected:
+        if not is_reference(cell.setting) and cell.setting != AGAIN:
+            name = (cell.model, cell.benchmark)
+            of_settings[name] = max(cell.samples, of_settings.get(name, 0))
+
+    def table(cell: int) -> tuple[str, str, int]:
+        """Return the model, the benchmark and the number of samples of a cell's table."""
+        one = expected[cell]
+        samples = one.samples
+        if is_reference(one.setting):
+            samples = min(samples, of_settings.get((one.model, one.benchmark), samples))
+        return one.model, one.benchmark, samples
 
     def order(cell: int) -> tuple[bool, list[str | float]]:
         """Return a key that puts the full cache first and orders settings by name, numbers within it by value."""
         pieces = re.split(r"(\d+(?:\.\d+)?)", str(expected[cell].setting))
         numbers = [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
-        return expected[cell].setting.policy != "full", numbers
+        return not is_reference(expected[cell].setting), numbers
 
     rows = sorted(range(len(expected)), key=order)
-    groups = grouped(rows, lambda cell: (expected[cell].model, expected[cell].benchmark, expected[cell].samples))
+    groups = grouped(rows, table)
     tables = []
     for (model, benchmark, samples), cells in groups.items():
-        full = next((cell for cell in reversed(cells) if str(expected[cell].setting) == "full"), None)
+        full = next((cell for cell in reversed(cells) if is_reference(expected[cell].setting)), None)
         tables.append(
             OutcomeTable(model, model_name(model), benchmark, problems[benchmark], samples, tuple(cells), full)
         )

@@ -4,25 +4,34 @@ A loss is the reference's grade minus the setting's, on the same problems and sa
 setting is worse. `units` say what it is claimed for: problems for problems like these, traces for these problems.
 
 **Kept.** A setting is proven to lose at most the margin where its one-sided upper limit (`bounded`) is at most the
-margin, and so are those of all settings before it in its sequence. Sequences are orders that no data decide, from the
-dearest setting down, so the first false claim of a sequence is a single test (fixed sequence). The sequences share the
-level of 5 %: the chance of any false claim in any of them is at most 5 %. A setting that cannot be tested ends its
-sequence.
+margin, and so are those of all settings before it in its sequence. Sequences are orders that no data decide. They share
+the level of 5 % equally; the share of a sequence that is proven to its end passes to the others. A setting that cannot
+be tested ends its sequence.
 
-**Any margin.** `joint_limit` is the upper limit at 5 % shared among all settings: a margin that is chosen after seeing
-the data, such as that of the setting with the smallest limit, is proven by it.
+The chance of any false claim is at most 5 %. Let k sequences hold a setting that loses more than the margin. Before the
+first false claim none of these is proven to its end, so at least k share the level, and each tests at most at 5 % / k.
+A false claim begins with the first such setting of one of them (fixed sequence), so k tests at 5 % / k each have to
+hold. With one setting in each sequence this is Holm's procedure.
+
+**Any margin.** `joint_limit` is the upper limit at 5 % shared among all settings of the sequences: a margin that is
+chosen after seeing the data, such as that of the setting with the smallest limit, is proven by it.
+
+**Controls** are settings in no sequence: nothing is claimed of them but that they are broken, so that they take no
+share of the level. Their upper limits are 1.
 
 **Broken.** A setting is proven to lose more than the margin by Holm's test over all settings, with 2.5 % of its own, so
 that its 95 % interval always lies beyond the margin.
 
 Source: Maurer, Hothorn and Lehmacher (1995), in Biometrie in der chemisch-pharmazeutischen Industrie 6:3-18 (fixed
-sequence); Piaggio et al. (2012), JAMA 308:2594-2604 (non-inferiority); Holm (1979).
-"""
+sequence); Bretz et al. (2009), Statistics in Medicine 28:586-604 (shares that pass on); Piaggio et al. (2012), JAMA
+308:2594-2604 (non-inferiority); Holm (1979)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from scipy import special
@@ -37,10 +46,9 @@ from kvatlas.stats.numerics.units import Units, units_of_problems
 class Loss(Contrast):
     """The mean loss of one setting in [-1, 1], with its 95 % interval, and the p-value of "it loses nothing".
 
-    `limit` is the one-sided upper limit at the level of the setting's sequence: it decides, the interval decides
-    nothing. `joint_limit` is that for all settings together. `is_kept`: proven to lose at most the margin; `is_broken`:
-    proven to lose more.
-    """
+    `limit` is the one-sided upper limit at the level at which the setting was tested, or would be tested next: it
+    decides, the interval decides nothing. `joint_limit` is that for all settings together. `is_kept`: proven to lose at
+    most the margin; `is_broken`: proven to lose more."""
 
     limit: float = 1.0
     joint_limit: float = 1.0
@@ -52,8 +60,8 @@ def losses(differences: Floats, strata: Ints, margin: float, sequences: Sequence
     """Return the loss of each setting; None where it shares no problem of a benchmark with the reference.
 
     `differences` [settings, problems] are a setting's mean grade on a problem **minus the reference's**, NaN where one
-    of the two was not asked for it. Each setting is in one of the `sequences`, which hold rows of `differences`;
-    `margin` is in (0, 1).
+    of the two was not asked for it. Each setting but the controls is in one of the `sequences`, which hold rows of
+    `differences`; `margin` is in (0, 1).
     """
     return losses_of_units(units_of_problems(-differences, strata), margin, sequences)
 
@@ -66,31 +74,58 @@ def losses_of_units(
     untested: Collection[int] = (),
 ) -> list[Loss | None]:
     """Return the loss of each row of losses; else as `losses`. Of `untested` rows nothing is proven."""
-    z = look.quantile(len(sequences))
-    joint_z = look.quantile(len(lost.means))
+    tested = list(chain.from_iterable(sequences))
+    joint_limits = _upper_limits(lost, look.quantile(len(tested)))
+    limits, kept = _tests(lost, margin, sequences, look, untested)
     found: list[Loss | None] = [None for _ in lost.means]
 
     # The p-value of "it loses at most the margin"; 1 where nothing is known.
     p_broken = np.ones(len(found))
     contrasts = lost.contrasts(Z, look.widening)
     for group in lost.groups():
-        limits = group.upper_limit(z).tolist()
-        joint_limits = group.upper_limit(joint_z).tolist()
         p_broken[group.rows] = special.ndtr(-group.score(margin) / look.widening)
-        for row, limit, joint in zip(group.rows, limits, joint_limits, strict=True):
+        for row in group.rows:
             contrast = contrasts[row]
             assert contrast is not None
-            found[row] = Loss(**vars(contrast), limit=limit, joint_limit=joint)
+            found[row] = Loss(**vars(contrast))
+            if row in tested:
+                joint_limit = float(joint_limits[row])
+                found[row] = Loss(
+                    **vars(contrast), limit=float(limits[row]), joint_limit=joint_limit, is_kept=row in kept
+                )
     p_broken[list(untested)] = 1.0
-    for sequence in sequences:
-        # The first setting that is not proven ends its sequence.
-        for row in sequence:
-            loss = found[row]
-            if loss is None or row in untested or loss.limit > margin:
-                break
-            found[row] = replace(loss, is_kept=True)
     for row, adjusted in enumerate(holm(p_broken.tolist())):
         loss = found[row]
         if loss is not None and adjusted <= LEVEL / 2:
             found[row] = replace(loss, is_broken=True)
     return found
+
+
+def _tests(
+    lost: Units, margin: float, sequences: Sequence[Sequence[int]], look: Look, untested: Collection[int]
+) -> tuple[Floats, set[int]]:
+    """Return the limits of all rows at the levels of their tests, and the rows that are proven to keep the margin."""
+    limits = np.full(len(lost.means), math.nan)
+    kept: set[int] = set()
+    open_sequences = list(map(list, sequences))
+    while open_sequences:
+        current = _upper_limits(lost, look.quantile(len(open_sequences)))
+        for sequence in open_sequences:
+            limits[sequence] = current[sequence]
+            # The first setting that is not proven ends its sequence.
+            while sequence and sequence[0] not in untested and current[sequence[0]] <= margin:
+                kept.add(sequence.pop(0))
+
+        still_open = [sequence for sequence in open_sequences if sequence]
+        if len(still_open) == len(open_sequences):
+            break
+        open_sequences = still_open
+    return limits, kept
+
+
+def _upper_limits(lost: Units, z: float) -> Floats:
+    """Return the upper limits of all rows at a normal quantile; NaN where nothing is known."""
+    limits = np.full(len(lost.means), math.nan)
+    for group in lost.groups():
+        limits[group.rows] = group.upper_limit(z)
+    return limits

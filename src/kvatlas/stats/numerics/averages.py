@@ -1,8 +1,9 @@
 """Tests of maps of which only averages are known: nothing of their problems and traces.
 
-Two methods. The binomial bound knows the number of problems and takes the largest variance that sampling can have, so
+Three methods. The binomial bound knows the number of problems and takes the largest variance that sampling can have, so
 it errs on the side of "no difference". Permutation of levels over benchmarks does not use the numbers of problems: if
-an axis does nothing, its levels could stand in any order.
+an axis does nothing, its levels could stand in any order. Of few benchmarks it can find nothing: there the intervals of
+the levels' own means are compared, which hold together by Bonferroni, whatever the cells of a problem share.
 
 Source: Hsu (1981), Annals of Statistics 9:1026-1034 (comparison with the best); Pesarin and Salmaso (2010), Permutation
 Tests for Complex Data, chapter 5 (restricted permutation).
@@ -17,6 +18,7 @@ import numpy as np
 from scipy import special
 
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, normal_quantile
+from kvatlas.stats.numerics.bounded import yes_no_interval
 
 #: Random draws of the largest of several normal values.
 DRAWS = 10_000
@@ -68,6 +70,50 @@ def level_contrasts(values: Floats, level_of_cell: Sequence[int], deviation: flo
         error = deviation * math.sqrt(float((row**2).sum()))
         p = min(1.0, len(sizes) * 2 * float(special.ndtr(-abs(value) / error)))
         contrasts.append(Contrast(value, value - quantile * error, value + quantile * error, p))
+    return contrasts
+
+
+def least_p(benchmarks: int, levels: int) -> float:
+    """Return the smallest p-value that random orders of the levels of each benchmark can give."""
+    # The same exchange of levels in all benchmarks changes no distance.
+    return float(math.factorial(levels)) ** (1 - benchmarks)
+
+
+def level_intervals(values: Floats, problems: Sequence[int]) -> list[Contrast]:
+    """Return each level minus the mean of the others, of `values` [maps, across, levels] on so many problems by map.
+
+    A level's mean over cells is the mean over problems of a value in [0, 1], which varies no more than yes and no do.
+    So the interval of yes and no holds for it, and for the mean of the others. The limits of a contrast are the
+    distances of these, with the 5 % shared among all levels, both means and all maps; they hold whatever the means
+    share. The p-value is the smallest level at which the limits exclude 0.
+    """
+    count = values.shape[2]
+    level_means = values.mean(1)
+    other_means = (level_means.sum(1, keepdims=True) - level_means) / (count - 1)
+
+    def limits(level: int, alpha: float) -> tuple[float, float]:
+        share = alpha / (2 * count * len(values))
+        ends = []
+        for number, size in enumerate(problems):
+            own = yes_no_interval(float(level_means[number, level]), size, share)
+            others = yes_no_interval(float(other_means[number, level]), size, share)
+            ends.append((own[0] - others[1], own[1] - others[0]))
+        low, high = np.mean(ends, axis=0).tolist()
+        return low, high
+
+    contrasts = []
+    for level in range(count):
+        # Limits come nearer as their level rises: where they first exclude 0 is found by halving.
+        below, above = -40.0, 0.0
+        for _ in range(40):
+            middle = (below + above) / 2
+            low, high = limits(level, math.exp(middle))
+            if low > 0 or high < 0:
+                above = middle
+            else:
+                below = middle
+        value = float((level_means[:, level] - other_means[:, level]).mean())
+        contrasts.append(Contrast(value, *limits(level, LEVEL), math.exp(above)))
     return contrasts
 
 

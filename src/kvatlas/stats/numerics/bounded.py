@@ -116,12 +116,12 @@ def mean_differences(differences: Floats, strata: Ints, z: float = Z) -> list[Co
     return [Contrast(*row) for row in rows]
 
 
-def yes_no_interval(share: float, count: int) -> tuple[float, float]:
+def yes_no_interval(share: float, count: int, level: float = LEVEL) -> tuple[float, float]:
     """Return the interval of `count` values that are all 0 or 1 with this mean: Clopper and Pearson's, exact."""
     right = share * count
     wrong = count - right
-    low = float(special.betaincinv(right, wrong + 1, LEVEL / 2)) if right > _TINY else 0.0
-    high = float(special.betainccinv(right + 1, wrong, LEVEL / 2)) if wrong > _TINY else 1.0
+    low = float(special.betaincinv(right, wrong + 1, level / 2)) if right > _TINY else 0.0
+    high = float(special.betainccinv(right + 1, wrong, level / 2)) if wrong > _TINY else 1.0
     return low, high
 
 

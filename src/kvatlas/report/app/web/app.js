@@ -169,7 +169,7 @@ function verdictCard(card) {
   const open = card.settings - card.kept - card.broken, within = `within ${plural(card.margin, "point")}`;
   const standing = card.settings > 1 ? `Of ${plural(card.settings, "setting")} ${card.kept} are proven ${within}, ${card.broken} to lose more, ${open} are open.` : null;
   return el("article", { class: "card" },
-    el("h3", {}, `${card.model} | ${card.benchmark}${cell ? `: ${card.shown ? "cheapest proven setting" : "closest to the full cache"} ` : ""}`,
+    el("h3", {}, `${card.model} | ${card.benchmark}${cell ? `: ${card.shown ? "cheapest proven setting" : `closest to ${data.reference}`} ` : ""}`,
       cell ? el("button", { class: "setting", onclick: () => openCell(card.cell) }, cell.short) : null),
     el("dl", {}, ...numbers.map(([name, value, about, kind]) => el("div", { class: kind }, el("dt", {}, name), el("dd", {}, value, el("small", {}, about))))),
     standing ? el("p", { class: "soft" }, standing) : null,
@@ -294,7 +294,7 @@ function heldOf(rows) {
 }
 
 function filterChoice(what, counts, address) {
-  const options = Object.entries(counts).map(([name, count]) => [name, `${filters[name][0]} (${whole(count)})`]);
+  const options = Object.entries(counts).map(([name, count]) => [name, `${filters[name][0].replace("the full cache", data.reference)} (${whole(count)})`]);
   return choice("Show", options, what, (value) => lead(withQuery(address, { what: value })));
 }
 
@@ -363,7 +363,7 @@ async function showFound(given) {
   const again = (change) => lead(withQuery(to(state.run, "find"), { ...query, ...change }));
   byId("list-controls").replaceChildren(
     choice("In", [["", "the whole run"], ...tables], query.table ?? "", (table) => again({ table })),
-    choice("Show", Object.entries(filters).map(([name, [text]]) => [name || "all", text]), query.what || "all", (what) => again({ what })));
+    choice("Show", Object.entries(filters).map(([name, [text]]) => [name || "all", text.replace("the full cache", data.reference)]), query.what || "all", (what) => again({ what })));
   await found({ ...query, what: query.what === "all" ? "" : query.what }, (hits, { seen, total, rest }) => {
     const among = documents && total < data.done ? `among the ${whole(total)} traces in this file; kvatlas view ${data.folder} searches all ${whole(data.done)}` : "all looked at";
     const share = seen < total ? `${whole(seen)} of ${whole(total)} looked at` : among;

@@ -69,13 +69,13 @@ function mark(policy, x, y, r, attributes) {
 /* What a setting costs and loses beside the full cache; without one its cost and its value. */
 function costAxes(group, name) {
   const cells = group.cells.map((number) => ({ number, cell: data.cells[number] })).filter(({ cell }) => known(cell[name]));
-  const full = cells.find(({ cell }) => cell.policy === "full")?.cell, saves = full && name === "kept" && full.kept > 0;
+  const full = cells.find(({ cell }) => cell.policy === "full" || cell.policy === "reference")?.cell, saves = full && name === "kept" && full.kept > 0;
   /* Times of less than a second are told in milliseconds. */
   const scale = name === "seconds" && cells.every(({ cell }) => cell.seconds < 1) ? 1000 : 1;
   const cost = (cell) => (saves ? 100 * (1 - cell.kept / full.kept) : scale * cell[name]);
   const value = (cell) => (full ? full.value - cell.value : cell.value);
   const dots = cells.map((dot) => ({ ...dot, x: cost(dot.cell), y: value(dot.cell) }));
-  const label = saves ? "KV memory saved, % of the full cache" : name === "kept" ? "Mean cached tokens per sequence" : scale === 1 ? "Seconds per answer" : "Milliseconds per answer";
+  const label = saves ? `KV memory saved, % of ${data.reference}` : name === "kept" ? "Mean cached tokens per sequence" : scale === 1 ? "Seconds per answer" : "Milliseconds per answer";
   return { dots, full, label, cost, value, least: saves ? 4 : 0.2 * Math.max(...dots.map(({ x }) => Math.abs(x)), 1e-6) };
 }
 
@@ -83,7 +83,7 @@ function costChart(group, name) {
   const size = [560, 360], margins = [44, 14, 12, 42], { dots, full, label, cost, value, least } = costAxes(group, name);
   const xs = padded(dots.map(({ x }) => x), least), ys = padded(dots.map(({ y }) => y), 4), margin = full && data.cards[0]?.margin;
   if (known(margin) && full) ys[1] = Math.max(ys[1], margin + 1);
-  const what = full ? "Points lost against the full cache" : data.metric;
+  const what = full ? `Points lost against ${data.reference}` : data.metric;
   const { picture, px, py } = frame(size, `${what}; ${label}`, { at: linear(xs), ticks: ticks(xs, 5), label },
     { at: (full ? falling : linear)(ys), ticks: ticks(ys, 5), label: what }, margins);
   if (full && known(margin)) {
@@ -114,7 +114,7 @@ function costChart(group, name) {
   const said = ["ringed: no other setting is better in both"];
   if (full && known(margin)) said.push(`band: at most ${plural(margin, "point")} lost`);
   if (full && chosen.length) said.push("line: 95 % interval of the setting above");
-  return el("figure", {}, el("figcaption", {}, el("strong", {}, `${what.replace(" against the full cache", "")} and ${name === "kept" ? "memory" : "time"}`)), picture,
+  return el("figure", {}, el("figcaption", {}, el("strong", {}, `${what.replace(` against ${data.reference}`, "")} and ${name === "kept" ? "memory" : "time"}`)), picture,
     el("ul", { class: "legend" }, ...legend, el("li", {}, said.join("; "))));
 }
 

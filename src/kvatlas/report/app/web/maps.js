@@ -32,7 +32,7 @@ function costMeasure({ name, form, choice, scale }) {
 }
 
 /* Losses against the full cache, of which a margin is known, are shown where there are any. */
-const isLossMap = () => known(data.margin) && data.against === "the full cache";
+const isLossMap = () => known(data.margin) && data.against === data.reference;
 const pointsLost = (points, digits = 1) => fixed(points, digits).replace("-", "−");
 const usualMeasure = () => (isLossMap() && data.cells.some((cell) => cell.difference) ? "loss" : "value");
 const nameShown = () => (view.show in measures ? view.show : usualMeasure());
@@ -84,11 +84,12 @@ function aboutMaps(maps) {
   if (first && maps.every((map) => map.vertical === first.vertical && map.horizontal === first.horizontal)) {
     words.push(`Rows: ${first.vertical}${first.horizontal ? `; columns: ${first.horizontal}` : ""}.`);
   }
-  if (nameShown() === "loss" && isLossMap()) words.push(`Points of ${data.metric} lost against the full cache; red: more than ${data.margin}.`);
+  if (nameShown() === "loss" && isLossMap()) words.push(`Points of ${data.metric} lost against ${data.reference}; red: more than ${data.margin}.`);
   const frames = unique(maps.filter((map) => map.framed.flat().some(Boolean)).map((map) => map.frame));
   if (frames.length === 1) words.push(`Framed: ${frames[0]}.`);
   if (maps.some((map) => map.framed.flat().includes(2))) words.push("Thick frame: proven for problems like these, too.");
-  if (maps.some((map) => map.recommended.length)) words.push("Ringed: recommended.");
+  const ringed = maps.filter((map) => map.recommended.length);
+  if (ringed.length) words.push(`Ringed: recommended${unique(ringed.map((map) => map.recommendedFor).filter(Boolean)).map((name) => ` for the ${name} benchmarks`).join("")}.`);
   if (maps.some((map) => map.loses.length)) words.push("!: proven to lose more than the margin.");
   if (maps.some((map) => numbersIn(map).some((number) => noChoice(data.cells[number])))) {
     words.push("Open corner: in some problems every policy keeps the same tokens; filled: in most.");
@@ -138,7 +139,7 @@ function besideOf(map) {
 
 /* A baseline beside its maps: what it loses where they show losses, but of the full cache its own value. */
 function baselineWords(cell, map) {
-  const full = map.beside.map((number) => data.cells[number]).find((one) => one.policy === "full");
+  const full = map.beside.map((number) => data.cells[number]).find((one) => one.policy === "full" || one.policy === "reference");
   if (nameShown() !== "loss" || !isLossMap() || !full) return title(cell);
   return cell === full ? `${cell.short}: ${data.metric} ${fixed(cell.value)} (${between(cell.low, cell.high)})` : `${cell.short}: ${pointsLost(full.value - cell.value)} lost`;
 }
@@ -173,7 +174,7 @@ function panel(map, measure, scale) {
 }
 
 function captionOf(map) {
-  const caption = el("figcaption", {}, el("strong", {}, map.policy || map.benchmark));
+  const caption = el("figcaption", {}, el("strong", {}, (map.policy || map.benchmark) + (map.control ? " (control)" : "")));
   if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Vacuous: ${map.vacuous}.`));
   for (const note of map.notes) caption.append(el("br"), el("span", { class: note.warning ? "warn" : null }, note.text));
   return caption;

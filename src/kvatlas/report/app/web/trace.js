@@ -194,7 +194,7 @@ function departure(trace, text, other, others) {
   const there = missed.filter(([index]) => index < all.length);
   for (const [index] of there) text.nodes[index].classList.add("missed");
   const chips = there.map(([index, part]) => el("button", { onclick: () => text.select(index, true) }, `${JSON.stringify(all[index])} ${percent(part)}`));
-  const isFull = (cell) => data.cells[cell].policy === "full", full = others.find(({ cell }) => isFull(cell));
+  const isFull = (cell) => ["full", "reference"].includes(data.cells[cell].policy), full = others.find(({ cell }) => isFull(cell));
   if (full && !(other && isFull(other.cell))) {
     chips.unshift(el("button", { class: "plain", onclick: () => lead(traceAddress(trace, { beside: full.short })) }, "Read both side by side"));
   }
