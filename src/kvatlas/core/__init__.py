@@ -38,6 +38,7 @@ from kvatlas.core.maps import (
     mean_of,
     with_means,
 )
+from kvatlas.core.secrets import MASK, is_secret, secret_arguments, without_secrets
 from kvatlas.core.settings import (
     BITS,
     AuditedCell,
@@ -83,6 +84,7 @@ __all__ = [
     "CODES",
     "LARGEST_INTEGER",
     "LOSE_AT_MOST",
+    "MASK",
     "MAX_NEW_TOKENS",
     "MOST_LOOKS",
     "NOT_ENDED",
@@ -134,6 +136,7 @@ __all__ = [
     "grouped",
     "has_problem_suffix",
     "is_of_policy",
+    "is_secret",
     "is_storable_number",
     "is_storable_text",
     "mean_of",
@@ -145,7 +148,9 @@ __all__ = [
     "refusal",
     "refuse_problem_file",
     "rounded",
+    "secret_arguments",
     "window_in_tokens",
     "windows_apart",
     "with_means",
+    "without_secrets",
 ]
