@@ -10,8 +10,8 @@ MASK = "***"
 #: `HF_TOKEN`, `api_key` and `password` hold secrets; `max_new_tokens`, `tokenizer` and `keyfile` do not.
 _WORD = r"(?:(?:keys?|token|passwd)(?![a-z])|secret|password|authorization)"
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
-#: Values that are no secrets whatever their name: references to the environment, numbers, switches, nothing.
-_NO_SECRET = re.compile(r"\$\w+|\$\{\w+\}|[-+.\d]{0,7}|true|false|none|null|\*+", re.IGNORECASE)
+#: Values that are no secrets whatever their name: `$NAME`, `{parameter}`, numbers, switches, nothing.
+_NO_SECRET = re.compile(r"\$\w+|\$?\{\w+\}|[-+.\d]{0,7}|true|false|none|null|\*+", re.IGNORECASE)
 _NAME = rf"[\w.-]*{_WORD}[\w.-]*"
 #: `--api-key X`, `--api-key=X`, `HF_TOKEN=X`, `api_key: X`, `"api_key": "X"` and `Authorization: Bearer X` in a text.
 _ARGUMENT = re.compile(
