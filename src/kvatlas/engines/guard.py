@@ -1,7 +1,7 @@
-"""The processes of a server, and the guard: a program that ends them when their driver is gone.
+"""The processes of a server, and the guard: a program that ends them once their driver is gone.
 
-The guard imports nothing of ours, so that it starts at once. Its standard input is a pipe that the driver alone holds
-open: a line of JSON (`group`, `stop_arguments`), and `done` once the server was stopped.
+The guard imports nothing of ours, so that it starts at once. Its standard input is a pipe that the driver holds open:
+a line of JSON (`group`, `stop_arguments`), and `done` once the server was stopped.
 """
 
 from __future__ import annotations
@@ -11,38 +11,47 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 #: Seconds for a command that stops a server.
 STOP_COMMAND_SECONDS = 60.0
-
-
-def has_proc() -> bool:
-    """Return whether this system shows its processes as files."""
-    return os.path.exists("/proc/self/stat")
+#: Systems without it have no check of start times and sockets.
+HAS_PROC = os.path.exists("/proc/self/stat")
 
 
 def members(group: int) -> dict[int, int]:
     """Return the living processes of a group, and of its session, with their start times in ticks since the boot."""
-    if not has_proc():
+    if not HAS_PROC:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, 0)
             return {group: 0}
         return {}
 
     found = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                # The name of a program may hold spaces and brackets.
-                state, _, process_group, session, *rest = file.read().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if state not in "ZX" and str(group) in (process_group, session):
-            found[int(name)] = int(rest[15])
+    for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        groups, start = _groups_and_start(process)
+        if str(group) in groups:
+            found[process] = start
     return found
+
+
+def start_time(process: int) -> int:
+    """Return the start time of a living process in ticks since the boot, 0 if it does not live or is not known."""
+    return _groups_and_start(process)[1]
+
+
+def _groups_and_start(process: int) -> tuple[list[str], int]:
+    """Return the group, the session and the start time of a living process."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            # The name of the program may hold spaces and brackets.
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return [], 0
+    is_dead = fields[0] in "ZX"
+    return ([], 0) if is_dead else (fields[2:4], int(fields[19]))
 
 
 def wait_until_empty(group: int, seconds: float) -> bool:
@@ -68,20 +77,20 @@ def end_group(group: int) -> bool:
     return False
 
 
-def run_stop_command(arguments: list[str], environment: dict[str, str] | None = None) -> None:
-    """Run the command that stops a server; its failure says little, since the server may have ended by itself."""
+def run_stop_command(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Run the command that stops a server, if there is one; it may fail, as where the server ended by itself."""
     nothing = subprocess.DEVNULL
     with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(
-            arguments, env=environment, stdin=nothing, stdout=nothing, stderr=nothing, timeout=STOP_COMMAND_SECONDS
-        )
+        if arguments:
+            seconds = STOP_COMMAND_SECONDS
+            subprocess.run(arguments, env=environment, stdin=nothing, stdout=nothing, stderr=nothing, timeout=seconds)
 
 
 def main() -> None:
-    """Wait until the driver is gone; end its server unless the driver said that it did."""
+    """Wait until the driver is gone, and end its server unless the driver has done so."""
     driver = os.getppid()
     told = b""
-    # A forked child of the driver may hold the pipe open, too: the parent's number tells as well.
+    # A process that the driver forked may hold the pipe open, too, so its end is not the only sign.
     while os.getppid() == driver:
         readable, _, _ = select.select([0], [], [], 0.5)
         if readable:
@@ -90,13 +99,12 @@ def main() -> None:
             if not data:
                 break
 
-    server, _, word = told.partition(b"\n")
-    if server and word.strip() != b"done":
-        record = json.loads(server)
-        if record["stop_arguments"]:
-            run_stop_command(record["stop_arguments"])
-        end_group(record["group"])
+    record, _, word = told.partition(b"\n")
+    if record and word.strip() != b"done":
+        server = json.loads(record)
+        run_stop_command(server["stop_arguments"])
+        end_group(server["group"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

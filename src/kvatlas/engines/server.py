@@ -1,14 +1,14 @@
-"""The life of a server: started by its command, watched, stopped with all its processes.
+"""The life of a server: started by its command, watched, and stopped with all its processes.
 
     for sentence in end_orphans(run / "servers"):
         print(sentence)
     with Server(command, run / "servers", "fp8", spec_folder) as server:
         ask(server.url, server.api_key, server.model)
-        if not server.is_alive():
-            raise server.failure()
+        failure = server.failure()
 
 A rendered `Command` with `serve_cmd` is started in a process group of its own; one with `endpoint` alone is only asked.
-Each start has a folder `NNN-NAME` with its files, its log and, while it lives, `live.json`. Secrets are in none of them.
+Each start has a folder `NNN-NAME` with its files, its log and, while it lives, `live.json`. No secret is in any of them
+that comes from the environment.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from kvatlas.engines.command import Command, Launch, Secrets
 from kvatlas.text import duration_text
 
 HOST = "127.0.0.1"
-#: Seconds after which a server must be ready, and in which an endpoint that runs must answer.
+#: Seconds within which a server must be ready, and an endpoint that runs must answer.
 READY_SECONDS = 1_800.0
 ENDPOINT_SECONDS = 30.0
-#: Seconds between a server's SIGTERM and the end of its group by SIGKILL, and until its GPUs' memory is free.
+#: Seconds from SIGTERM to the end of the first process, of the others after it, and until GPUs' memory is free.
 STOP_SECONDS = 30.0
+REST_SECONDS = 10.0
 MEMORY_SECONDS = 60.0
 #: The first and the last bytes of a log that are kept.
 LOG_BYTES = 5_000_000
@@ -49,7 +50,6 @@ LOG_BYTES = 5_000_000
 PORTS = range(20_000, 32_000)
 LIVE = "live.json"
 LOG = "server.log"
-_LISTENING = "0A"
 
 
 class ServerError(KvatlasError):
@@ -57,10 +57,10 @@ class ServerError(KvatlasError):
 
 
 class Server:
-    """One start of a command, from `with` to its end. `name` is that of its setting, `index` its place among servers.
+    """One start of a command. `name` is that of its setting, `index` its place among servers that run side by side.
 
-    Within `with`: `url` (with /v1), `api_key`, `model` (its name in requests), and `session`, plain data of this start:
-    number, started, node, gpu, port, version, model and max_model_len.
+    Within `with` it has `url` (with /v1), `api_key`, `model` (its name in requests), and `session`, plain data: number,
+    started, node, gpu, port, version, model, max_model_len.
     """
 
     def __init__(
@@ -81,16 +81,17 @@ class Server:
         self.ready_timeout = ready_timeout
         self.model = ""
         self.session: dict[str, Any] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._group: _Group | None = None
 
     def __enter__(self) -> Self:
         try:
             self._start()
             self._wait_until_ready()
+        except OSError as error:
+            self.stop()
+            raise ServerError(f"The server of {self.name} cannot be started ({reason(error)}).") from error
         except BaseException:
+            # What made it fail is told, not that its end failed as well.
             with contextlib.suppress(ServerError):
                 self.stop()
             raise
@@ -99,10 +100,7 @@ class Server:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    # -- start --------------------------------------------------------------------------------------------------------
-
     def _start(self) -> None:
-        """Start the process, its log and its guard."""
         number, self.start_folder = _new_folder(self.folder, self.name)
         self.port = free_port()
         self.names = {
@@ -116,7 +114,7 @@ class Server:
         self.launch = self.command.launch(self.names, os.environ)
         self.api_key = self.launch.api_key
         endpoint = self.launch.endpoint or f"http://{HOST}:{self.port}"
-        self.url = endpoint.rstrip("/").removesuffix("/v1") + "/v1"
+        self.url = f"{endpoint.rstrip('/').removesuffix('/v1')}/v1"
         self._memory_before = _gpu_column("memory.used")
         self.session = {
             "number": number,
@@ -124,313 +122,301 @@ class Server:
             "node": socket.gethostname(),
             "gpu": ", ".join(dict.fromkeys(_gpu_column("name"))),
         }
-        for name, text in self.launch.files.items():
-            path = self.start_folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
         if not self.launch.arguments:
             return
 
+        for file, text in self.launch.files.items():
+            path = self.start_folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
         self.session["port"] = self.port
-        # First the guard, so that the server is never without one.
-        self._guard = _start_guard(self.launch)
-        try:
-            self._process = subprocess.Popen(
-                self.launch.arguments,
-                env=self.launch.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ServerError(
-                f"{self.name}: {self.launch.arguments[0]!r} cannot be started ({reason(error)})."
-            ) from error
-        self._tell_guard()
+        self._group = _Group(self.launch, self.start_folder)
         self._write_live()
-        assert self._process.stdout is not None
-        log = _Log(self._process.stdout, self.start_folder / LOG, self.launch.secrets)
-        self._threads = [threading.Thread(target=each, daemon=True) for each in (log.copy, self._watch)]
-        for thread in self._threads:
-            thread.start()
-
-    def _tell_guard(self) -> None:
-        """Tell the guard which group it ends."""
-        assert self._guard is not None and self._guard.stdin is not None and self._process is not None
-        record = {"group": self._process.pid, "stop_arguments": self.launch.stop_arguments}
-        with contextlib.suppress(BrokenPipeError):
-            self._guard.stdin.write(json.dumps(record).encode() + b"\n")
-            self._guard.stdin.flush()
 
     def _write_live(self) -> None:
-        """Note what the next sweep must end if this driver and the guard are killed."""
-        assert self._process is not None
+        """Note what the next sweep must end if driver and guard are killed; secrets by their names."""
+        if self._group is None:
+            return
         record = {
-            "group": self._process.pid,
-            "processes": guard.members(self._process.pid),
-            "driver": {os.getpid(): guard.members(os.getpgid(0)).get(os.getpid(), 0)},
+            "group": self._group.id,
+            "processes": guard.members(self._group.id),
+            "driver": {os.getpid(): guard.start_time(os.getpid())},
             "boot": _boot(),
             "names": self.names,
             "stop_cmd": self.command.stop_cmd,
             "env": dict(self.command.env),
         }
         partial = self.start_folder / f"{LIVE}.part"
-        partial.write_text(json.dumps(record, indent=1), "utf-8")
+        partial.write_text(json.dumps(record), "utf-8")
         partial.replace(self.start_folder / LIVE)
-
-    def _watch(self) -> None:
-        """End the rest of the group once its first process ends; start the guard again where it was killed."""
-        assert self._process is not None
-        while not self._stopping.wait(0.1):
-            if self._process.poll() is not None:
-                guard.end_group(self._process.pid)
-                return
-            if self._guard is not None and self._guard.poll() is not None:
-                self._guard = _start_guard(self.launch)
-                self._tell_guard()
 
     # -- ready --------------------------------------------------------------------------------------------------------
 
     def _wait_until_ready(self) -> None:
-        """Wait until the server that was started lists a model. Raises ServerError if it never does."""
-        seconds = self.ready_timeout if self._process else min(ENDPOINT_SECONDS, self.ready_timeout)
+        seconds = self.ready_timeout if self._group else min(ENDPOINT_SECONDS, self.ready_timeout)
         until = time.monotonic() + seconds
         while True:
             failure = self.failure()
             if failure is not None:
                 raise failure
-            why_not = self._not_ready()
+            why_not = self._why_not_ready()
             if not why_not:
                 break
             if time.monotonic() > until:
                 raise self._error(f"was not ready after {duration_text(seconds)}: {why_not}")
             time.sleep(0.1)
-        if self._process is not None:
-            # By now it has its other processes.
-            self._write_live()
-        self.session["version"] = str(self._ask("version").get("version", ""))
+        self.session["version"] = str(self._get("version").get("version", ""))
+        # By now it has all its processes.
+        self._write_live()
 
-    def _not_ready(self) -> str:
-        """Return why the server is not ready, "" if it is. Raises ServerError if another one has its port."""
-        is_local = self._process is not None and not self.launch.stop_arguments and not self.launch.endpoint
-        if is_local and guard.has_proc():
+    def _why_not_ready(self) -> str:
+        """Return why the server is not ready, "" if it is. Raises ServerError if another one answers in its place."""
+        is_here = self._group is not None and not self.launch.stop_arguments and not self.launch.endpoint
+        if self._group is not None and is_here and guard.HAS_PROC:
             listening = _listening(self.port)
-            if listening - _sockets(self._process.pid):  # type: ignore[union-attr]
+            if listening - _sockets(self._group.id):
                 raise self._error(
-                    f"is not what listens on its port {self.port}: a process outside its group does. A server that "
-                    "leaves the group of its command needs stop_cmd"
+                    f"has lost its port {self.port}: a process outside its group listens there. (A server that leaves "
+                    "the group of its command needs stop_cmd)"
                 )
             if not listening:
                 return f"nothing listens on port {self.port}"
 
-        if self.command.ready_path:
-            answer = self._ask(f"/{self.command.ready_path.lstrip('/')}")
-            if "fault" in answer:
-                return f"{self.command.ready_path}: {answer['fault']}"
-        answer = self._ask("models")
-        if "fault" in answer:
-            return f"{self.url}/models: {answer['fault']}"
-        listed = answer.get("data")
-        if not isinstance(listed, list) or not listed or not isinstance(listed[0], dict) or "id" not in listed[0]:
+        try:
+            if self.command.ready_path:
+                self._get(self.command.ready_path)
+            listed = self._get("v1/models").get("data")
+            first = listed[0]  # type: ignore[index]
+            self.model = str(first["id"])
+            self.session |= {"model": self.model, "max_model_len": first.get("max_model_len")}
+        except httpx.HTTPError as error:
+            return reason(error)
+        except (LookupError, TypeError, AttributeError):
             return f"{self.url}/models lists no model"
-        self.model = str(listed[0]["id"])
-        self.session |= {"model": self.model, "max_model_len": listed[0].get("max_model_len")}
         return ""
 
-    def _ask(self, path: str) -> dict[str, Any]:
-        """Return the JSON at a path under /v1, or with a slash under the root; `fault` says why there is none."""
-        base = self.url if path == "models" else self.url.removesuffix("/v1")
+    def _get(self, path: str) -> dict[str, Any]:
+        """Return the JSON at a path, empty if there is none. Raises HTTPError, and ServerError for another key."""
+        address = f"{self.url.removesuffix('/v1')}/{path.lstrip('/')}"
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        try:
-            answer = httpx.get(f"{base}/{path.lstrip('/')}", headers=headers, timeout=20, trust_env=False)
-        except httpx.HTTPError as error:
-            return {"fault": reason(error)}
-        if answer.status_code != 200:
-            return {"fault": f"status {answer.status_code}"}
+        answer = httpx.get(address, headers=headers, timeout=20, trust_env=False)
+        if answer.status_code in (401, 403):
+            raise self._error("asks for another key: write --api-key $NAME into serve_cmd, or set KVATLAS_API_KEY")
+        if answer.status_code != 200 and path != "version":
+            raise httpx.HTTPError(f"{address} answers with status {answer.status_code}")
         with contextlib.suppress(ValueError):
             body = answer.json()
             return body if isinstance(body, dict) else {}
         return {}
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- life and end -------------------------------------------------------------------------------------------------
 
     def is_alive(self) -> bool:
-        """Return whether its first process lives; of an endpoint that was not started, True."""
-        return self._process is None or self._process.poll() is None
+        """Return whether its first process lives; True for an endpoint that was not started."""
+        return self._group is None or self._group.process.poll() is None
 
     def failure(self) -> ServerError | None:
         """Return the error of a server that ended by itself, None while it lives."""
-        if self.is_alive() or self._process is None:
+        if self._group is None or self.is_alive():
             return None
-        # The rest of the group holds the log open until it is ended.
-        for thread in self._threads:
-            thread.join(5)
-        code = self._process.returncode
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-        return self._error(f"ended {how}")
+        # The rest of the group is ended first: it holds the log open.
+        self._group.join()
+        code = self._group.process.returncode
+        return self._error(f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}")
 
     def _error(self, clause: str) -> ServerError:
-        """Return an error with the last lines of the log, without secrets."""
+        """Return an error with the last lines of the log."""
         sentence = f"The server of {self.name} {clause}."
         log = self.start_folder / LOG
         if log.is_file():
             lines = [line[:300] for line in log.read_text("utf-8", "replace")[-8_000:].splitlines() if line.strip()]
-            sentence += f" {log}" + (" ends with:\n" + "\n".join(lines[-8:]) if lines else " is empty.")
+            sentence += f" Its log {str(log)!r} " + ("ends with:" if lines else "is empty.")
+            sentence = "\n".join([sentence, *lines[-8:]])
         return ServerError(self.launch.secrets.mask(sentence))
 
-    # -- stop ---------------------------------------------------------------------------------------------------------
-
     def stop(self) -> None:
-        """End the server, wait until all its processes are gone and their GPU memory is free.
+        """End the server; wait until all its processes are gone and the memory of its GPUs is free.
 
-        Raises ServerError if something still answers on its port: a server that left its group.
+        Raises ServerError if a process is left, or something still answers at its port: a server that left its group.
         """
-        if self._stopping.is_set() or self._process is None:
-            self._end_guard()
+        group = self._group
+        if group is None:
             return
-        self._stopping.set()
-        group = self._process.pid
-        try:
-            if self.launch.stop_arguments:
-                guard.run_stop_command(list(self.launch.stop_arguments), dict(self.launch.environment))
-            elif self.is_alive():
-                self._process.terminate()
-            self._wait_for_group(STOP_SECONDS)
-        finally:
-            # Also after a second Ctrl-C.
-            is_ended = guard.end_group(group)
-            self._process.wait(5)
-            self._end_guard()
-        for thread in self._threads:
-            thread.join(5)
-        if not is_ended:
+        self._group = None
+        if not group.end():
             raise self._error("cannot be ended: a process of its group is left")
         if not self.launch.endpoint and _is_answered(self.port):
             raise self._error(f"still holds its port {self.port}: it left its group; name a stop_cmd that ends it")
         (self.start_folder / LIVE).unlink(missing_ok=True)
-        self._wait_for_memory()
 
-    def _wait_for_group(self, seconds: float) -> None:
-        """Wait until the group is empty; its first process has to be waited for as well."""
-        assert self._process is not None
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if self._process.poll() is not None and not guard.members(self._process.pid):
-                return
-            time.sleep(0.05)
-
-    def _end_guard(self) -> None:
-        if self._guard is None or self._guard.stdin is None:
-            return
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            self._guard.stdin.write(b"done\n")
-            self._guard.stdin.close()
-        self._guard.wait(5)
-
-    def _wait_for_memory(self) -> None:
-        """Wait until each GPU has about the free memory that it had before the start."""
         until = time.monotonic() + MEMORY_SECONDS
         while time.monotonic() < until:
-            pairs = zip(_gpu_column("memory.used"), self._memory_before, strict=False)
-            if all(int(now) < int(before) + 500 for now, before in pairs):
-                return
+            used = zip(_gpu_column("memory.used"), self._memory_before, strict=False)
+            if all(int(now) < int(before) + 500 for now, before in used):
+                break
             time.sleep(0.5)
 
 
-def end_orphans(folder: Path) -> list[str]:
-    """End servers that a killed driver and its killed guard left in `folder`; return sentences on them.
+class _Group:
+    """The processes of one start, with their log, their guard, and a note for the next sweep."""
 
-    To be called while the run's lock is held. Raises ServerError if their driver lives.
+    def __init__(self, launch: Launch, folder: Path) -> None:
+        self.launch = launch
+        self.folder = folder
+        # First the guard: closing its pipe ends it as long as it was told nothing.
+        self.guard = self._start_guard()
+        try:
+            self.process = subprocess.Popen(
+                launch.arguments,
+                env=launch.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except BaseException:
+            self.guard.communicate()
+            raise
+        self.id = self.process.pid
+        self._tell_guard()
+        self._ending = threading.Event()
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._watch, self._copy_log)]
+        for thread in self._threads:
+            thread.start()
+
+    def _start_guard(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__],
+            env=self.launch.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _tell_guard(self) -> None:
+        record = {"group": self.id, "stop_arguments": self.launch.stop_arguments}
+        self._write_guard(json.dumps(record))
+
+    def _write_guard(self, line: str) -> None:
+        assert self.guard.stdin is not None
+        # The guard may have been killed.
+        with contextlib.suppress(BrokenPipeError):
+            self.guard.stdin.write(f"{line}\n".encode())
+            self.guard.stdin.flush()
+
+    def _watch(self) -> None:
+        """End the others once the first process ends; start the guard again if it is killed."""
+        while not self._ending.wait(0.1):
+            if self.process.poll() is not None:
+                guard.end_group(self.id)
+                return
+            if self.guard.poll() is not None:
+                self.guard = self._start_guard()
+                self._tell_guard()
+
+    def _copy_log(self) -> None:
+        """Copy what the processes write, without secrets, until all have closed it."""
+        assert self.process.stdout is not None
+        text = b""
+        with self.process.stdout as source, (self.folder / LOG).open("w+b", buffering=0) as log:
+            while data := os.read(source.fileno(), 1 << 16):
+                text += data
+                # Only whole lines, since a secret may arrive in two pieces.
+                end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+                if not end and len(text) > 1 << 16:
+                    end = len(text) - 4_096
+                _append(log, text[:end], self.launch.secrets)
+                text = text[end:]
+            _append(log, text, self.launch.secrets)
+
+    def join(self) -> None:
+        """Wait until the others are ended and the log is written, unless a process outside the group holds it open."""
+        for thread in self._threads:
+            thread.join(2)
+
+    def end(self) -> bool:
+        """End all processes, and return whether none is left."""
+        self._ending.set()
+        try:
+            if self.launch.stop_arguments:
+                guard.run_stop_command(self.launch.stop_arguments, self.launch.environment)
+            else:
+                self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+                guard.wait_until_empty(self.id, REST_SECONDS)
+        finally:
+            # Also after a second Ctrl-C.
+            is_ended = guard.end_group(self.id)
+            self._write_guard("done")
+            self.guard.communicate()
+        self.process.wait()
+        self.join()
+        return is_ended
+
+
+def _append(log: IO[bytes], data: bytes, secrets: Secrets) -> None:
+    """Append to a log, of which the middle is left out once it is long. A full disk ends the log, never the server."""
+    text = secrets.mask(data.decode("utf-8", "surrogateescape"))
+    with contextlib.suppress(OSError):
+        log.write(text.encode("utf-8", "surrogateescape"))
+        size = log.tell()
+        if size > 3 * LOG_BYTES:
+            log.seek(size - LOG_BYTES)
+            last = log.read()
+            log.seek(LOG_BYTES)
+            log.truncate()
+            log.write(b"\n[...]\n" + last)
+
+
+def end_orphans(folder: Path) -> list[str]:
+    """End the servers that a killed driver and its killed guard left in `folder`; return sentences on them.
+
+    Processes of other start times are not touched. To be called while the run's lock is held. Raises ServerError if a
+    driver still lives, as on a file system without locks.
     """
     sentences = []
     for file in sorted(folder.glob(f"*/{LIVE}")):
-        try:
-            record = json.loads(file.read_text("utf-8"))
-        except ValueError:
-            continue
+        record = json.loads(file.read_text("utf-8"))
         name = file.parent.name
-        if record["boot"] != _boot() or not guard.has_proc():
-            sentences.append(f"The server {name} was not stopped; it ran on another machine or before this boot.")
+        if record["boot"] != _boot():
+            sentences.append(f"The server {name} was not stopped; it ran on another machine, or before this boot.")
             file.unlink()
             continue
-        if _lives(record["driver"]):
-            raise ServerError(f"The server {name} belongs to process {next(iter(record['driver']))}, which runs.")
-        if record["stop_cmd"]:
-            command = Command(stop_cmd=record["stop_cmd"], env=record["env"])
-            launch = command.launch(record["names"], os.environ)
-            guard.run_stop_command(list(launch.stop_arguments), dict(launch.environment))
-        if _lives(record["processes"]):
+        if _is_one_alive(record["driver"]):
+            raise ServerError(f"The server {name} belongs to the process {[*record['driver']][0]}, which still runs.")
+
+        command = Command(stop_cmd=record["stop_cmd"], env=record["env"])
+        launch = command.launch(record["names"], os.environ)
+        guard.run_stop_command(launch.stop_arguments, launch.environment)
+        if _is_one_alive(record["processes"]):
             guard.end_group(record["group"])
-            sentences.append(f"The server {name} of a killed sweep still ran, and was ended.")
+            sentences.append(f"The server {name} of a killed sweep still ran; it is ended now.")
         file.unlink()
     return sentences
 
 
-def _lives(processes: Mapping[str, int]) -> bool:
-    """Return whether one of these processes, by number and start time, still lives."""
-    for process, start in processes.items():
-        with contextlib.suppress(ProcessLookupError):
-            if guard.members(os.getpgid(int(process))).get(int(process)) == start:
-                return True
-    return False
-
-
-class _Log:
-    """The log of a server: its first and last bytes, without secrets."""
-
-    def __init__(self, source: IO[bytes], path: Path, secrets: Secrets) -> None:
-        self.source = source
-        self.path = path
-        self.secrets = secrets
-
-    def copy(self) -> None:
-        """Copy until all processes closed the source. A full disk ends the log, never the server."""
-        rest = b""
-        with self.path.open("w+b", buffering=0) as file:
-            while data := os.read(self.source.fileno(), 1 << 16):
-                rest += data
-                # A secret may be cut in two, a line is not.
-                end = max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1
-                if not end and len(rest) > 1 << 16:
-                    end = len(rest) - 4_096
-                self._write(file, rest[:end])
-                rest = rest[end:]
-            self._write(file, rest)
-
-    def _write(self, file: IO[bytes], data: bytes) -> None:
-        text = self.secrets.mask(data.decode("utf-8", "surrogateescape"))
-        with contextlib.suppress(OSError):
-            file.write(text.encode("utf-8", "surrogateescape"))
-            size = file.tell()
-            if size <= 3 * LOG_BYTES:
-                return
-            file.seek(size - LOG_BYTES)
-            last = file.read()
-            file.seek(LOG_BYTES)
-            file.truncate()
-            file.write(b"\n[...]\n" + last)
-
-
-def _start_guard(launch: Launch) -> subprocess.Popen[bytes]:
-    program = [sys.executable, "-I", "-S", guard.__file__]
-    return subprocess.Popen(program, env=launch.environment, stdin=subprocess.PIPE, start_new_session=True)
+def _is_one_alive(processes: Mapping[str, int]) -> bool:
+    """Return whether one of the processes, by number and start time, lives."""
+    return any(start and guard.start_time(int(process)) == start for process, start in processes.items())
 
 
 def _new_folder(folder: Path, name: str) -> tuple[int, Path]:
     """Make the folder of the next start, and return it with its number."""
     folder.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(one.name[:3]) for one in folder.glob("[0-9][0-9][0-9]-*")), default=0)
+    numbers = [int(one.name.partition("-")[0]) for one in folder.glob("[0-9]*-*")]
+    number = 1 + max(numbers, default=0)
     start_folder = folder / f"{number:03d}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)[:60]}"
     start_folder.mkdir()
     return number, start_folder
 
 
 def free_port() -> int:
-    """Return a port that no process has bound, on any address."""
+    """Return a port that no process holds at any address."""
     for port in random.SystemRandom().sample(PORTS, 200):
-        # Without SO_REUSEADDR a port that somebody holds without listening is refused as well.
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        # Without SO_REUSEADDR a port that is held without listening is refused as well.
+        with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             return port
     raise ServerError(f"No port from {PORTS[0]} to {PORTS[-1]} is free.")
@@ -443,30 +429,31 @@ def _is_answered(port: int) -> bool:
 
 
 def _listening(port: int) -> set[str]:
-    """Return the sockets that listen on a port, on any address."""
+    """Return the sockets that listen at a port, of any address."""
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                    found.add(fields[9])
+                # 0A is a socket that listens.
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    found.add(f"socket:[{fields[9]}]")
     return found
 
 
 def _sockets(group: int) -> set[str]:
-    """Return the sockets of all processes of a group."""
+    """Return the sockets, and other open files, of all processes of a group."""
     found = set()
     for process in guard.members(group):
         with contextlib.suppress(OSError):
             for descriptor in Path(f"/proc/{process}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    found.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+                    found.add(str(descriptor.readlink()))
     return found
 
 
 def _boot() -> str:
-    """Return what tells this machine and boot from others."""
+    """Return what tells this boot of this machine from others."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()
@@ -478,6 +465,5 @@ def _gpu_column(column: str) -> list[str]:
         return []
     query = ["nvidia-smi", f"--query-gpu={column}", "--format=csv,noheader,nounits"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
-        return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+        return subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.splitlines()
     return []
