@@ -8,11 +8,13 @@ import json
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 parser = argparse.ArgumentParser()
@@ -26,6 +28,7 @@ parser.add_argument("--say", default="")
 parser.add_argument("--model", default="fake")
 parser.add_argument("--kv-cache-dtype", default="auto")
 parser.add_argument("--api-key", default="")
+parser.add_argument("--pid-file", type=Path)
 options = parser.parse_args()
 answers_left = [options.answers]
 lock = threading.Lock()
@@ -51,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/version":
             self.send_json({"version": "1.2.3"})
         elif self.path == "/v1/models":
-            row = {"id": options.model, "max_model_len": 4096, "root": os.getcwd()}
+            row = {"id": options.model, "max_model_len": 4096, "root": str(Path.cwd())}
             self.send_json({"data": [] if "no-model" in options.mode else [row]})
         else:
             self.send_json({}, 200 if self.path == "/health" else 404)
@@ -82,6 +85,10 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = True
     allow_reuse_port = "reuse-port" in options.mode
 
+    def server_bind(self) -> None:
+        # Without asking for the name of the host, which may take seconds.
+        socketserver.TCPServer.server_bind(self)
+
 
 if options.say:
     print(options.say, flush=True)
@@ -94,10 +101,12 @@ else:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 if "forks" in options.mode:
     sleeping_child()
-if "forks-out" in options.mode and os.fork():
-    time.sleep(600)
-elif "forks-out" in options.mode:
+if "forks-out" in options.mode:
+    if os.fork():
+        time.sleep(600)
     os.setsid()
+if options.pid_file:
+    options.pid_file.write_text(str(os.getpid()))
 if "holds-port" in options.mode:
     # As vLLM does while it loads: bound, and not listening.
     held = socket.socket()

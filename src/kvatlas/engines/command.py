@@ -46,13 +46,14 @@ class Secrets:
 
     def mask(self, text: str) -> str:
         """Return the text with the names in place of the values."""
-        lines: dict[str, str] = {}
+        names: dict[str, str] = {}
         for name, value in self.values.items():
-            # Logs have one line after the other. Short values and numbers would stand in every text.
-            secret_lines = [line.strip() for line in value.splitlines()]
-            lines |= {line: name for line in secret_lines if len(line) >= 4 and is_secret("key", line)}
-        for line in sorted(lines, key=len, reverse=True):
-            text = text.replace(line, f"${lines[line]}")
+            for line in map(str.strip, value.splitlines()):
+                # Short values and numbers stand in any text.
+                if len(line) >= 4 and is_secret("key", line):
+                    names.setdefault(line, name)
+        for line in sorted(names, key=len, reverse=True):
+            text = text.replace(line, f"${names[line]}")
         return text
 
 
@@ -60,8 +61,8 @@ class Secrets:
 class Launch:
     """All that one start needs, with the values of the environment in it: nothing of it is stored."""
 
-    arguments: tuple[str, ...]
-    stop_arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = field(repr=False)
+    stop_arguments: tuple[str, ...] = field(repr=False)
     environment: Mapping[str, str] = field(repr=False)
     files: Mapping[str, str]
     endpoint: str
@@ -237,7 +238,7 @@ class Command:
             files={name: _filled(text, names, (), f"files {name}") for name, text in self.files.items()},
             endpoint=filled(self.endpoint, "endpoint"),
             api_key=_api_key(arguments, child_environment),
-            secrets=Secrets({**inherited, **referred}),
+            secrets=Secrets({**referred, **inherited}),
         )
 
 
@@ -259,20 +260,20 @@ def read_serve_params(path: Path) -> list[dict[str, Value]]:
 
     It is a list of mappings, or mappings by name. Raises KvatlasError for anything else.
     """
-    expected = "expected a list of mappings, or mappings by name, of texts, numbers, true, false or mappings"
     try:
         data = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise KvatlasError(f"serve_params: {str(path)!r} cannot be read ({reason(error)}).") from error
 
     entries = list(data.values()) if isinstance(data, dict) else data
-    if not isinstance(entries, list) or not entries:
-        raise KvatlasError(f"serve_params: {str(path)!r} has no settings; {expected}.")
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise KvatlasError(f"serve_params: {str(path)!r}: expected a list of mappings, or mappings by name.")
     settings: list[dict[str, Value]] = []
     for entry in entries:
-        if not isinstance(entry, dict) or not all(isinstance(value, Value) for value in entry.values()):
-            raise KvatlasError(f"serve_params: {str(path)!r} has the entry {entry!r}; {expected}.")
-        settings.append({name: value for name, value in entry.items() if name != ENTRY_NAME})
+        values = {name: value for name, value in entry.items() if name != ENTRY_NAME}
+        for name, value in values.items():
+            _text(name, value)
+        settings.append(values)
     return settings
 
 
