@@ -66,6 +66,11 @@ def start(command: Command, folder: Path, **options: float) -> Server:
     return Server(command, folder / "servers", "fp8", folder, **{"ready_timeout": 5, **options})
 
 
+def group_of(one: Server) -> server._Group:
+    assert one._group is not None
+    return one._group
+
+
 def ask(one: Server, question: str = "what") -> httpx.Response:
     body = {"messages": [{"role": "user", "content": question}], "seed": 7}
     headers = {"Authorization": f"Bearer {one.api_key}"}
@@ -145,7 +150,7 @@ def test_a_server_that_does_not_start(command: Command, sentence: str, tmp_path:
 def test_an_end_while_it_loads_is_seen_at_once(tmp_path: Path) -> None:
     """An hour of waiting for a server that is dead is what other tools had."""
     one = start(fake("--seconds", "60", "--mode", "forks"), tmp_path, ready_timeout=3_600)
-    killer = threading.Timer(0.7, lambda: os.kill(one._group.process.pid, signal.SIGKILL))
+    killer = threading.Timer(0.7, lambda: os.kill(group_of(one).process.pid, signal.SIGKILL))
     killer.start()
     with pytest.raises(ServerError, match="ended by SIGKILL"), one:
         pass
@@ -193,7 +198,7 @@ def test_a_server_that_dies_is_told_and_starts_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [("ignores-sigterm",), ("forks",), ("ignores-sigterm", "forks")], ids="+".join)
 def test_all_processes_are_ended(names: tuple[str, ...], tmp_path: Path) -> None:
     with start(modes(*names), tmp_path) as one:
-        assert len(guard.members(one._group.id)) == 1 + ("forks" in names)
+        assert len(guard.members(group_of(one).id)) == 1 + ("forks" in names)
     assert processes_of(tmp_path) == {}
     assert_free(one.port)
 
@@ -309,12 +314,12 @@ def test_a_driver_killed_while_its_server_loads_leaves_nothing(tmp_path: Path) -
 
 def test_a_killed_guard_is_replaced(tmp_path: Path) -> None:
     with start(modes("forks"), tmp_path) as one:
-        first = one._group.guard
+        first = group_of(one).guard
         first.kill()
-        wait_until(lambda: one._group.guard is not first, lambda: "no other guard")
+        wait_until(lambda: group_of(one).guard is not first, lambda: "no other guard")
         assert ask(one).status_code == 200
         # Killed just before the end, it is not missed.
-        one._group.guard.kill()
+        group_of(one).guard.kill()
 
 
 def test_a_guard_that_was_replaced_guards(tmp_path: Path) -> None:
@@ -351,7 +356,7 @@ def test_others_are_not_taken_for_orphans(tmp_path: Path) -> None:
         live = one.start_folder / LIVE
         record = json.loads(live.read_text())
         record["driver"] = {}
-        live.write_text(json.dumps({**record, "processes": {str(one._group.id): 1}}))
+        live.write_text(json.dumps({**record, "processes": {str(group_of(one).id): 1}}))
         assert end_orphans(tmp_path / "servers") == []
         live.write_text(json.dumps({**record, "boot": "another", "stop_cmd": "touch {folder}/stopped"}))
         assert "another machine, or before this boot" in end_orphans(tmp_path / "servers")[0]
@@ -361,8 +366,8 @@ def test_others_are_not_taken_for_orphans(tmp_path: Path) -> None:
 
 def test_the_rest_of_a_killed_first_process_is_ended(tmp_path: Path) -> None:
     with start(modes("forks"), tmp_path) as one:
-        os.kill(one._group.id, signal.SIGKILL)
-        wait_until(lambda: not guard.members(one._group.id), lambda: str(processes_of(tmp_path)), 2)
+        os.kill(group_of(one).id, signal.SIGKILL)
+        wait_until(lambda: not guard.members(group_of(one).id), lambda: str(processes_of(tmp_path)), 2)
         assert "ended by SIGKILL" in str(one.failure())
 
 
@@ -435,4 +440,4 @@ def test_a_note_of_a_server_that_lives_has_no_secret(tmp_path: Path, monkeypatch
         guards = [command for command in processes_of(tmp_path).values() if "guard.py" in command]
         assert "0123456789" not in guards[0]
         one.command = Command()
-        os.kill(one._group.id, signal.SIGKILL)
+        os.kill(group_of(one).id, signal.SIGKILL)

@@ -115,7 +115,6 @@ class Command:
         for name in values:
             if name in (*START_NAMES, "options"):
                 raise KvatlasError(f"No parameter can be named {name!r}: {{{name}}} in a command means another thing.")
-        self._check_texts()
 
         texts = {name: _text(name, value) for name, value in values.items()}
         used = _names_in(text for _, text in self._texts())
@@ -131,11 +130,12 @@ class Command:
         arguments = _split(self.serve_cmd, "serve_cmd")
         options = [filled(argument, "options") for argument in _split(self.options or "", "options")]
         for name, value in flags.items():
-            arguments, is_replaced = _replaced(arguments, name, value)
-            if not is_replaced:
-                options += flag(name, value)
+            new = flag(name, value)
+            arguments, is_there = _replaced(arguments, name, new)
+            if not is_there:
+                options += new
         arguments = _with_options(arguments, options)
-        return replace(
+        rendered = replace(
             self,
             serve_cmd=_joined(filled(argument, "serve_cmd") for argument in arguments),
             options=None,
@@ -144,6 +144,8 @@ class Command:
             stop_cmd=_joined(filled(argument, "stop_cmd") for argument in _split(self.stop_cmd, "stop_cmd")),
             endpoint=filled(self.endpoint, "endpoint"),
         )
+        rendered._check_texts()
+        return rendered
 
     def _texts(self) -> list[tuple[str, str]]:
         """Return all texts with their places."""
@@ -153,7 +155,7 @@ class Command:
         return [*named.items(), ("endpoint", self.endpoint), *env.items(), *files.items()]
 
     def _check_texts(self) -> None:
-        """Raise KvatlasError for the faults that the texts alone have."""
+        """Raise KvatlasError for the faults of a rendered command's texts."""
         for name in self.files:
             path = PurePath(name)
             if path.is_absolute() or ".." in path.parts or not path.name:
@@ -167,8 +169,8 @@ class Command:
             secrets = secret_arguments(text)
             if secrets:
                 raise KvatlasError(f"{place}: {secrets[0]} is a secret in clear; {way_out}.")
-        if re.search(r"//[^/\s]+@", self.endpoint):
-            raise KvatlasError("endpoint: an address has no user and no password; keys come from the environment.")
+        if self.endpoint and re.fullmatch(r"https?://[^@\s]+", self.endpoint) is None:
+            raise KvatlasError("endpoint: expected http://HOST:PORT/v1 without user and password.")
 
         if self.serve_cmd and not self.endpoint and "port" not in _names_in(text for _, text in self._texts()):
             raise KvatlasError(
@@ -189,10 +191,8 @@ class Command:
         if not self.serve_cmd:
             return {"endpoint": self.endpoint}
         arguments = shlex.split(self.serve_cmd)
-        for option in ("--port", "--host"):
-            while option in arguments:
-                place = arguments.index(option)
-                del arguments[place : place + 2]
+        for option in ("port", "host"):
+            arguments, _ = _replaced(arguments, option, [])
         return {"arguments": arguments, "env": dict(self.env), "files": dict(self.files)}
 
     def check(self, spec_folder: Path, environment: Mapping[str, str]) -> None:
@@ -292,31 +292,33 @@ def flag(name: str, value: Value) -> list[str]:
     return [f"--{option}" if value else f"--no-{option}"]
 
 
-def _replaced(arguments: list[str], name: str, value: Value) -> tuple[list[str], bool]:
-    """Return the arguments with this value in place of an earlier one, and whether there was one.
+def _replaced(arguments: list[str], name: str, new: list[str]) -> tuple[list[str], bool]:
+    """Return the arguments with new ones in place of an option, and whether the option was there.
 
-    The option may be written with `_` and `-`, with `=`, and as its opposite `--no-name`. Of an option that is there
-    twice both go, since programs take the last.
+    It may be written with `_` and `-`, with `=`, and as its opposite `--no-name`. Of an option that is there twice both
+    go, since programs take the last.
     """
     outer, dot, inner = name.partition(".")
     spellings = {outer, outer.replace("_", "-"), outer.replace("-", "_")}
     options = {f"--{spelling}{dot}{inner}" for spelling in spellings}
-    options |= {f"--no-{spelling}" for spelling in spellings}
+    opposites = {f"--no-{spelling}" for spelling in spellings}
+    is_switch = len(new) == 1
     replaced: list[str] = []
-    is_replaced = False
+    is_there = False
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
-        if argument.partition("=")[0] not in options:
+        option, equals, _ = argument.partition("=")
+        if option not in options | opposites:
             replaced.append(argument)
             continue
-        has_value = not isinstance(value, bool) and "=" not in argument and not argument.startswith("--no-")
+        has_value = option in options and not equals and not is_switch
         if has_value and rest and not rest[0].startswith("--"):
             rest.pop(0)
-        if not is_replaced:
-            replaced += flag(name, value)
-            is_replaced = True
-    return replaced, is_replaced
+        if not is_there:
+            replaced += new
+        is_there = True
+    return replaced, is_there
 
 
 def _with_options(arguments: list[str], options: list[str]) -> list[str]:
@@ -382,9 +384,9 @@ def _filled(text: str, values: Mapping[str, str], later: Iterable[str], place: s
         if name in later:
             return match[0]
         if name not in values:
-            known = [*later, *values]
+            names = [*later, *values]
             raise KvatlasError(
-                f"{place}: {{{name}}} has no value here; expected one of {', '.join(known)}.{did_you_mean(name, known)}"
+                f"{place}: {{{name}}} has no value here; expected one of {', '.join(names)}.{did_you_mean(name, names)}"
             )
         return values[name]
 

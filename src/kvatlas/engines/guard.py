@@ -14,11 +14,12 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 #: Seconds for a command that stops a server.
 STOP_COMMAND_SECONDS = 60.0
 #: Systems without it have no check of start times and sockets.
-HAS_PROC = os.path.exists("/proc/self/stat")
+HAS_PROC = Path("/proc/self/stat").exists()
 
 
 def members(group: int) -> dict[int, int]:
@@ -30,7 +31,8 @@ def members(group: int) -> dict[int, int]:
         return {}
 
     found = {}
-    for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    for folder in Path("/proc").glob("[0-9]*"):
+        process = int(folder.name)
         groups, start = _groups_and_start(process)
         if str(group) in groups:
             found[process] = start
@@ -45,9 +47,8 @@ def start_time(process: int) -> int:
 def _groups_and_start(process: int) -> tuple[list[str], int]:
     """Return the group, the session and the start time of a living process."""
     try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            # The name of the program may hold spaces and brackets.
-            fields = file.read().rpartition(")")[2].split()
+        # The name of the program may hold spaces and brackets.
+        fields = Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
         return [], 0
     is_dead = fields[0] in "ZX"

@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -56,6 +57,7 @@ class ServerError(KvatlasError):
     """A server that did not start, is not the one that was started, or ended; with the last lines of its log."""
 
 
+@dataclass(eq=False)
 class Server:
     """One start of a command. `name` is that of its setting, `index` its place among servers that run side by side.
 
@@ -63,25 +65,15 @@ class Server:
     started, node, gpu, port, version, model, max_model_len.
     """
 
-    def __init__(
-        self,
-        command: Command,
-        folder: Path,
-        name: str,
-        spec_folder: Path,
-        *,
-        index: int = 0,
-        ready_timeout: float = READY_SECONDS,
-    ) -> None:
-        self.command = command
-        self.folder = folder
-        self.name = name
-        self.spec_folder = spec_folder
-        self.index = index
-        self.ready_timeout = ready_timeout
-        self.model = ""
-        self.session: dict[str, Any] = {}
-        self._group: _Group | None = None
+    command: Command
+    folder: Path
+    name: str
+    spec_folder: Path
+    index: int = 0
+    ready_timeout: float = READY_SECONDS
+    model: str = field(default="", init=False)
+    session: dict[str, Any] = field(default_factory=dict, init=False)
+    _group: _Group | None = field(default=None, init=False)
 
     def __enter__(self) -> Self:
         try:
@@ -101,7 +93,7 @@ class Server:
         self.stop()
 
     def _start(self) -> None:
-        number, self.start_folder = _new_folder(self.folder, self.name)
+        start_number, self.start_folder = _new_folder(self.folder, self.name)
         self.port = free_port()
         self.names = {
             "port": str(self.port),
@@ -117,20 +109,22 @@ class Server:
         self.url = f"{endpoint.rstrip('/').removesuffix('/v1')}/v1"
         self._memory_before = _gpu_column("memory.used")
         self.session = {
-            "number": number,
+            "number": start_number,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "node": socket.gethostname(),
             "gpu": ", ".join(dict.fromkeys(_gpu_column("name"))),
         }
         if not self.launch.arguments:
             return
+        if os.name == "nt":
+            raise ServerError("Servers are started on Linux and macOS alone; name the endpoint of one that runs.")
 
         for file, text in self.launch.files.items():
             path = self.start_folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
         self.session["port"] = self.port
-        self._group = _Group(self.launch, self.start_folder)
+        self._group = _Group(self.launch, self.start_folder / LOG)
         self._write_live()
 
     def _write_live(self) -> None:
@@ -155,45 +149,46 @@ class Server:
     def _wait_until_ready(self) -> None:
         seconds = self.ready_timeout if self._group else min(ENDPOINT_SECONDS, self.ready_timeout)
         until = time.monotonic() + seconds
-        while True:
+        while why_not := self._why_not_ready():
             failure = self.failure()
             if failure is not None:
                 raise failure
-            why_not = self._why_not_ready()
-            if not why_not:
-                break
             if time.monotonic() > until:
                 raise self._error(f"was not ready after {duration_text(seconds)}: {why_not}")
             time.sleep(0.1)
-        self.session["version"] = str(self._get("version").get("version", ""))
         # By now it has all its processes.
         self._write_live()
 
     def _why_not_ready(self) -> str:
         """Return why the server is not ready, "" if it is. Raises ServerError if another one answers in its place."""
-        is_here = self._group is not None and not self.launch.stop_arguments and not self.launch.endpoint
-        if self._group is not None and is_here and guard.HAS_PROC:
+        if self._has_port_here():
             listening = _listening(self.port)
-            if listening - _sockets(self._group.id):
+            if not listening:
+                return f"nothing listens on port {self.port}"
+            if listening - _open_files(self._group.id):
                 raise self._error(
                     f"has lost its port {self.port}: a process outside its group listens there. (A server that leaves "
                     "the group of its command needs stop_cmd)"
                 )
-            if not listening:
-                return f"nothing listens on port {self.port}"
-
         try:
             if self.command.ready_path:
                 self._get(self.command.ready_path)
-            listed = self._get("v1/models").get("data")
-            first = listed[0]  # type: ignore[index]
-            self.model = str(first["id"])
-            self.session |= {"model": self.model, "max_model_len": first.get("max_model_len")}
+            model = self._get("v1/models")["data"][0]
+            self.model = str(model["id"])
+            version = self._get("version").get("version", "")
         except httpx.HTTPError as error:
             return reason(error)
-        except (LookupError, TypeError, AttributeError):
+        except (LookupError, TypeError):
             return f"{self.url}/models lists no model"
+        # A model may be served under the path of its folder, which is nobody's business.
+        name = Path(self.model).name if Path(self.model).is_absolute() else self.model
+        self.session |= {"model": name, "max_model_len": model.get("max_model_len"), "version": str(version)}
         return ""
+
+    def _has_port_here(self) -> bool:
+        """Return whether the socket must belong to the group: not that of a container, or of another machine."""
+        is_elsewhere = self.launch.stop_arguments or self.launch.endpoint
+        return guard.HAS_PROC and self._group is not None and not is_elsewhere
 
     def _get(self, path: str) -> dict[str, Any]:
         """Return the JSON at a path, empty if there is none. Raises HTTPError, and ServerError for another key."""
@@ -212,12 +207,12 @@ class Server:
     # -- life and end -------------------------------------------------------------------------------------------------
 
     def is_alive(self) -> bool:
-        """Return whether its first process lives; True for an endpoint that was not started."""
+        """Return whether its first process lives; True for an endpoint that is only asked."""
         return self._group is None or self._group.process.poll() is None
 
     def failure(self) -> ServerError | None:
         """Return the error of a server that ended by itself, None while it lives."""
-        if self._group is None or self.is_alive():
+        if self._group is None or self._group.is_ending or self.is_alive():
             return None
         # The rest of the group is ended first: it holds the log open.
         self._group.join()
@@ -229,7 +224,8 @@ class Server:
         sentence = f"The server of {self.name} {clause}."
         log = self.start_folder / LOG
         if log.is_file():
-            lines = [line[:300] for line in log.read_text("utf-8", "replace")[-8_000:].splitlines() if line.strip()]
+            text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text("utf-8", "replace")[-8_000:])
+            lines = [line[:300] for line in text.splitlines() if line.strip()]
             sentence += f" Its log {str(log)!r} " + ("ends with:" if lines else "is empty.")
             sentence = "\n".join([sentence, *lines[-8:]])
         return ServerError(self.launch.secrets.mask(sentence))
@@ -239,11 +235,9 @@ class Server:
 
         Raises ServerError if a process is left, or something still answers at its port: a server that left its group.
         """
-        group = self._group
-        if group is None:
+        if self._group is None or self._group.is_ending:
             return
-        self._group = None
-        if not group.end():
+        if not self._group.end():
             raise self._error("cannot be ended: a process of its group is left")
         if not self.launch.endpoint and _is_answered(self.port):
             raise self._error(f"still holds its port {self.port}: it left its group; name a stop_cmd that ends it")
@@ -258,12 +252,12 @@ class Server:
 
 
 class _Group:
-    """The processes of one start, with their log, their guard, and a note for the next sweep."""
+    """The processes of one start, with their log and their guard; `id` is the number of the first."""
 
-    def __init__(self, launch: Launch, folder: Path) -> None:
+    def __init__(self, launch: Launch, log_file: Path) -> None:
         self.launch = launch
-        self.folder = folder
-        # First the guard: closing its pipe ends it as long as it was told nothing.
+        self.log_file = log_file
+        # First the guard: until it is told of a group, the end of its pipe only ends it.
         self.guard = self._start_guard()
         try:
             self.process = subprocess.Popen(
@@ -278,11 +272,17 @@ class _Group:
             self.guard.communicate()
             raise
         self.id = self.process.pid
-        self._tell_guard()
+        self._write_to_guard(self._record())
         self._ending = threading.Event()
-        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._watch, self._copy_log)]
-        for thread in self._threads:
-            thread.start()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+        self._logging = threading.Thread(target=self._copy_log, daemon=True)
+        self._watching.start()
+        self._logging.start()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its end was asked for."""
+        return self._ending.is_set()
 
     def _start_guard(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -294,11 +294,10 @@ class _Group:
             start_new_session=True,
         )
 
-    def _tell_guard(self) -> None:
-        record = {"group": self.id, "stop_arguments": self.launch.stop_arguments}
-        self._write_guard(json.dumps(record))
+    def _record(self) -> str:
+        return json.dumps({"group": self.id, "stop_arguments": self.launch.stop_arguments})
 
-    def _write_guard(self, line: str) -> None:
+    def _write_to_guard(self, line: str) -> None:
         assert self.guard.stdin is not None
         # The guard may have been killed.
         with contextlib.suppress(BrokenPipeError):
@@ -313,13 +312,13 @@ class _Group:
                 return
             if self.guard.poll() is not None:
                 self.guard = self._start_guard()
-                self._tell_guard()
+                self._write_to_guard(self._record())
 
     def _copy_log(self) -> None:
         """Copy what the processes write, without secrets, until all have closed it."""
         assert self.process.stdout is not None
         text = b""
-        with self.process.stdout as source, (self.folder / LOG).open("w+b", buffering=0) as log:
+        with self.process.stdout as source, self.log_file.open("w+b", buffering=0) as log:
             while data := os.read(source.fileno(), 1 << 16):
                 text += data
                 # Only whole lines, since a secret may arrive in two pieces.
@@ -331,14 +330,15 @@ class _Group:
             _append(log, text, self.launch.secrets)
 
     def join(self) -> None:
-        """Wait until the others are ended and the log is written, unless a process outside the group holds it open."""
-        for thread in self._threads:
-            thread.join(2)
+        """Wait until the others are ended and the log is whole, unless a process outside the group holds it open."""
+        self._watching.join()
+        self._logging.join(2)
 
     def end(self) -> bool:
         """End all processes, and return whether none is left."""
         self._ending.set()
         try:
+            self._watching.join()
             if self.launch.stop_arguments:
                 guard.run_stop_command(self.launch.stop_arguments, self.launch.environment)
             else:
@@ -349,7 +349,7 @@ class _Group:
         finally:
             # Also after a second Ctrl-C.
             is_ended = guard.end_group(self.id)
-            self._write_guard("done")
+            self._write_to_guard("done")
             self.guard.communicate()
         self.process.wait()
         self.join()
@@ -385,7 +385,9 @@ def end_orphans(folder: Path) -> list[str]:
             file.unlink()
             continue
         if _is_one_alive(record["driver"]):
-            raise ServerError(f"The server {name} belongs to the process {[*record['driver']][0]}, which still runs.")
+            raise ServerError(
+                f"The server {name} belongs to the process {next(iter(record['driver']))}, which still runs."
+            )
 
         command = Command(stop_cmd=record["stop_cmd"], env=record["env"])
         launch = command.launch(record["names"], os.environ)
@@ -406,10 +408,10 @@ def _new_folder(folder: Path, name: str) -> tuple[int, Path]:
     """Make the folder of the next start, and return it with its number."""
     folder.mkdir(parents=True, exist_ok=True)
     numbers = [int(one.name.partition("-")[0]) for one in folder.glob("[0-9]*-*")]
-    number = 1 + max(numbers, default=0)
-    start_folder = folder / f"{number:03d}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)[:60]}"
+    start_number = 1 + max(numbers, default=0)
+    start_folder = folder / f"{start_number:03d}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)[:60]}"
     start_folder.mkdir()
-    return number, start_folder
+    return start_number, start_folder
 
 
 def free_port() -> int:
@@ -441,8 +443,8 @@ def _listening(port: int) -> set[str]:
     return found
 
 
-def _sockets(group: int) -> set[str]:
-    """Return the sockets, and other open files, of all processes of a group."""
+def _open_files(group: int) -> set[str]:
+    """Return what all processes of a group have open, also sockets."""
     found = set()
     for process in guard.members(group):
         with contextlib.suppress(OSError):
