@@ -150,6 +150,11 @@ def test_rendering_a_rendered_command_changes_nothing() -> None:
         ({}, {"hf_overrides": {"token": "abcdefgh"}}, "serve_cmd: token is a secret in clear"),
         ({"env": {"A_KEY": "{a}"}}, {"a": "abcdefgh"}, "env A_KEY is a secret in clear"),
         ({"endpoint": "gpu7:8000"}, {}, "expected http://HOST:PORT/v1"),
+        (
+            {"serve_cmd": "docker run -p {port}:1 i", "env": {"B": "1"}},
+            {},
+            "env B would reach docker and not the server",
+        ),
         ({"stop_cmd": "curl -H 'Authorization: Bearer abcdefgh' x"}, {}, "stop_cmd: Authorization is a secret"),
         ({"files": {"a.yaml": "password: abcdefgh"}}, {}, "files a.yaml: password is a secret in clear"),
     ],
@@ -203,18 +208,24 @@ def test_variables_are_filled_at_the_start_alone() -> None:
     assert launch.secrets.mask("a hf_12345678 b") == "a $KEY b"
 
 
+def test_the_shell_of_a_script_fills_its_variables() -> None:
+    command = rendered({}, serve_cmd="bash -c 'a --port {port} --api-key $MINE --x $x'")
+    launch = command.launch(NAMES, {"MINE": "abcdefgh"})
+    assert launch.arguments[2] == "a --port 8001 --api-key $MINE --x $x"
+    assert launch.secrets.mask("abcdefgh") == "$MINE"
+
+
 def test_secrets_are_masked_by_their_names_and_nothing_else_is() -> None:
     secrets = Secrets(
-        {"LONG": "abcdefgh-ij", "SHORT": "abcdefgh", "GPU": "0", "SIZE": "4096", "PEM": "line one\nline two"}
+        {"LONG": "abcdefgh-ij", "A_KEY": "abcd", "MODE": "auto", "SIZE": "4096", "PEM": "line one\nline two"}
     )
-    text = "0 4096 abcdefgh-ij abcdefgh\nline two"
-    assert secrets.mask(text) == "0 4096 $LONG $SHORT\n$PEM"
-    assert "abcdefgh" not in repr(secrets)
+    assert secrets.mask("auto 4096 abcdefgh-ij abcd\nline two") == "auto 4096 $LONG $A_KEY\n$PEM"
+    assert "abcd" not in repr(secrets)
 
 
 def test_the_file_of_vllms_sweep_is_read(tmp_path: Path) -> None:
     file = tmp_path / "kv.json"
-    settings = [{"kv_cache_dtype": "fp8"}, {"enforce_eager": True, "hf_overrides": {"a": 1}}]
+    settings: list[dict[str, Any]] = [{"kv_cache_dtype": "fp8"}, {"enforce_eager": True, "hf_overrides": {"a": 1}}]
     file.write_text(json.dumps([{"_benchmark_name": "a", **settings[0]}, settings[1]]))
     assert read_serve_params(file) == settings
     file.write_text(json.dumps({"a": settings[0], "b": settings[1]}))

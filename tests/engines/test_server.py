@@ -62,8 +62,8 @@ def modes(*names: str) -> Command:
     return fake(*(argument for name in names for argument in ("--mode", name)))
 
 
-def start(command: Command, folder: Path, **options: float) -> Server:
-    return Server(command, folder / "servers", "fp8", folder, **{"ready_timeout": 5, **options})
+def start(command: Command, folder: Path, ready_timeout: float = 5) -> Server:
+    return Server(command, folder / "servers", "fp8", folder, ready_timeout=ready_timeout)
 
 
 def group_of(one: Server) -> server._Group:
@@ -95,7 +95,14 @@ def test_a_server_lives_within_its_block(tmp_path: Path) -> None:
         session = dict(one.session)
     assert_free(one.port)
     assert not (one.start_folder / LIVE).exists()
-    expected = {"number": 1, "version": "1.2.3", "max_model_len": 4096, "model": "fake", "port": one.port}
+    expected = {
+        "number": 1,
+        "version": "1.2.3",
+        "max_model_len": 4096,
+        "model": "fake",
+        "port": one.port,
+        "port_checked": True,
+    }
     assert session.items() >= expected.items()
     assert str(Path.cwd()) not in json.dumps(session)
     with start(fake(), tmp_path) as other:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from kvatlas.core import KvatlasError, is_secret, reason, secret_arguments
+from kvatlas.core import KvatlasError, canonical, is_secret, reason, secret_arguments
 from kvatlas.text import did_you_mean
 
 Value = int | float | str | bool | Mapping[str, Any]
@@ -35,6 +35,8 @@ _BRACES = re.compile(r"(?<![{$])\{([A-Za-z_]\w*)\}|(?<!\$)\{([A-Za-z_]\w*)\}(?!\
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
 _SHELL_SYNTAX = re.compile(r"[|&;<>`]|\$\(|^\s*\w+=\S*\s")
+#: Programs whose environment the server does not get.
+ELSEWHERE = ("docker", "podman", "ssh")
 _SHELLS = ("bash", "sh", "zsh", "dash")
 
 
@@ -49,8 +51,9 @@ class Secrets:
         names: dict[str, str] = {}
         for name, value in self.values.items():
             for line in map(str.strip, value.splitlines()):
-                # Short values and numbers stand in any text.
-                if len(line) >= 4 and is_secret("key", line):
+                # Numbers and short words stand in any text.
+                shortest = 4 if is_secret(name, line) else 8
+                if len(line) >= shortest and is_secret("key", line):
                     names.setdefault(line, name)
         for line in sorted(names, key=len, reverse=True):
             text = text.replace(line, f"${names[line]}")
@@ -176,6 +179,13 @@ class Command:
             raise KvatlasError(
                 "serve_cmd: there is no {port} in it; write --port {port}, or name the endpoint where it answers."
             )
+        program = PurePath(next(iter(shlex.split(self.serve_cmd)), "")).name
+        missing = [name for name in self.env if program in ELSEWHERE and name not in self.serve_cmd]
+        if missing:
+            raise KvatlasError(
+                f"env {missing[0]} would reach {program} and not the server that it starts; name it in serve_cmd, as "
+                f"docker run -e {missing[0]} does."
+            )
         if not self.serve_cmd and not self.endpoint:
             raise KvatlasError("A served model needs serve_cmd, or the endpoint of a server that runs.")
 
@@ -210,22 +220,21 @@ class Command:
         """
         referred: dict[str, str] = {}
 
-        def filled(text: str, place: str) -> str:
+        def filled(text: str, place: str, is_script: bool = False) -> str:
             def value_of(match: re.Match[str]) -> str:
                 name = match[1] or match[2]
-                if name not in environment:
+                if name in environment:
+                    referred[name] = environment[name]
+                elif not is_script:
                     raise KvatlasError(f"{place}: the variable {name} of the environment is not set.")
-                referred[name] = environment[name]
-                return environment[name]
+                # The variables of a script are its shell's.
+                return match[0] if is_script else environment[name]
 
             return _VARIABLE.sub(value_of, _filled(text, names, (), place))
 
         def arguments_of(command: str, place: str) -> tuple[str, ...]:
             arguments = shlex.split(command)
-            if _is_script(arguments):
-                # Variables are the shell's.
-                return tuple(_filled(argument, names, (), place) for argument in arguments)
-            return tuple(filled(argument, place) for argument in arguments)
+            return tuple(filled(argument, place, _is_script(arguments)) for argument in arguments)
 
         env = {name: filled(text, f"env {name}") for name, text in self.env.items()}
         arguments = arguments_of(self.serve_cmd, "serve_cmd")
@@ -244,15 +253,11 @@ class Command:
 
 def check_distinct(reference: Command, settings: Mapping[str, Command]) -> None:
     """Raise KvatlasError if a rendered command is that of the reference, or of another setting; all by their names."""
-    seen = {_key(reference): "the reference"}
+    seen = {canonical(reference.identity()): "the reference"}
     for name, command in settings.items():
-        other = seen.setdefault(_key(command), name)
+        other = seen.setdefault(canonical(command.identity()), name)
         if other != name:
             raise KvatlasError(f"{name} and {other} are one command, so that nothing would differ: {command}")
-
-
-def _key(command: Command) -> str:
-    return json.dumps(command.identity(), sort_keys=True)
 
 
 def read_serve_params(path: Path) -> list[dict[str, Value]]:

@@ -62,7 +62,8 @@ class Server:
     """One start of a command. `name` is that of its setting, `index` its place among servers that run side by side.
 
     Within `with` it has `url` (with /v1), `api_key`, `model` (its name in requests), and `session`, plain data: number,
-    started, node, gpu, port, version, model, max_model_len.
+    started, node, gpu, port, version, model, max_model_len, and `port_checked` where the listening socket was found to
+    be its own: on Linux, without stop_cmd and endpoint.
     """
 
     command: Command
@@ -161,7 +162,10 @@ class Server:
 
     def _why_not_ready(self) -> str:
         """Return why the server is not ready, "" if it is. Raises ServerError if another one answers in its place."""
-        if self._has_port_here():
+        # The socket of a container, or on another machine, belongs to no process of the group.
+        is_elsewhere = bool(self.launch.stop_arguments or self.launch.endpoint)
+        is_checked = guard.HAS_PROC and not is_elsewhere
+        if self._group is not None and is_checked:
             listening = _listening(self.port)
             if not listening:
                 return f"nothing listens on port {self.port}"
@@ -170,6 +174,7 @@ class Server:
                     f"has lost its port {self.port}: a process outside its group listens there. (A server that leaves "
                     "the group of its command needs stop_cmd)"
                 )
+            self.session["port_checked"] = True
         try:
             if self.command.ready_path:
                 self._get(self.command.ready_path)
@@ -184,11 +189,6 @@ class Server:
         name = Path(self.model).name if Path(self.model).is_absolute() else self.model
         self.session |= {"model": name, "max_model_len": model.get("max_model_len"), "version": str(version)}
         return ""
-
-    def _has_port_here(self) -> bool:
-        """Return whether the socket must belong to the group: not that of a container, or of another machine."""
-        is_elsewhere = self.launch.stop_arguments or self.launch.endpoint
-        return guard.HAS_PROC and self._group is not None and not is_elsewhere
 
     def _get(self, path: str) -> dict[str, Any]:
         """Return the JSON at a path, empty if there is none. Raises HTTPError, and ServerError for another key."""
