@@ -10,7 +10,7 @@ MASK = "***"
 #: `HF_TOKEN`, `api_key` and `password` hold secrets; `max_new_tokens`, `tokenizer` and `keyfile` do not.
 _WORD = r"(?:(?:keys?|token|passwd)(?![a-z])|secret|password|authorization)"
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
-#: Values that are no secrets whatever their name: `$NAME`, `{parameter}`, numbers, switches, nothing.
+#: Values that are never secrets: `$NAME`, `{parameter}`, numbers, switches, nothing.
 _NO_SECRET = re.compile(r"\$\w+|\$?\{\w+\}|[-+.\d]{0,7}|true|false|none|null|\*+", re.IGNORECASE)
 _NAME = rf"[\w.-]*{_WORD}[\w.-]*"
 #: `--api-key X`, `--api-key=X`, `HF_TOKEN=X`, `api_key: X`, `"api_key": "X"` and `Authorization: Bearer X` in a text.
@@ -24,7 +24,7 @@ _IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Return whether a value of this name is a secret in clear; `$NAME`, which names a variable, is none."""
+    """Return whether a value of this name is a secret in clear; `$NAME` refers to the environment."""
     text = str(value).strip("\"'")
     return _SECRET_NAME.search(name) is not None and _NO_SECRET.fullmatch(text) is None
 

@@ -112,8 +112,8 @@ class Command:
     def render(self, values: Mapping[str, Value]) -> Command:
         """Return the command with these values of parameters; only `START_NAMES` are left to fill in.
 
-        Raises KvatlasError for a value that is used nowhere, an unknown name in braces, a command that needs a shell, a
-        secret in clear, and a command whose port nobody would know.
+        Raises KvatlasError for an unused value, an unknown name in braces, a command that needs a shell, a secret in
+        clear, and a command without a port.
         """
         for name in values:
             if name in (*START_NAMES, "options"):

@@ -185,13 +185,13 @@ class Server:
             return reason(error)
         except (LookupError, TypeError):
             return f"{self.url}/models lists no model"
-        # A model may be served under the path of its folder, which is nobody's business.
+        # A model may be served under the path of its folder, and no path of a machine is stored.
         name = Path(self.model).name if Path(self.model).is_absolute() else self.model
         self.session |= {"model": name, "max_model_len": model.get("max_model_len"), "version": str(version)}
         return ""
 
     def _get(self, path: str) -> dict[str, Any]:
-        """Return the JSON at a path, empty if there is none. Raises HTTPError, and ServerError for another key."""
+        """Return the JSON at a path, or an empty mapping. Raises HTTPError, and ServerError if the key is refused."""
         address = f"{self.url.removesuffix('/v1')}/{path.lstrip('/')}"
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         answer = httpx.get(address, headers=headers, timeout=20, trust_env=False)
@@ -281,7 +281,7 @@ class _Group:
 
     @property
     def is_ending(self) -> bool:
-        """Whether its end was asked for."""
+        """True once `end` is called."""
         return self._ending.is_set()
 
     def _start_guard(self) -> subprocess.Popen[bytes]:
