@@ -19,8 +19,8 @@ import pytest
 from kvatlas import class_files
 from kvatlas.api import run as decode
 from kvatlas.core import Costs, Grade, Setting, Status, Trace
-from kvatlas.deploy.endpoint import _retry_after, _text_of_content
 from kvatlas.deploy.verify import _equal_texts
+from kvatlas.engines.client import _retry_after, _text_of_content
 from kvatlas.models import find
 from kvatlas.results import Store
 from kvatlas.stats.paired import Equivalence, verified
@@ -228,7 +228,7 @@ def test_rate_limits_are_waited_for_and_a_second_start_goes_on(
 def test_a_broken_connection_and_a_date_to_wait_for_are_asked_again(
     run: Path, stand: Stand, verify: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvatlas.deploy.endpoint._FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("kvatlas.engines.client._FIRST_PAUSE", 0.0)
     answers = 0
 
     def unsteady(path: str, _: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
@@ -280,11 +280,30 @@ def test_endpoints_that_cannot_be_asked_end_in_a_sentence(
     assert sentence in err
 
 
-def test_top_k_is_sent_unless_an_endpoint_lacks_it(run: Path, stand: Stand, verify: Call) -> None:
-    url, asked = stand(lambda path, _: (200, {}, MODELS) if path.endswith("models") else (400, {}, b"no"))
-    for option, sent in (((), True), (("--openai-only",), False)):
-        assert verify(url, run, *option)[0] == 2
-        assert ("top_k" in asked[-1][2]) is sent
+def test_all_sampling_fields_are_sent_and_those_that_a_server_refuses_are_left_out(
+    run: Path, stand: Stand, verify: Call, tmp_path: Path
+) -> None:
+    def strict(path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+        if path.endswith("models"):
+            return 200, {}, MODELS
+        for name in ("top_k", "min_p"):
+            if name in body:
+                known = "expected one of temperature, top_p, presence_penalty"
+                return 422, {}, f"unknown field `{name}`, {known}".encode()
+        return 200, {}, completion("A: 3")
+
+    url, asked = stand(strict)
+    _, _, err = verify(url, run, "--concurrency", 1)
+    assert f"{url}/v1 refuses min_p, top_k, which were left out." in err
+    first, last = asked[1][2], asked[-1][2]
+    neutral = {"min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    sampling = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_tokens": 300, **neutral}
+    assert {name: first[name] for name in sampling} == sampling
+    assert first.keys() - last.keys() == {"top_k", "min_p"}
+    # Models, two refusals, and each question once.
+    assert len(asked) == 1 + 2 + 16
+    with Store.open(tmp_path / "out") as store:
+        assert store.manifest().provenance["left_out"] == {f"{url}/v1": ["min_p", "top_k"]}
 
 
 def test_code_of_the_run_is_run_only_where_it_is_allowed(
@@ -299,7 +318,7 @@ def test_code_of_the_run_is_run_only_where_it_is_allowed(
     url, _ = stand(lambda path, _: (200, {}, MODELS if path.endswith("models") else completion("6")))
 
     verified_run = ("deploy", "verify", url, "--against", run, "--policy", "full", "--out", tmp_path / "served")
-    judged_run = ("gate", f"{run}@full", url, "--answers", tmp_path / "answers")
+    judged_run = ("gate", f"{run}@full", url, "--answers", tmp_path / "answers", "--allow", "prompts")
     for words in (verified_run, judged_run):
         monkeypatch.setattr(class_files, "_permitted", set())
         assert "add --allow-code" in kvatlas.refuse(*words)
@@ -377,7 +396,7 @@ def test_answers_that_arrive_are_stored_whatever_becomes_of_the_others(
             raise OverflowError("beyond all that anybody thought of")
         return _text_of_content(content)
 
-    monkeypatch.setattr("kvatlas.deploy.endpoint._text_of_content", text_of)
+    monkeypatch.setattr("kvatlas.engines.client._text_of_content", text_of)
     lock = threading.Lock()
     answers = 0
 
@@ -528,7 +547,7 @@ def test_an_answer_that_trickles_without_an_end_is_given_up(
     run: Path, verify: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each piece comes soon after the one before it."""
-    monkeypatch.setattr("kvatlas.deploy.endpoint.SECONDS", 1.0)
+    monkeypatch.setattr("kvatlas.engines.client.SECONDS", 1.0)
     over = threading.Event()
 
     class Trickle(BaseHTTPRequestHandler):
@@ -558,8 +577,9 @@ def test_an_endpoint_that_ignores_the_seed_is_not_judged_on_these_problems() -> 
             for sample in range(2):
                 place = ("m", "B", str(problem), sample, Setting.from_parameters("served"), ())
                 usage = Costs(9, tokens, None, None, None, None, None)
+                text = texts(problem, sample)
                 found["B", str(problem), sample] = Trace(
-                    *place, texts(problem, sample), Grade(True, 1.0, "1", Status.OK), usage
+                    *place, text, Grade(True, 1.0, "1", Status.OK), usage, token_digest=text_digest(text)
                 )
         return found
 
