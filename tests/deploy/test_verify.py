@@ -23,6 +23,7 @@ from kvatlas.deploy.verify import _equal_texts
 from kvatlas.engines.client import _retry_after, _text_of_content
 from kvatlas.models import find
 from kvatlas.results import Store
+from kvatlas.results.records import text_digest
 from kvatlas.stats.paired import Equivalence, verified
 from kvatlas.stats.run_data import RunData
 from tests.command_line import Call
