@@ -1,4 +1,4 @@
-"""`deploy verify`: a sound endpoint is the map's cell, a faulty one is not, bad ones end in sentences, resumable."""
+"""`deploy verify`: a sound endpoint is the map's cell, a faulty one is not, and a second start goes on."""
 
 import gzip
 import json
@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvatlas import class_files
@@ -16,6 +17,7 @@ from kvatlas.deploy.verify import _equal_texts
 from kvatlas.models import find
 from kvatlas.results import Store
 from kvatlas.results.records import text_digest
+from kvatlas.stats.paired import Equivalence, verified
 from kvatlas.stats.run_data import RunData
 from tests.command_line import Call
 from tests.serve.running import served
