@@ -190,7 +190,8 @@ def ask_in_folder(
         answers = ask_missing(store, cells, concurrency=concurrency, on_trace=on_trace)
         answers.unused = unused
         if answers.left_out:
-            store.put_manifest(stored.with_cells([], left_out={**answers.left_out}))
+            left_out = {**stored.provenance.get("left_out", {}), **answers.left_out}
+            store.put_manifest(stored.with_cells([], left_out=left_out))
         answers.check()
         return answers, list(stored_answers(store, cells))
 
@@ -273,12 +274,12 @@ def _set_changed_aside(store: Store, cells: Sequence[AskedCell]) -> int:
     contents: dict[str, dict[str, str]] = {}
     for cell in cells:
         contents.setdefault(cell.expected.run_key, {}).update(cell.contents())
-    changed = 0
+    changed = set()
     for run_key, now in contents.items():
         before = store.contents(run_key)
-        changed += sum(before.get(problem, content) != content for problem, content in now.items())
+        changed.update(problem for problem, content in now.items() if before.get(problem, content) != content)
     store.set_aside(contents)
-    return changed
+    return len(changed)
 
 
 class _AskingThreads:

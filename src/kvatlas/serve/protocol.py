@@ -95,6 +95,7 @@ class Generating(BaseModel):
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
+        "return_token_ids",
     )
 
     model: str | None = None
