@@ -274,7 +274,7 @@ def _set_changed_aside(store: Store, cells: Sequence[AskedCell]) -> int:
     contents: dict[str, dict[str, str]] = {}
     for cell in cells:
         contents.setdefault(cell.expected.run_key, {}).update(cell.contents())
-    changed = set()
+    changed: set[str] = set()
     for run_key, now in contents.items():
         before = store.contents(run_key)
         changed.update(problem for problem, content in now.items() if before.get(problem, content) != content)

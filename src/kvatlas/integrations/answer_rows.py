@@ -184,8 +184,9 @@ class _AnswerFile:
             raise KvatlasError(f"{row.where} has no grade; expected {needs}.")
 
         # Text in CSV files.
-        tokens = row.values.get("output_tokens")
-        tokens = (number(tokens) if tokens else None) if isinstance(tokens, str) else tokens
+        tokens: Any = row.values.get("output_tokens")
+        if isinstance(tokens, str):
+            tokens = number(tokens) if tokens else None
         if not is_cost("output_tokens", tokens):
             raise KvatlasError(f"{row.where}: 'output_tokens' is {str(tokens)[:60]!r}; expected a whole number from 0.")
         costs = Costs(None, tokens, None, None, None, None, None)
