@@ -198,7 +198,7 @@ def benchmark_mean(chances: Chances) -> np.ndarray:
 
 def judge_losses(result: Result, design: Design, truths: Mapping[str, np.ndarray], note: Counts) -> None:
     """Compare marks, limits and recommendation with the true losses."""
-    families = result.evidence[0].losses
+    families = result.losses[0]
     family = next(one for (_, benchmarks), one in families.items() if benchmarks == frozenset(design.sizes))
     ids = [setting.id for setting in design.grid.settings]
     for claim_name, claim in CLAIMS.items():

@@ -335,7 +335,7 @@ STRUCTURES = {
     "trunk": Trunk(),
 }
 MEASURES_OF_MAPS = ("omnibus", "power", "coverage", "contradictions")
-MEASURES_OF_SEQUENCES = ("recommended", "kept_but_breaks", "adaptive_recommended", "adaptive_traces")
+MEASURES_OF_SEQUENCES = ("recommended", "kept_but_breaks")
 HARMLESS_FIRST = (SAME,) * 8 + (collapse(0.1),) * 12
 
 
@@ -381,7 +381,7 @@ class Part:
 
 
 FALSE_ALARMS = ("false_alarm_exchangeable", "false_alarm_trunk", "false_alarm_unlike")
-WRONG_MARKS = ("kept_but_breaks", "broken_but_keeps", "adaptive_kept_but_breaks", "adaptive_broken_but_keeps")
+WRONG_MARKS = ("kept_but_breaks", "broken_but_keeps")
 ONE_SIDED = ("truth_above", "truth_below", "width_over_normal", "contradictions")
 PARTS = {
     "exact": Part(exact, 1, highest=("over_level", "error")),

@@ -21,7 +21,6 @@ from kvatlas.stats.numerics.bounded import mean_differences
 from kvatlas.stats.numerics.decay import fit_decay
 from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
 from kvatlas.stats.numerics.ratios import cost_ratio, share_ratio
-from kvatlas.stats.numerics.sequential import Decision, replay
 
 Row = dict[str, Any]
 #: The name of an axis, its levels, and the number of each cell's level.
@@ -29,10 +28,6 @@ Axis = tuple[str, list[Any], list[int]]
 
 #: Random orders of levels in each test; the methods take more.
 DRAWS = 199
-#: Blocks of problems of an adaptive sweep, as by default.
-BLOCKS = 20
-#: An adaptive sweep is looked at in one of so many rounds, since it takes a hundred times as long.
-ROUNDS_PER_SWEEP = 5
 #: Differences in the last digits: the side on which a limit lies that touches a truth or 0 is not known.
 TINY = 1e-9
 
@@ -169,25 +164,15 @@ def contradictions(contrasts: Sequence[Contrast]) -> int:
 
 
 def simulate_sequences(design: Sequences, rng: np.random.Generator, rounds: int) -> Row:
-    """Return how often a family has any wrong mark, and any recommendation; the same for adaptive sweeps."""
+    """Return how often a family has any wrong mark, and any recommendation."""
     breaks = design.truth > design.margin + 1e-12
     orders = [np.flatnonzero(design.policy == policy).tolist() for policy in range(design.policies)]
     marks = []
-    adaptive_marks = []
-    traces = []
-    for number in range(rounds):
+    for _ in range(rounds):
         differences = design.draw(rng)
         kept, broken = marks_of_grid(differences, design, orders)
         marks.append(judged(kept, broken, breaks))
-        can_be_adaptive = design.policies == 1 and not np.isnan(differences).any()
-        if can_be_adaptive and number % ROUNDS_PER_SWEEP == 0:
-            state, problems = adaptive_sweep(differences, design)
-            adaptive_marks.append(judged(state.kept, state.broken, breaks))
-            traces.append(problems.sum() / differences.size)
-    row: Row = {"possible": not all(breaks[order[0]] for order in orders), **shares_of(marks, "")}
-    if adaptive_marks:
-        row |= {**shares_of(adaptive_marks, "adaptive_"), "adaptive_traces": share(traces)}
-    return row
+    return {"possible": not all(breaks[order[0]] for order in orders), **shares_of(marks)}
 
 
 def marks_of_grid(differences: Floats, design: Sequences, orders: Sequence[Sequence[int]]) -> tuple[Flags, Flags]:
@@ -198,23 +183,15 @@ def marks_of_grid(differences: Floats, design: Sequences, orders: Sequence[Seque
     return kept, broken
 
 
-def shares_of(marks: Sequence[tuple[bool, bool, bool]], prefix: str) -> Row:
+def shares_of(marks: Sequence[tuple[bool, bool, bool]]) -> Row:
     """Return the shares of rounds with each of the marks that `judged` returns."""
-    names = [f"{prefix}{name}" for name in ("kept_but_breaks", "broken_but_keeps", "recommended")]
+    names = ("kept_but_breaks", "broken_but_keeps", "recommended")
     return dict(zip(names, np.mean(marks, 0).tolist(), strict=True))
 
 
 def judged(kept: Flags, broken: Flags, breaks: Flags) -> tuple[bool, bool, bool]:
     """Return whether any setting that breaks the margin is marked kept, any that keeps it broken, and any kept."""
     return bool((kept & breaks).any()), bool((broken & ~breaks).any()), bool(kept.any())
-
-
-def adaptive_sweep(differences: Floats, design: Sequences) -> tuple[Decision, Ints]:
-    """Return the last decision of a sweep in blocks, and the problems that each setting took."""
-    blocks = min(BLOCKS, *design.sizes)
-    # The dearest setting stands first.
-    costs = -np.arange(len(differences), dtype=float)
-    return replay(differences, problems_by_benchmark(design.strata), costs, design.margin, blocks)
 
 
 # -- depths, prices ----------------------------------------------------------------------------------------------------

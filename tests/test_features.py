@@ -16,7 +16,6 @@ from tests.command_line import run_apart
 ROOT = Path(__file__).parents[1]
 #: What needs each feature, and is refused without it; RUN is a finished run, SPEC a spec.
 REFUSED = {
-    "adaptive": "sweep SPEC --set allocate=adaptive --out adaptive --quiet",
     "autopsy": "describe RUN --deaths",
     "predictor": "predictor eval head.safetensors embedded:tiny-llama CHAIN6 --seed 2",
     "ray": "sweep SPEC --executor ray --out other",

@@ -146,8 +146,7 @@ class Run:
 
         Two policies (`"dynts", "random"`) or two models are compared over all pairs of cells with equal parameters,
         once for each model or policy. Other names are words that match one setting each, such as `"full"` and
-        `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several. Raises KvatlasError for an
-        adaptive sweep, in which the problems that two settings share depend on their outcomes.
+        `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several.
         """
         pairs = self._result.unadjusted_comparisons
         if found := [pair for pair in pairs if (pair.first, pair.second) == (first, second)]:

@@ -125,8 +125,6 @@ features: Registry[Any] = Registry(
     "part of a feature",
     "",
     {
-        "adaptive.sweep": "kvatlas.adaptive.allocation:AdaptiveSweep",
-        "adaptive.decisions": "kvatlas.adaptive.decisions:AdaptiveDecisions",
         "autopsy.commands": "kvatlas.autopsy.autopsy_command:app",
         "autopsy.deaths": "kvatlas.autopsy.lost_answers:deaths_of",
         "autopsy.deaths_table": "kvatlas.autopsy.lost_answers:deaths_table",

@@ -343,8 +343,8 @@ def test_it_answers_what_the_store_holds(run: AppRun) -> None:
 
 def test_the_analysis_is_made_once_for_map_and_evidence(run: AppRun, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Counter[str] = Counter()
-    modules = dict.fromkeys(("losses_of", "fixed_run_tests"), run_analysis)
-    modules |= dict.fromkeys(("comparisons", "with_regions", "mean_maps"), result) | {"maps_of_run": view_options}
+    modules = {"fixed_run_tests": run_analysis, "maps_of_run": view_options}
+    modules |= dict.fromkeys(("losses_of", "comparisons", "with_regions", "mean_maps"), result)
     for name, module in modules.items():
         original = getattr(module, name)
 

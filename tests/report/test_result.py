@@ -322,7 +322,7 @@ def test_where_nothing_is_proven_it_says_whether_more_problems_would_help():
     assert "and nothing would prove 3 points if that is its loss." in page
     assert "As a trial" not in page
     assert of_run(nearly_full, problems=40, margin=30.0).choices[0].shown is True
-    # An adaptive sweep has no losses before its first block is complete.
+    # No setting shares a problem with the full cache.
     before = recommendation(replace(far.choices[0], losses={}, family=LossFamily(0.03, {}), savings={}))
     assert before == "tiny, mean of 2: Nothing is proven."
 

@@ -151,8 +151,6 @@ def test_a_plan_declares_clusters_and_a_run_keeps_them(
     # A later plan of the same problems says anew which of them share something.
     assert plain.manifest().merge_with(manifest).clusters == {}
     assert manifest.merge_with(plain.manifest()).clusters == manifest.clusters
-    with pytest.raises(KvatlasError, match="name clusters"):
-        make_plan(Spec(**spec_data(problems=4, samples=1, allocate="adaptive")))
 
 
 def test_clusters_are_units_of_problems_like_these_alone() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvatlas.api import Run
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.stats.depth_curves import fit
 from kvatlas.stats.run_data import RunData
@@ -74,19 +73,6 @@ def test_problems_of_two_runs_are_the_same_by_their_contents(run: RunData) -> No
     other = run_of("b", contents={"CHAIN6": {**same, "p5": "content 9"}}).cells
     with pytest.raises(KvatlasError, match=r"1 of 6 problems of CHAIN6 \(p5\)"):
         aligned([*cells, *other])
-
-
-def test_no_reader_pairs_the_settings_of_an_adaptive_sweep() -> None:
-    """Neither the figure, nor Python, nor statistics that take cells side by side."""
-    run = run_of("a", allocation={"kind": "adaptive", "blocks": 2, "problems": {"CHAIN6": 6}, "stopped": {}})
-    systems = systems_of([run])
-    for pair_up in (
-        lambda: pairs_of(systems[:2]),
-        lambda: aligned(run.cells[:2]),
-        lambda: Run(run).compare("window local_window=8 ratio=0.1", "full"),
-    ):
-        with pytest.raises(KvatlasError, match="cannot be compared in pairs: in an adaptive sweep the problems"):
-            pair_up()
 
 
 def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:

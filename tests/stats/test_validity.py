@@ -69,13 +69,6 @@ def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous,
         assert item.validity.vacuous is reason
 
 
-def test_nothing_is_recommended_before_the_first_block_of_an_adaptive_sweep_is_whole() -> None:
-    plan = replace(manifest(grid("dynts")), allocation={"problems": {"CHAIN6": 12, "CHAIN8": 12}, "blocks": 3})
-    kept = [stored for stored in traces(plan) if stored[1].problem != "p0"]
-    (choice,) = Result((RunData(plan, kept, partial=True),)).choices
-    assert (choice.losses, choice.safest, choice.by_memory) == ({}, None, None)
-
-
 def test_one_benchmark_that_shows_something_is_enough_to_choose() -> None:
     result = cells(lambda trace: uncompressed(trace) if trace.benchmark == "CHAIN6" else texts(trace, "setting"))
     assert [checked.vacuous for checked in validities(result.cells).values()] == [Vacuous.UNCOMPRESSED, None]

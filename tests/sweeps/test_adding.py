@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kvatlas as package
-from kvatlas.core import SERVED, KvatlasError
+from kvatlas.core import SERVED, KvatlasError, digest
 from kvatlas.results import Manifest, Store
 from kvatlas.results.store import FILE
 from kvatlas.screen.grid_screen import screen, screening
@@ -19,7 +19,7 @@ from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.command_line import Call, run_apart
-from tests.sweeps.conftest import Build
+from tests.sweeps.conftest import Build, contents
 
 
 def promise(folder: Path) -> Manifest:
@@ -101,7 +101,6 @@ def test_a_setting_after_the_other_makes_one_run(kvatlas: Call, succeed: Callabl
         ({"models": ["embedded:tiny-llama"]}, "(this spec: embedded:tiny-llama); name another folder"),
         ({"models": ["MODEL"]}, "(this spec: other); name another folder"),
         ({"models": ["WEIGHTS"]}, "has window(keep_prompt=True, kv_budget=64, local_window=4, ratio=0.2, "),
-        ({"allocate": "adaptive"}, "has allocate full (this spec: adaptive); name another folder"),
     ],
 )
 def test_what_is_of_another_kind_is_refused_with_what_differs(
@@ -171,16 +170,34 @@ def test_imported_cells_stay_as_they_are(copy: Path, spec_data: Build) -> None:
     assert {len(c.problems) for c in promise(copy).expected if c.model != "remote"} == {3}
 
 
-def test_adaptive_sweeps_take_no_further_settings(spec_data: Build, tmp_path: Path) -> None:
-    spec = small(spec_data, allocate={"kind": "adaptive", "blocks": 2}, axes={"local_window": [4, 8], "ratio": [0.2]})
-    sweep(make_plan(parse_spec(spec)), tmp_path, workers=1)
-    before = promise(tmp_path)
-    for axes in ({"local_window": [4, 8], "ratio": [0.5]}, {"local_window": [4, 8], "ratio": [0.2, 0.5]}):
-        with pytest.raises(
-            KvatlasError, match="other settings, and an adaptive sweep decides on all of them together; "
-        ):
-            sweep(make_plan(parse_spec({**spec, "axes": axes})), tmp_path, workers=1)
-    assert promise(tmp_path) == before
+def test_an_adaptive_run_is_refused_and_completed_by_its_spec(copy: Path, grid: Path, spec_data: Build) -> None:
+    """Its settings have unlike problems, chosen by outcomes: no reader may take them for a fixed sweep."""
+    with Store.open(copy) as store:
+        before = store.manifest()
+        with sqlite3.connect(store.path) as connection:
+            data = before.to_json()
+            data["spec"] = {**before.spec, "allocate": {"kind": "adaptive", "blocks": 2}}
+            data["allocation"] = {"kind": "adaptive", "blocks": 2, "problems": {"CHAIN4": 2}, "stopped": {}}
+            text = json.dumps(data)
+            rows = [(text, "manifest"), (digest(text), "manifest_digest")]
+            connection.executemany("UPDATE meta SET value = ? WHERE name = ?", rows)
+
+    spec = make_plan(parse_spec(small(spec_data)))
+    for read in (lambda: promise(copy), lambda: sweep(spec, copy, workers=1)):
+        with pytest.raises(KvatlasError, match=r"is an adaptive sweep .*; kvatlas 0\.1\.0 is the last release"):
+            read()
+    sweep(spec, copy, workers=1, replace=True)
+    assert promise(copy).expected == promise(grid).expected
+    assert contents(copy) == contents(grid)
+
+
+def test_the_spec_of_an_earlier_fixed_sweep_is_read_without_its_allocation(copy: Path) -> None:
+    manifest = promise(copy)
+    stored = manifest.to_json()
+    earlier = {**stored, "spec": {**stored["spec"], "allocate": {"kind": "full", "blocks": 20}}, "allocation": {}}
+    assert Manifest.from_json(json.loads(json.dumps(earlier))) == Manifest.from_json(json.loads(json.dumps(stored)))
+    with pytest.raises(KvatlasError, match=r"^Unknown key 'allocate' in spec; .* declare looks to read a run early\.$"):
+        parse_spec({**manifest.spec, "allocate": "full"})
 
 
 def test_settings_are_added_to_screens_and_sweeps_are_not(copy: Path, spec_data: Build, tmp_path: Path) -> None:

@@ -122,7 +122,6 @@ class NoteKind(StrEnum):
     PARTIAL = "partial"
     MIXED = "mixed"
     SCREEN = "screen"
-    ADAPTIVE = "adaptive"
     FIXED = "fixed"
     UNMEASURED = "unmeasured"
     LEFT_OUT = "left_out"

@@ -58,10 +58,11 @@ class MeasuredCell:
             model = system.model
             setting = system.setting
         else:
-            from kvatlas.stats.run_analysis import choices_of_run, evidence_of
+            from kvatlas.stats.choice import choices as choices_of_run
+            from kvatlas.stats.losses import losses_of
 
             # Without a name only what is proven for problems like these, too, may be served.
-            by_loss = choices_of_run(run, evidence_of(run))
+            by_loss = choices_of_run(run, losses_of(run))
             choices = [(choice.model, choice.deployable) for choice in by_loss if choice.deployable]
             if len(choices) != 1:
                 found = "; ".join(f"{model} {cell.setting}" for model, cell in choices) or "none"

@@ -24,7 +24,7 @@ from kvatlas.results.records import STATUS, digest_of_tokens
 from kvatlas.stats.metrics import rule
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, choose, systems_of
-from kvatlas.stats.table import CellTraces, check_pairs
+from kvatlas.stats.table import CellTraces, check_same_problems
 
 #: Digests of traces without tokens.
 _NO_TOKENS = (bytes(16), bytes.fromhex(digest_of_tokens(b"")))
@@ -68,7 +68,7 @@ def side_of_system(run: RunData, system: ModelSetting, name: str, options: SideO
         benchmarks = ", ".join(dict.fromkeys(cell.benchmark for cell in system.cells))
         raise KvatlasError(f"{name!r} has no task {', '.join(lacking)!r}; there are: {benchmarks}.")
 
-    check_pairs(cells)
+    check_same_problems(cells)
     sampling: Mapping[str, Any] = run.manifest.spec.get("sampling", {})
     temperature = sampling.get("temperature")
     return Side(

@@ -18,8 +18,6 @@ from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.setting_tables import SettingTable
 
 Json = dict[str, Any]
-#: Why a claim on these problems is missing where no other reason is known.
-NO_SAMPLES = "an adaptive sweep chooses problems by the outcomes of earlier ones"
 
 
 def omnibus_document(test: Test | None) -> Json:
@@ -97,7 +95,7 @@ def limits_document(loss: SettingLoss, refused: str = "") -> Json:
     for claim in Claim:
         of_claim = loss.claims.get(claim)
         if of_claim is None:
-            found[claim.value] = {"refused": refused or NO_SAMPLES}
+            found[claim.value] = {"refused": refused}
         else:
             found[claim.value] = {
                 "low": percent(of_claim.low),

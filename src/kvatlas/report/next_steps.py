@@ -63,7 +63,7 @@ def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[Equal
     equal memory.
 
     `memories` are the windows of its maps at equal memory.
-    None of adaptive sweeps, of screens, and of runs that were not made by a spec. Choices without a full cache, and
+    None of screens, and of runs that were not made by a spec. Choices without a full cache, and
     those of traces that cannot show a difference, have none, except easier problems where the full cache solves next to
     none.
     """
@@ -74,7 +74,7 @@ def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[Equal
         parse_spec(spec)
     except KvatlasError:
         return []
-    if run.manifest.allocation or run.manifest.screened:
+    if run.manifest.screened:
         return []
 
     judged = [choice for choice in choices if choice.losses and (choice.vacuous is None or _is_floor(choice))]

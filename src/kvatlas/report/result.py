@@ -43,25 +43,17 @@ from kvatlas.report.headline import headline
 from kvatlas.report.memory_data import averages_document, memory_document
 from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
-from kvatlas.stats.choice import Choice, choices_of_maps, floor_reason
+from kvatlas.stats.choice import Choice, choices, choices_of_maps, floor_reason
 from kvatlas.stats.controls import drift_reason
 from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
 from kvatlas.stats.estimates import common
-from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.losses import GridLosses, SettingLoss, losses_of
 from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.pairs import CellDifference, Comparison, Differences, adjusted, comparisons, differences_of_run
 from kvatlas.stats.prices import Price, prices
-from kvatlas.stats.run_analysis import (
-    Evidence,
-    choices_of_run,
-    evidence_of,
-    grids,
-    join_runs,
-    run_tests,
-    with_regions,
-)
+from kvatlas.stats.run_analysis import grids, join_runs, run_tests, with_regions
 from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.setting_tables import SettingTable, setting_tables
 from kvatlas.stats.table import CellTraces
@@ -71,10 +63,6 @@ from kvatlas.text import model_name
 
 #: Values nearer than this are the same peak.
 _TIE = 1e-9
-NO_PAIRS = Note(
-    NoteKind.LEFT_OUT,
-    "0 paired comparisons: in an adaptive sweep the problems that two settings share depend on their outcomes",
-)
 
 
 @dataclass(frozen=True)
@@ -276,19 +264,19 @@ class Result:
 
     @cached_property
     def runs(self) -> list[RunData]:
-        """The joined runs, of the policy that the options name; adaptive runs with all policies."""
+        """The joined runs, of the policy that the options name."""
         policy = self.options.policy
-        return [run if policy is None or run.is_adaptive else run.of_policy(policy) for run in self.joined_runs]
+        return [run if policy is None else run.of_policy(policy) for run in self.joined_runs]
 
     @cached_property
-    def evidence(self) -> list[Evidence]:
-        """The losses of each joined run, of all its policies."""
-        return [evidence_of(run) for run in self.joined_runs]
+    def losses(self) -> list[GridLosses]:
+        """The losses of each joined run against its full cache, of all its policies."""
+        return list(map(losses_of, self.joined_runs))
 
     @cached_property
     def _choices_of_runs(self) -> list[list[Choice]]:
         """The recommendations of each run by the losses against its full cache."""
-        return [choices_of_run(run, evidence) for run, evidence in zip(self.runs, self.evidence, strict=True)]
+        return [choices(run, losses) for run, losses in zip(self.runs, self.losses, strict=True)]
 
     @cached_property
     def tables(self) -> tuple[SettingTable, ...]:
@@ -299,9 +287,9 @@ class Result:
         if all(run.has_maps for run in self.runs):
             return ()
         tables: list[SettingTable] = []
-        for run, choices in zip(self.runs, self._choices_of_runs, strict=True):
+        for run, choices_of_run in zip(self.runs, self._choices_of_runs, strict=True):
             if not run.has_maps:
-                tables += setting_tables(run, {choice.model: choice.losses or {} for choice in choices})
+                tables += setting_tables(run, {choice.model: choice.losses or {} for choice in choices_of_run})
         if self.options.policy is not None:
             _check_policy(self.opened_runs, self.options.policy)
         return tuple(tables)
@@ -344,12 +332,12 @@ class Result:
         by_map: dict[MapName, MapTests] = {}
         if len(self.opened_runs) < len(self.sources):
             by_map |= bound_tests_of_maps(self.untested)
-        for run, evidence in zip(self.runs, self.evidence, strict=True):
+        for run, losses in zip(self.runs, self.losses, strict=True):
             if run.has_maps:
-                # An adaptive run stands alone, with all its policies.
+                # A run that was joined with others has its maps among those of all sources.
                 sources = zip(self.sources, self._maps_of_sources, strict=True)
                 maps = next((maps for source, maps in sources if source is run), self.untested)
-                by_map |= run_tests(run, evidence, maps)
+                by_map |= run_tests(run, losses, maps)
         return by_map
 
     @cached_property
@@ -406,7 +394,7 @@ class Result:
 
     @cached_property
     def unadjusted_comparisons(self) -> list[Comparison]:
-        """Policies and models of the runs in pairs, of all policies; none of an adaptive sweep."""
+        """Policies and models of the runs in pairs, of all policies."""
         return list(chain.from_iterable(map(comparisons, self.joined_runs)))
 
     @cached_property
@@ -439,8 +427,7 @@ class Result:
             notes = [*notes, *(note for note in table.notes if note not in notes)]
         for run in self.runs:
             notes = [*notes, *(note for note in run.claim_notes if note not in notes)]
-        is_adaptive = any(run.is_adaptive for run in self.opened_runs)
-        return (NO_PAIRS, *notes) if is_adaptive else tuple(notes)
+        return tuple(notes)
 
     @cached_property
     def prices(self) -> tuple[Price, ...]:

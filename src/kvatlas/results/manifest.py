@@ -8,7 +8,7 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from kvatlas.core import AGAIN, Problem, Setting, SettingFacts, is_reference
+from kvatlas.core import AGAIN, KvatlasError, Problem, Setting, SettingFacts, is_reference
 
 T = TypeVar("T")
 #: Model, benchmark and setting of a cell.
@@ -19,6 +19,11 @@ NAMED = 3
 MOST_FULL_SAMPLES = 4
 #: The address of the function that asks a setting's policy for its facts.
 SETTING_FACTS = "kvatlas.policies.audit:setting_facts"
+#: The refusal of a run whose settings have unlike problems, chosen by their outcomes.
+ADAPTIVE = (
+    "The run is an adaptive sweep (allocate: adaptive); kvatlas 0.1.0 is the last release with them. To read it, sweep "
+    "its spec without allocate into the same folder with --replace: stored traces are used, and missing ones decoded."
+)
 
 
 @cache
@@ -190,11 +195,9 @@ def _merged(earlier: Mapping[str, Mapping[str, T]], now: Mapping[str, Mapping[st
 class Manifest:
     """The promise of a sweep. `axes` are the parameters of the grid with their values, the vertical one first.
 
-    `about[benchmark][problem]` describes the difficulty of a problem (L, B, N, S of a maze). `allocation` is empty if
-    all cells have all problems. For an adaptive sweep it holds `blocks`, the number of `problems` of each benchmark,
-    and `stopped`, the reason of the end by model; each cell then has the first problems of one order, more of them as
-    the sweep goes on. `contents[benchmark][problem]` is the digest of a problem's content; a run has one version of
-    each problem. `clusters[benchmark][problem]` names what a problem shares with others; it lacks problems without.
+    `about[benchmark][problem]` describes the difficulty of a problem (L, B, N, S of a maze).
+    `contents[benchmark][problem]` is the digest of a problem's content; a run has one version of each problem.
+    `clusters[benchmark][problem]` names what a problem shares with others; it lacks problems without.
     """
 
     axes: tuple[tuple[str, tuple[Any, ...]], ...]
@@ -202,7 +205,6 @@ class Manifest:
     spec: Mapping[str, Any]
     provenance: Mapping[str, Any]
     about: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    allocation: Mapping[str, Any] = field(default_factory=dict)
     screened: bool = False
     contents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     clusters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -217,7 +219,7 @@ class Manifest:
         return changed_problems(benchmark, self.contents.get(benchmark, {}), contents_of(problems))
 
     def unlike(self, earlier: Manifest) -> str:
-        """Return the differences in models, benchmarks, sampling, seed and allocation as a clause, or ""."""
+        """Return the differences in models, benchmarks, sampling and seed as a clause, or ""."""
         now = self._shared()
         before = earlier._shared()
         differing = [name for name in now if now[name] != before.get(name, now[name])]
@@ -232,7 +234,6 @@ class Manifest:
             "benchmarks": ", ".join(benchmarks) or "none",
             **{f"sampling.{name}": value for name, value in self.spec.get("sampling", {}).items()},
             "seed": self.spec.get("seed"),
-            "allocate": self.spec.get("allocate", {}).get("kind", "full"),
         }
 
     def others(self, earlier: Manifest) -> list[Expected]:
@@ -331,10 +332,14 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        """Return the manifest that `to_json` gave."""
+        """Return the manifest that `to_json` gave. Raises KvatlasError for that of an adaptive sweep."""
+        if data.get("allocation"):
+            raise KvatlasError(ADAPTIVE)
+        # All other sweeps of earlier versions gave every setting all problems.
+        spec = {name: value for name, value in data["spec"].items() if name != "allocate"}
         problems = {benchmark: tuple(ids) for benchmark, ids in data["problems"].items()}
         expected = tuple(Expected.from_json(entry, problems) for entry in data["expected"])
         axes = tuple((name, tuple(values)) for name, values in data["axes"])
         # Manifests of earlier versions lack the fields that came later.
         values = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        return cls(**{**values, "axes": axes, "expected": expected})
+        return cls(**{**values, "axes": axes, "expected": expected, "spec": spec})

@@ -17,7 +17,6 @@ from kvatlas.results import Store
 from kvatlas.results.store import FILE
 from kvatlas.sweeps.plan import FULL, Plan
 from kvatlas.sweeps.run import Progress, promised, sweep
-from kvatlas.sweeps.spec import Allocation
 
 
 def screening(plan: Plan) -> Plan:
@@ -35,8 +34,7 @@ def screening(plan: Plan) -> Plan:
     if capped is not None:
         raise KvatlasError(f"A screen reads given texts, which no cap ends; leave thinking_tokens out of {capped}.")
 
-    spec = plan.spec.model_copy(update={"allocate": Allocation()})
-    return replace(plan, spec=spec, policies=chosen, screened=True)
+    return replace(plan, policies=chosen, screened=True)
 
 
 def screen(

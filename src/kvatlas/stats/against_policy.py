@@ -70,7 +70,7 @@ def against_policy(run: RunData, policy: str) -> list[AgainstTable]:
     if len(named) > 1 and policy not in named:
         raise KvatlasError(f"Several policies are named {policy!r}; expected one of: {', '.join(named)}.")
 
-    measured = [cell for cell in run.cells if run.fits(cell) and cell.measured and not cell.adaptive]
+    measured = [cell for cell in run.cells if run.fits(cell) and cell.measured]
     by_model = grouped(measured, lambda cell: cell.model)
     tables = [_against_table(run, model, policy, cells) for model, cells in by_model.items()]
     found = [table for table in tables if table is not None]

@@ -290,7 +290,7 @@ class Choice:
 
     @property
     def provable(self) -> Provable | None:
-        """The margin that the problems prove if nothing is lost; None without a full cache or for adaptive sweeps."""
+        """The margin that the problems prove if nothing is lost; None without a full cache."""
         family = self.family
         if family is None or not family.chains or family.paired is None:
             return None
@@ -335,15 +335,13 @@ def choice_of(
     family: LossFamily,
     *,
     baselines: Sequence[CellTraces] = (),
-    among: Sequence[str] | None = None,
     control: Control | None = None,
     withheld: str = "",
     changes: Sequence[Changes] = (),
 ) -> Choice:
     """Return the choice from the grid `cells` of a model by their losses; `baselines` are the full cache's cells.
 
-    `among` are the ids from which the setting that keeps the fewest tokens is chosen, all proven ones where None. For
-    the other arguments see `Choice`.
+    For the other arguments see `Choice`.
     """
     stored = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
     losses = {id_: loss for id_, loss in family.by_setting.items() if id_ in stored}
@@ -369,13 +367,11 @@ def choice_of(
         return cheapest(members, costs, limits) or _last_in_order(members, family)
 
     means = {id_: _mean_of_traces(stored[id_]) for id_ in kept}
-    by_cost = [cell for id_, cell in means.items() if among is None or id_ in among]
-    if withheld:
-        by_cost = []
-    by_memory = cheapest_of(by_cost)
+    proven = [] if withheld else list(means.values())
     # Seconds of servers depend on how many questions are open, and are no cost.
-    by_time = by_cost if family.reference == "the full cache" else []
-    certain = [cell for cell in by_cost if losses[cell.setting.id].keeps_like]
+    timed = proven if family.reference == "the full cache" else []
+    by_memory = cheapest_of(proven)
+    certain = [cell for cell in proven if losses[cell.setting.id].keeps_like]
 
     savings = {}
     for id_ in losses:
@@ -398,7 +394,7 @@ def choice_of(
         names[0] if len(names) == 1 else mean_of(len(names)),
         len(settings),
         by_memory=by_memory,
-        by_time=cheapest(by_time, [cell.seconds_mean for cell in by_time], limits),
+        by_time=cheapest(timed, [cell.seconds_mean for cell in timed], limits),
         deployable=cheapest_of(certain),
         prices=[] if by_memory is None else prices_of_setting(stored[by_memory.setting.id], baselines),
         control=control,

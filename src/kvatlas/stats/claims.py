@@ -44,8 +44,6 @@ def is_greedy(manifest: Manifest) -> bool:
 
 def why_not_these(manifests: Sequence[Manifest], metric: str, cells: Sequence[CellTraces]) -> str:
     """Return the reason, as a clause, why a run cannot speak of its problems sampled anew, or ""."""
-    if any(manifest.allocation for manifest in manifests):
-        return "an adaptive sweep chooses problems by the outcomes of earlier ones"
     if any(manifest.screened for manifest in manifests):
         return "a screen reads given texts and draws none"
     if rule(metric) is not None:

@@ -28,9 +28,6 @@ class Basis(StrEnum):
 
     TRACES = "paired by problem and sample on all traces"
     BOUND = "binomial bound: as if all samples of the same problems were independent draws of equal difficulty"
-    GROUP_SEQUENTIAL = (
-        "losses of an adaptive sweep against the full cache, on the mean over benchmarks; valid at any look"
-    )
 
 
 class TestMethod(StrEnum):

@@ -35,7 +35,7 @@ N = TypeVar("N", int, float)
 
 LOOKED_EARLY = Note(
     NoteKind.INTERVAL,
-    "Intervals and tests allow for a single look at the end; those of an adaptive sweep hold at any look",
+    "Intervals and tests allow for a single look at the end",
 )
 SCREEN_NOTE = Note(
     NoteKind.SCREEN, "SCREEN: settings read the full cache's traces and decoded nothing; this is not Pass@1"
@@ -130,7 +130,7 @@ def _map_of_group(name: MapName, run: RunData, group: Sequence[CellTraces], base
     columns = _levels_in_order(run, run.axes[1], [column for _, column in by_coord])
     measured = [coord for coord in product(rows, columns) if coord in by_coord and by_coord[coord].measured]
 
-    # Notes on fixed values, missing traces, versions, and the kind of the sweep.
+    # Notes on fixed values, missing traces, versions, and screens.
     notes = [Note(NoteKind.FIXED, f"{axis}={value}") for axis, value in run.fix.items()]
     for term in ("budget_over", "every", "every_from"):
         # Terms of the budget beside the published rule that all cells of the map share.
@@ -138,10 +138,6 @@ def _map_of_group(name: MapName, run: RunData, group: Sequence[CellTraces], base
         if len(values) == 1 and values != {None} and term not in run.fix:
             notes.append(Note(NoteKind.FIXED, f"{term}={values.pop()}"))
     notes += [*partial_note((*group, *baselines)), *mixed_note((*group, *baselines))]
-    if any(cell.adaptive for cell in group):
-        problems = [len(cell.place) for cell in group]
-        text = f"adaptive: cells have {min(problems)} to {max(problems)} problems, as many as the choice took; "
-        notes.append(Note(NoteKind.ADAPTIVE, f"{text}intervals are those of a fixed number of problems"))
     if any(cell.screened for cell in group):
         notes.append(SCREEN_NOTE)
     notes += [*unmeasured_notes(group, run.metric), *_off_map_notes(run, name)]

@@ -30,7 +30,7 @@ from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems
 from kvatlas.stats.numerics.units import Units, units_of_problems, units_of_traces
-from kvatlas.stats.table import CellTraces, ProblemKey, check_pairs
+from kvatlas.stats.table import CellTraces, ProblemKey, check_same_problems
 from kvatlas.stats.table import units_of_problems as names_of_units
 
 #: Grades by problem and sample.
@@ -298,8 +298,8 @@ class PairedValues:
 def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValues:
     """Compare pairs of cells on the problems and samples of both; more samples of one are averaged (`folded_samples`).
 
-    Each benchmark has the same pairs in the same order, None where it lacks one. Raises KvatlasError for cells that
-    cannot be compared in pairs.
+    Each benchmark has the same pairs in the same order, None where it lacks one. Raises KvatlasError for cells of
+    unlike problems.
     """
     traces = []
     promised = []
@@ -308,7 +308,7 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValu
     sizes = []
     for pairs in benchmarks:
         cells = list(chain.from_iterable(pair for pair in pairs if pair is not None))
-        check_pairs(cells)
+        check_same_problems(cells)
         problems = dict.fromkeys(chain.from_iterable(cell.place for cell in cells))
         keys += [(cells[0].benchmark, problem) for problem in problems]
         units += names_of_units(cells[0].table.manifest.clusters, cells[0].benchmark, problems)

@@ -45,15 +45,15 @@ def comparisons(run: RunData) -> list[Comparison]:
 
     For each model and each pair of grid policies: all pairs of cells that agree on the axes and in the parameters that
     all policies share, averaged over cells for each unit of the claim, benchmarks of equal weight. The same for each
-    policy and each pair of models. In a run without maps every setting is compared with every other one. None for the
-    cells of adaptive sweeps. Raises KvatlasError as `maps_of_run` does for axes and metric.
+    policy and each pair of models. In a run without maps every setting is compared with every other one. Raises
+    KvatlasError as `maps_of_run` does for axes and metric.
     """
-    fixed = _without_adaptive(run)
+    measured = _measured(run)
     if run.has_maps:
-        sides = _cells_by_policy(fixed)
+        sides = _cells_by_policy(measured)
     else:
-        names = short_names(cell.setting for cell in fixed.cells)
-        sides = grouped(filter(fixed.fits, fixed.cells), lambda cell: (cell.model, names[cell.setting.id]))
+        names = short_names(cell.setting for cell in measured.cells)
+        sides = grouped(filter(measured.fits, measured.cells), lambda cell: (cell.model, names[cell.setting.id]))
     axes = [name for name, _ in run.manifest.axes]
 
     found = []
@@ -163,7 +163,7 @@ _Sides = dict[CellCoord, CellPair]
 def differences_of_run(run: RunData, baseline: str) -> Differences:
     """Return cell minus `baseline` (its short name, such as `full`), on the problems and samples of both.
 
-    Means over benchmarks are there too. None of maps that share no sample with the baseline, and of adaptive sweeps.
+    Means over benchmarks are there too. None of maps that share no sample with the baseline.
     Raises KvatlasError as `maps_of_run` does for axes and metric.
     """
     baselines = [cell for cell in select(run.cells, baseline=True) if cell.measured]
@@ -180,7 +180,7 @@ def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName
     if other.axes != run.axes:
         return {}
     cells: dict[tuple[MapName, CellCoord], CellTraces] = {}
-    for name, group in _without_adaptive(other).groups.items():
+    for name, group in _measured(other).groups.items():
         cells |= {(name, cell.coord(run.axes)): cell for cell in group}
 
     def same_cell(name: MapName, coord: CellCoord) -> CellTraces | None:
@@ -194,7 +194,7 @@ def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName
 def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], CellTraces | None]) -> Differences:
     """Return each cell minus its `partner`, which is found by its map and place."""
     sides: dict[MapName, _Sides] = {}
-    for name, group in _without_adaptive(run).groups.items():
+    for name, group in _measured(run).groups.items():
         of_map: _Sides = {}
         for cell in group:
             coord = cell.coord(run.axes)
@@ -222,10 +222,6 @@ def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], 
     return differences
 
 
-def _without_adaptive(run: RunData) -> RunData:
-    """Return the run without cells of adaptive sweeps: problems that two of them share depend on their outcomes.
-
-    A reference that is asked again is no setting, and is in no comparison.
-    """
-    kept = [cell for cell in run.cells if cell.measured and not cell.adaptive and cell.setting != AGAIN]
-    return run.with_cells(kept)
+def _measured(run: RunData) -> RunData:
+    """Return the run without cells that have no trace, and without a reference that is asked again."""
+    return run.with_cells([cell for cell in run.cells if cell.measured and cell.setting != AGAIN])

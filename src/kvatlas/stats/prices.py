@@ -45,11 +45,8 @@ class Price:
 
 
 def prices(run: RunData) -> list[Price]:
-    """Return the prices of the settings that have Pass@1 on every benchmark of a model with a full cache.
-
-    None of an adaptive sweep.
-    """
-    cells = [cell for cell in run.cells if cell.metric == "pass@1" and not cell.adaptive and cell.setting != AGAIN]
+    """Return the prices of the settings that have Pass@1 on every benchmark of a model with a full cache."""
+    cells = [cell for cell in run.cells if cell.metric == "pass@1" and cell.setting != AGAIN]
     found: list[Price] = []
     for of_model in grouped(cells, lambda cell: cell.model).values():
         by_setting = grouped(of_model, lambda cell: cell.setting)
@@ -63,10 +60,10 @@ def prices(run: RunData) -> list[Price]:
 def prices_of_setting(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> list[Price]:
     """Return the prices of the cells of a setting, each beside the full cache's cell of its benchmark.
 
-    None where the full cache lacks a benchmark, of other metrics, and of an adaptive sweep.
+    None where the full cache lacks a benchmark and of other metrics.
     """
     by_benchmark = {cell.benchmark: cell for cell in full}
-    if any(cell.metric != "pass@1" or cell.adaptive or cell.benchmark not in by_benchmark for cell in cells):
+    if any(cell.metric != "pass@1" or cell.benchmark not in by_benchmark for cell in cells):
         return []
     return _prices_beside(cells, [by_benchmark[cell.benchmark] for cell in cells])
 

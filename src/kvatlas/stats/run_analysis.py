@@ -1,27 +1,23 @@
-"""The tests and the recommendation of a run, of a fixed or an adaptive sweep, and the maps that stand for all."""
+"""The tests and the recommendation of a run, and the maps that stand for all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
 
 from kvatlas.core import Map, MapName, grouped
-from kvatlas.registry import features
-from kvatlas.stats.choice import Choice, choices
 from kvatlas.stats.csv_tests import bound_tests_of_maps
-from kvatlas.stats.losses import GridLosses, losses_of
+from kvatlas.stats.losses import GridLosses
 from kvatlas.stats.map_tests import MapTests, fixed_run_tests
 from kvatlas.stats.run_data import RunData
 
 
 def join_runs(runs: Sequence[RunData]) -> list[RunData]:
-    """Return adaptive runs as they are, and the others with those of the same axes as one."""
-    joined = [run for run in runs if run.is_adaptive]
-    fixed = [run for run in runs if not run.is_adaptive]
+    """Return the runs, those with the same axes as one."""
+    joined = []
     # A run without maps has the parameters that it varies in place of axes.
-    for alike in grouped(fixed, lambda run: run.axes if run.has_maps else ("", *run.varied)).values():
+    for alike in grouped(runs, lambda run: run.axes if run.has_maps else ("", *run.varied)).values():
         first = alike[0]
         if len(alike) > 1:
             first = first.with_cells(list(chain.from_iterable(run.cells for run in alike)))
@@ -29,35 +25,11 @@ def join_runs(runs: Sequence[RunData]) -> list[RunData]:
     return joined
 
 
-class Evidence(NamedTuple):
-    """The losses of a run's settings against the full cache; of an adaptive sweep its last decisions.
-
-    Maps, frames, tables and recommendations look up theirs.
-    """
-
-    losses: GridLosses
-    decisions: Any = None
-
-
-def evidence_of(run: RunData) -> Evidence:
-    """Return the losses of all settings of a run, whatever their policies.
-
-    Raises KvatlasError for a run of an adaptive sweep without the feature adaptive.
-    """
-    if run.is_adaptive:
-        return Evidence({}, features.get("adaptive.decisions")(run.manifest, run.cells, run.margin))
-    return Evidence(losses_of(run))
-
-
-def run_tests(run: RunData, evidence: Evidence, maps: Sequence[Map]) -> Mapping[MapName, MapTests]:
+def run_tests(run: RunData, losses: GridLosses, maps: Sequence[Map]) -> Mapping[MapName, MapTests]:
     """Return the tests of each of the run's maps and means; of maps without a full cache with the bound's plateau."""
     if not run.has_maps:
         return {}
-    if evidence.decisions is not None:
-        adaptive_tests: Mapping[MapName, MapTests] = evidence.decisions.tests(maps)
-        return adaptive_tests
-
-    found = fixed_run_tests(run, evidence.losses)
+    found = fixed_run_tests(run, losses)
     without_full = [map_ for map_ in maps if map_.name in found and found[map_.name].losses is None]
     for name, bound in bound_tests_of_maps(without_full).items():
         if name in found:
@@ -65,14 +37,6 @@ def run_tests(run: RunData, evidence: Evidence, maps: Sequence[Map]) -> Mapping[
             plateau = bound.plateau if found[name].evidence else tuple(bound.may_lose)
             found[name] = replace(found[name], plateau=plateau, p_best=bound.p_best, may_lose=bound.may_lose)
     return found
-
-
-def choices_of_run(run: RunData, evidence: Evidence) -> list[Choice]:
-    """Return the recommendation for each model with a full cache."""
-    if evidence.decisions is not None:
-        adaptive_choices: list[Choice] = evidence.decisions.choices()
-        return adaptive_choices
-    return choices(run, evidence.losses)
 
 
 def grids(maps: Sequence[Map], means: Sequence[Map]) -> list[Map]:

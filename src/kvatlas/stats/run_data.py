@@ -329,11 +329,6 @@ class RunData:
         values = cell.setting.values if cell.baseline else cell.all_values
         return all(values.get(name, value) == value for name, value in self.fix.items())
 
-    @property
-    def is_adaptive(self) -> bool:
-        """Return whether the sweep chose problems by the outcomes of earlier ones."""
-        return bool(self.manifest.allocation)
-
     def of_policy(self, policy: str) -> RunData:
         """Return the same of the cells of a policy with the baselines."""
         name = policy.partition("(")[0]

@@ -18,7 +18,7 @@ from kvatlas.stats.claims import look_of, stored_claim, why_not_these
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints
 from kvatlas.stats.paired import Difference, Outcomes, difference_of_cells, paired_difference
 from kvatlas.stats.run_data import RunData, shown_policies
-from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_pairs, check_same_problems
+from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_same_problems
 
 #: Systems that a sentence names before it only counts them.
 _NAMED = 6
@@ -44,9 +44,9 @@ class ModelSetting:
     def compared(self) -> Outcomes:
         """The grades of paired comparisons: by sample, or one for each problem where a rule makes it of its samples.
 
-        Raises KvatlasError for cells that cannot be compared in pairs.
+        Raises KvatlasError for cells of unlike problems.
         """
-        check_pairs(self.cells)
+        check_same_problems(self.cells)
         has_rule = any(cell.rule is not None for cell in self.cells)
         return by_sample(self.cells, CellTraces.values) if has_rule else self.outcomes
 

@@ -215,8 +215,7 @@ class CellTraces:
 
     `place` numbers the `problems` in the order of their names. `traces` are the cell's rows of the table's `records`,
     `grades` the metric, NaN where a trace is missing or its metric unknown.
-    With a `rule` the metric is made of a problem's samples together. In an `adaptive` sweep the number of problems of a
-    cell depends on their outcomes.
+    With a `rule` the metric is made of a problem's samples together.
     """
 
     def __init__(self, table: TraceTable, index: int, metric: str, grades: Floats, all_estimates: Estimates) -> None:
@@ -230,7 +229,6 @@ class CellTraces:
         self.baseline = self.expected.baseline
         self.place = table.orders[index]
         self.problems = tuple(self.place)
-        self.adaptive = bool(table.manifest.allocation)
         self.screened = table.manifest.screened
         self.rule: Rule | None = None if self.screened else rule(metric)
         self.traces = table.records[table.spans[index]].reshape(grades.shape)
@@ -480,24 +478,12 @@ def check_same_problems(cells: Iterable[CellTraces]) -> None:
         contents.update(cell.contents)
 
 
-def check_pairs(cells: Iterable[CellTraces]) -> None:
-    """Raise KvatlasError for cells that cannot be compared in pairs: of adaptive sweeps, and of unlike problems."""
-    cells = list(cells)
-    adaptive = next((cell for cell in cells if cell.adaptive), None)
-    if adaptive is not None:
-        raise KvatlasError(
-            f"{adaptive.model} under {adaptive.setting} cannot be compared in pairs: in an adaptive sweep the problems "
-            "that two settings share depend on their outcomes."
-        )
-    check_same_problems(cells)
-
-
 def aligned(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], Floats]:
     """Return the problems of cells of one benchmark, and their values [problem, cell, sample], NaN where unknown.
 
-    Raises KvatlasError for cells that cannot be compared in pairs.
+    Raises KvatlasError for cells of unlike problems.
     """
-    check_pairs(cells)
+    check_same_problems(cells)
     tables = [cell.values() for cell in cells]
     problems = tuple(dict.fromkeys(chain.from_iterable(cell.place for cell in cells)))
     values = np.full((len(problems), len(cells), max(table.shape[1] for table in tables)), math.nan)

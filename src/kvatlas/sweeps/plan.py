@@ -125,7 +125,7 @@ class Plan:
         if spec.claim != "auto":
             return Claim(spec.claim)
         is_drawn = spec.samples > 1 and spec.sampling.temperature > 0 and not self.screened
-        if not is_drawn or spec.allocate.kind != "full":
+        if not is_drawn:
             return Claim.LIKE
 
         for benchmark in self.benchmarks:
@@ -477,7 +477,7 @@ def make_plan(spec: Spec) -> Plan:
     notes += cap_notes(chosen, spec.sampling.max_new_tokens)
     for benchmark in found_benchmarks:
         notes += _benchmark_notes(spec, benchmark, problems[benchmark.name])
-        notes += cluster_notes(benchmark.name, problems[benchmark.name], spec.allocate.kind == "adaptive")
+        notes += cluster_notes(benchmark.name, problems[benchmark.name])
 
     prompts = {}
     contents = {}

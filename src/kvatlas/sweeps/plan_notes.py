@@ -7,7 +7,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from kvatlas.core import KvatlasError, Problem, apart_sentence, grouped, windows_apart
+from kvatlas.core import Problem, apart_sentence, grouped, windows_apart
 from kvatlas.core.settings import CAP
 from kvatlas.cpu.native import why_not
 from kvatlas.models import ModelHandle
@@ -17,16 +17,11 @@ from kvatlas.sweeps.short_weights import offer
 from kvatlas.text import counted
 
 
-def cluster_notes(benchmark: str, problems: Sequence[Problem], is_adaptive: bool) -> list[str]:
-    """Return a note on problems that name clusters. Raises KvatlasError for those of an adaptive sweep."""
+def cluster_notes(benchmark: str, problems: Sequence[Problem]) -> list[str]:
+    """Return a note on problems that name clusters."""
     clusters = {problem.cluster for problem in problems if problem.cluster}
     if not clusters:
         return []
-    if is_adaptive:
-        raise KvatlasError(
-            f"The problems of {benchmark} name clusters, and allocate: adaptive draws single problems; expected "
-            "allocate: full."
-        )
     alone = sum(not problem.cluster for problem in problems)
     units = counted(len(clusters), "cluster") + (f" and {counted(alone, 'problem')} alone" if alone else "")
     return [

@@ -12,7 +12,6 @@ from kvatlas import policies
 from kvatlas.benchmarks import for_model
 from kvatlas.core import KvatlasError, Trace, digest
 from kvatlas.models import ModelHandle
-from kvatlas.registry import features
 from kvatlas.results import Expected, Key, Manifest, Store
 from kvatlas.results.records import RefusedTraceError
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors, local, needs_text
@@ -75,14 +74,12 @@ def sweep(
     policies that only the run there names may be run. A `promise` replaces both manifests. By default the executor
     chooses the number of `workers`, and each worker the largest `batch_size` that fits into its memory. `address` is
     that of a cluster. A `pool` replaces both, and keeps its workers for the next sweep. `on_message` gets the notes of
-    the plan and, in an adaptive sweep, a sentence for each block and the reason to stop. Only this process writes the
-    store. Raises KvatlasError if the folder or the cluster cannot be used, if the run there is of other models,
-    benchmarks, problems or sampling, or if workers die repeatedly.
+    the plan. Only this process writes the store. Raises KvatlasError if the folder or the cluster cannot be used, if
+    the run there is of other models, benchmarks, problems or sampling, or if workers die repeatedly.
     """
     for sentence in plan.notes:
         on_message(sentence)
     run = executors.get(executor)
-    adaptive_sweep = features.get("adaptive.sweep") if plan.spec.allocate.kind == "adaptive" else None
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
         promise = promise or promised(plan, store, replace, allow_code)
@@ -91,10 +88,6 @@ def sweep(
         store.set_aside(plan.contents_by_key())
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         driver = SweepDriver(plan, store, run, pool, batch_size, on_trace, on_message)
-        if adaptive_sweep is not None:
-            adaptive_sweep(plan, store, driver.decode, on_message).run()
-            return
-
         store.put_manifest(promise)
         expected = plan.expected()
         for model in plan.models:
@@ -134,11 +127,6 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
         raise _other_run(store, unlike)
 
     others = now.others(earlier)
-    if plan.spec.allocate.kind == "adaptive":
-        if others or earlier.others(now):
-            raise _other_run(store, "other settings, and an adaptive sweep decides on all of them together")
-        return now
-
     # Cells of the run that the plan lacks would have to have the same run keys today.
     if others:
         settings = dict.fromkeys(cell.setting for cell in others)

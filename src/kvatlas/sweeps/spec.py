@@ -153,31 +153,18 @@ class BenchmarkSpec(BaseModel):
         return benchmarks.find(**self.model_dump())
 
 
-class Allocation(BaseModel):
-    """The allocation of problems to settings: all problems (`full`), or as many as the decision needs (`adaptive`).
-
-    An adaptive sweep looks for the cheapest setting that loses at most `lose_at_most` points against the full cache.
-    Problems come in `blocks`, in a random order of the seed.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    kind: Literal["full", "adaptive"] = "full"
-    blocks: Integer = Field(default=20, ge=2, le=100)
-
-
 class Spec(BaseModel):
     """A sweep: every model on every benchmark under every setting.
 
     Models and benchmarks are texts (address or name) or mappings with options. `settings` are crossed with the `axes`
     for which they have no fixed value; `baseline` settings run once, outside the grid. `problems` limits each benchmark
-    to its first problems. `expected_output_tokens` replaces the benchmark's typical length in estimates. `allocate` is
-    `full` or `adaptive` (see `Allocation`). `strict_budget` makes the budgets of all settings strict
-    (docs/policies.md). A recommended setting may lose `lose_at_most` points against the full cache. `claim` says what
-    the numbers speak of: `these_problems`, `problems_like_these`, or `auto`, which a plan resolves. `looks` are numbers
-    of samples after which the run may be read. `full_samples` are those of the full cache, one to four times `samples`;
-    left to the plan they are twice as many on GPUs. `controls` are policies of which nothing is claimed but that they
-    lose; without the key `random` and `window` beside another policy.
+    to its first problems. `expected_output_tokens` replaces the benchmark's typical length in estimates.
+    `strict_budget` makes the budgets of all settings strict (docs/policies.md). A recommended setting may lose
+    `lose_at_most` points against the full cache. `claim` says what the numbers speak of: `these_problems`,
+    `problems_like_these`, or `auto`, which a plan resolves. `looks` are numbers of samples after which the run may be
+    read. `full_samples` are those of the full cache, one to four times `samples`; left to the plan they are twice as
+    many on GPUs. `controls` are policies of which nothing is claimed but that they lose; without the key `random` and
+    `window` beside another policy.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -192,7 +179,6 @@ class Spec(BaseModel):
     settings: list[SettingSpec] = []
     axes: dict[str, list[Value]] = {}
     expected_output_tokens: Integer | None = Field(default=None, ge=1, lt=2**31)
-    allocate: Allocation = Allocation()
     strict_budget: Flag = False
     lose_at_most: Number = Field(default=LOSE_AT_MOST, gt=0, lt=100)
     claim: Literal["auto", "these_problems", "problems_like_these"] = "auto"
@@ -200,12 +186,10 @@ class Spec(BaseModel):
     full_samples: Integer | None = Field(default=None, ge=1, le=MAX_SAMPLES)
     controls: list[str] | None = None
 
-    @field_validator("allocate", "settings", "baseline", "models", "benchmarks", mode="before")
+    @field_validator("settings", "baseline", "models", "benchmarks", mode="before")
     @classmethod
     def _shorthands(cls, value: Any, info: ValidationInfo) -> Any:
-        """Accept the kind of an allocation, one setting without a list, and names of models and benchmarks."""
-        if info.field_name == "allocate":
-            return {"kind": value} if isinstance(value, str) else value
+        """Accept one setting without a list, and names of models and benchmarks."""
         if info.field_name in ("settings", "baseline"):
             return [value] if isinstance(value, dict) else value
         key = "model" if info.field_name == "models" else "name"
@@ -252,11 +236,10 @@ class Spec(BaseModel):
 
     @model_validator(mode="after")
     def _sensible(self) -> Spec:
-        """Refuse a spec without settings, beyond the limits, or with an impossible allocation."""
+        """Refuse a spec without settings, or beyond the limits."""
         settings = sum(math.prod(map(len, self._crossed(spec).values())) for spec in self.settings)
         cells = (settings + len(self.baseline)) * len(self.models) * len(self.benchmarks)
         traces = cells * self.samples * (self.problems or 1)
-        adaptive = self.allocate.kind == "adaptive"
         greedy = not self.sampling.temperature
         these = self.claim == "these_problems"
         named = {entry.policy for entry in (*self.settings, *self.baseline)}
@@ -267,18 +250,12 @@ class Spec(BaseModel):
             (self.axes and not self.settings, "axes need settings to vary, as settings: {policy: rkv, kv_budget: 512}"),
             (settings > MAX_SETTINGS, f"the axes make {settings:,} settings, expected at most {MAX_SETTINGS:,}"),
             (traces > MAX_TRACES, f"it asks for {traces:,} traces, expected at most {MAX_TRACES:,}"),
-            (adaptive and settings < 2, "allocate: adaptive needs at least two settings besides the baselines"),
-            (
-                adaptive and all(entry.policy != "full" for entry in self.baseline),
-                "allocate: adaptive needs the full cache as a baseline, {policy: full}",
-            ),
             (
                 greedy and self.samples > 1,
                 f"at temperature 0 nothing is drawn, so {self.samples} samples would be copies; take one sample, or "
                 "another temperature",
             ),
             (greedy and these, "claim: these_problems needs a temperature above 0, since at 0 nothing is drawn"),
-            (adaptive and these, "claim: these_problems needs allocate: full; an adaptive sweep chooses problems"),
             (
                 self.looks and (self.looks != sorted(set(self.looks)) or self.looks[0] < 1),
                 f"looks are rising numbers of samples, {self.looks} was given",
@@ -300,7 +277,6 @@ class Spec(BaseModel):
                 unknown_controls,
                 f"controls name policies of the settings, {', '.join(unknown_controls)} is none",
             ),
-            (self.looks and adaptive, "looks are for a fixed sweep; an adaptive one has its own"),
         ):
             if wrong:
                 raise ValueError(sentence)
@@ -493,10 +469,12 @@ def _sentence_on(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        inner: dict[str, Any] = {"sampling": SamplingSpec, "benchmarks": BenchmarkSpec, "allocate": Allocation}
+        inner: dict[str, Any] = {"sampling": SamplingSpec, "benchmarks": BenchmarkSpec}
         model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec
         names = list(model.model_fields)
         guess = did_you_mean(where.rpartition(".")[2], names)
+        if where.partition(".")[0] == "allocate":
+            guess = " Every setting gets all problems; declare looks to read a run early."
         if where in RULE_PARAMETERS:
             guess = f" It is a parameter of policies: axes.{where} in --set, a key of settings or of axes in a spec."
         return f"Unknown key {where!r} in {source}; expected {', '.join(names)}.{guess}"

@@ -12,7 +12,6 @@ Read in this order:
 - `multiple`: p-values adjusted for several claims;
 - `ratios`: the cost of a right answer against another one;
 - `decay`: the fall of success with depth;
-- `sequential`: adaptive sweeps;
 - `averages`: maps of which only averages are known;
 - `texts`: texts of an endpoint beside those of a cell.
 """
