@@ -38,6 +38,7 @@ from kvatlas.core.maps import (
     mean_of,
     with_means,
 )
+from kvatlas.core.secrets import MASK, is_secret, secret_arguments, without_secrets
 from kvatlas.core.settings import (
     BITS,
     AuditedCell,
@@ -91,6 +92,7 @@ __all__ = [
     "FULL",
     "LARGEST_INTEGER",
     "LOSE_AT_MOST",
+    "MASK",
     "MAX_NEW_TOKENS",
     "MOST_LOOKS",
     "NOT_ENDED",
@@ -144,6 +146,7 @@ __all__ = [
     "has_problem_suffix",
     "is_of_policy",
     "is_reference",
+    "is_secret",
     "is_storable_number",
     "is_storable_text",
     "mean_of",
@@ -156,8 +159,10 @@ __all__ = [
     "refusal",
     "refuse_problem_file",
     "rounded",
+    "secret_arguments",
     "usual_controls",
     "window_in_tokens",
     "windows_apart",
     "with_means",
+    "without_secrets",
 ]

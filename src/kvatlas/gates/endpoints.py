@@ -87,7 +87,7 @@ def endpoint_sides(
     new = Manifest((), (), spec, {"kvatlas": __version__, "benchmarks": identities}, contents=contents)
     with Store.create(asking.answers, {"kvatlas": __version__}) as store:
         stored = store.manifest(new)
-        if dict(stored.spec) != spec:
+        if stored.spec != new.spec:
             raise KvatlasError(
                 f"{str(asking.answers)!r} holds answers of another comparison ({dict(stored.spec)}; now: {spec}); name "
                 "another folder with --answers."

@@ -8,7 +8,7 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from kvatlas.core import AGAIN, KvatlasError, Problem, Setting, SettingFacts, is_reference
+from kvatlas.core import AGAIN, KvatlasError, Problem, Setting, SettingFacts, is_reference, without_secrets
 
 T = TypeVar("T")
 #: Model, benchmark and setting of a cell.
@@ -198,6 +198,7 @@ class Manifest:
     `about[benchmark][problem]` describes the difficulty of a problem (L, B, N, S of a maze).
     `contents[benchmark][problem]` is the digest of a problem's content; a run has one version of each problem.
     `clusters[benchmark][problem]` names what a problem shares with others; it lacks problems without.
+    `spec` and `provenance` hold no secrets: every manifest, also one that is read, has `***` in their place.
     """
 
     axes: tuple[tuple[str, tuple[Any, ...]], ...]
@@ -208,6 +209,10 @@ class Manifest:
     screened: bool = False
     contents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     clusters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("spec", "provenance"):
+            object.__setattr__(self, name, without_secrets(getattr(self, name)))
 
     def has_problem(self, benchmark: str, problem: Problem) -> bool:
         """Return whether this is the run's problem of that id, and not one of another version of the benchmark."""

@@ -406,6 +406,12 @@ class Store:
             (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
         with Store.create(folder) as other:
             self._connection.backup(other._connection)
+            # An earlier version may have stored secrets of its spec: they are overwritten in the copy.
+            other._connection.execute("PRAGMA secure_delete=ON")
+            empty = Manifest((), (), {}, {})
+            manifest = other.manifest(empty)
+            if manifest is not empty:
+                other.put_manifest(manifest)
             other._checkpoint()
         return int(count)
 

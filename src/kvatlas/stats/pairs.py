@@ -223,5 +223,5 @@ def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], 
 
 
 def _measured(run: RunData) -> RunData:
-    """Return the run without cells that have no trace, and without a reference that is asked again."""
+    """Return the run without cells that have no trace, and without the reference asked again, which is no setting."""
     return run.with_cells([cell for cell in run.cells if cell.measured and cell.setting != AGAIN])
