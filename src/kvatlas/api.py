@@ -229,6 +229,12 @@ def sweep(
         parsed = parse_spec(dict(spec))
     else:
         parsed = read_spec(Path(spec))
+    if parsed.is_served:
+        from kvatlas.sweeps.served import make_served_plan, sweep_servers
+
+        folder = Path() if isinstance(spec, Mapping) else Path(spec).parent
+        sweep_servers(make_served_plan(parsed, folder), Path(out), replace_run=replace, on_message=on_message)
+        return open_run(out)
     options: dict[str, Any] = {"executor": executor, "workers": workers, "batch_size": batch_size}
     options |= {"replace": replace, "allow_code": allow_code}
     decode(make_plan(parsed), Path(out), **options, on_trace=on_trace, on_message=on_message)

@@ -1,15 +1,9 @@
-"""`deploy verify`: a sound endpoint is the map's cell, a faulty one is not, bad ones end in sentences, resumable."""
+"""`deploy verify`: a sound endpoint is the map's cell, a faulty one is not, and a second start goes on."""
 
 import gzip
 import json
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +13,10 @@ import pytest
 from kvatlas import class_files
 from kvatlas.api import run as decode
 from kvatlas.core import Costs, Grade, Setting, Status, Trace
-from kvatlas.deploy.endpoint import _retry_after, _text_of_content
 from kvatlas.deploy.verify import _equal_texts
 from kvatlas.models import find
 from kvatlas.results import Store
+from kvatlas.results.records import text_digest
 from kvatlas.stats.paired import Equivalence, verified
 from kvatlas.stats.run_data import RunData
 from tests.command_line import Call
@@ -225,66 +219,30 @@ def test_rate_limits_are_waited_for_and_a_second_start_goes_on(
     assert all(trace.text == "sk-secret-key A: 3" for trace in traces_of(out))
 
 
-def test_a_broken_connection_and_a_date_to_wait_for_are_asked_again(
-    run: Path, stand: Stand, verify: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_all_sampling_fields_are_sent_and_those_that_a_server_refuses_are_left_out(
+    run: Path, stand: Stand, verify: Call, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("kvatlas.deploy.endpoint._FIRST_PAUSE", 0.0)
-    answers = 0
-
-    def unsteady(path: str, _: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-        nonlocal answers
+    def strict(path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
         if path.endswith("models"):
             return 200, {}, MODELS
-        answers += 1
-        if answers == 2:
-            return 0, {}, b""
-        if answers == 4:
-            return 503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, b""
+        for name in ("top_k", "min_p"):
+            if name in body:
+                known = "expected one of temperature, top_p, presence_penalty"
+                return 422, {}, f"unknown field `{name}`, {known}".encode()
         return 200, {}, completion("A: 3")
 
-    address, _ = stand(unsteady)
-    code, _, err = verify(address, run, "--concurrency", 1)
-    assert code in (0, 1, 3), err
-    assert (answers, len(traces_of(tmp_path / "out"))) == (18, 16)
-
-
-@pytest.mark.parametrize(
-    ("code", "headers", "body", "sentence"),
-    [
-        (401, {}, b"{}", "asks for a key in KVATLAS_API_KEY"),
-        (302, {"Location": "http://127.0.0.1:1/"}, b"", "redirects to another address"),
-        (200, {}, b"data: {\n\ndata: nonsense\n\n", "does not answer as an OpenAI-compatible API"),
-        (200, {}, b'{"data": [{"id": "a"}, {"id": "b"}]}', "several models; name one with --served"),
-        (200, {}, b'{"data": []}', "lists no model that has a name of printable characters"),
-        (204, {}, b"", "/v1/models (HTTP 204) answers without a text"),
-        # To questions:
-        (200, {}, b'{"choices": [{"delta": {}}]}', "does not answer as an OpenAI-compatible API"),
-        (200, {}, b'{"choices": [{"message": {"content": 3}}]}', "does not answer as an OpenAI-compatible API"),
-        (200, {}, b'{"choices": [{"message": {"content": [1]}}]}', "does not answer as an OpenAI-compatible API"),
-        (200, {"Content-Encoding": "gzip"}, BOMB, "answers more than 16,777,216 bytes, unpacked"),
-        (200, {}, b'{"choices": []}' + b" " * 2**24, "answers more than 16,777,216 bytes"),
-        (200, {"Content-Encoding": "br"}, b'{"choices": []}', "in the encoding 'br', which was not asked for"),
-        (200, {"Content-Type": "application/json; charset=zlib_codec"}, b"\xff choices", "OpenAI-compatible API"),
-        (400, {}, b"top_k is unknown", "(HTTP 400) refuses the request: top_k is unknown"),
-    ],
-)
-def test_endpoints_that_cannot_be_asked_end_in_a_sentence(
-    run: Path, stand: Stand, verify: Call, code: int, headers: Mapping[str, str], body: bytes, sentence: str
-) -> None:
-    def reply(path: str, _: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-        late = body is BOMB or b"choices" in body or b"top_k" in body
-        return (200, {}, MODELS) if late and path.endswith("models") else (code, headers, body)
-
-    status, _, err = verify(stand(reply)[0], run)
-    assert (status, err.startswith("kvatlas: "), err.count("\n")) == (2, True, 1)
-    assert sentence in err
-
-
-def test_top_k_is_sent_unless_an_endpoint_lacks_it(run: Path, stand: Stand, verify: Call) -> None:
-    url, asked = stand(lambda path, _: (200, {}, MODELS) if path.endswith("models") else (400, {}, b"no"))
-    for option, sent in (((), True), (("--openai-only",), False)):
-        assert verify(url, run, *option)[0] == 2
-        assert ("top_k" in asked[-1][2]) is sent
+    url, asked = stand(strict)
+    _, _, err = verify(url, run, "--concurrency", 1)
+    assert f"{url}/v1 refuses min_p, top_k, which were left out." in err
+    first, last = asked[1][2], asked[-1][2]
+    neutral = {"min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    sampling = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_tokens": 300, **neutral}
+    assert {name: first[name] for name in sampling} == sampling
+    assert first.keys() - last.keys() == {"top_k", "min_p"}
+    # Models, two refusals, and each question once.
+    assert len(asked) == 1 + 2 + 16
+    with Store.open(tmp_path / "out") as store:
+        assert store.manifest().provenance["left_out"] == {f"{url}/v1": ["min_p", "top_k"]}
 
 
 def test_code_of_the_run_is_run_only_where_it_is_allowed(
@@ -299,11 +257,14 @@ def test_code_of_the_run_is_run_only_where_it_is_allowed(
     url, _ = stand(lambda path, _: (200, {}, MODELS if path.endswith("models") else completion("6")))
 
     verified_run = ("deploy", "verify", url, "--against", run, "--policy", "full", "--out", tmp_path / "served")
-    judged_run = ("gate", f"{run}@full", url, "--answers", tmp_path / "answers")
+    judged_run = ("gate", f"{run}@full", url, "--answers", tmp_path / "answers", "--allow", "prompts")
     for words in (verified_run, judged_run):
         monkeypatch.setattr(class_files, "_permitted", set())
         assert "add --allow-code" in kvatlas.refuse(*words)
         assert kvatlas(*words, "--allow-code")[0] in (0, 1, 3)
+
+
+NOWHERE = "http://127.0.0.1:9"
 
 
 NOWHERE = "http://127.0.0.1:9"
@@ -349,110 +310,6 @@ def test_the_interval_decides(reference: float, served: float, problems: int, st
         assert result.needed > problems
 
 
-@pytest.mark.parametrize("year", ["99999999999", "9999", "0001", "2015"])
-def test_dates_of_any_year_are_times_to_wait_or_none(year: str) -> None:
-    wait = _retry_after(f"Wed, 21 Oct {year} 07:28:00 GMT")
-    assert wait is None or wait >= 0
-
-
-@pytest.mark.parametrize(
-    "fault", ["refused", "endless wait", "half a character", "no text", "other body", "no words", "unforeseen"]
-)
-def test_answers_that_arrive_are_stored_whatever_becomes_of_the_others(
-    run: Path, stand: Stand, verify: Call, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fault comes first, while the other questions are open."""
-    faults: dict[str, tuple[int, Mapping[str, str], bytes]] = {
-        "refused": (400, {}, b"this prompt is too long"),
-        "endless wait": (429, {"Retry-After": "inf"}, b""),
-        "half a character": (200, {}, completion("\ud83d")),
-        "no text": (200, {}, b'{"choices": [{"message": {"content": {}}, "finish_reason": "stop"}]}'),
-        "other body": (200, {}, b"<html>"),
-        "no words": (422, {}, b""),
-        "unforeseen": (200, {}, completion("overflow")),
-    }
-
-    def text_of(content: Any) -> str:
-        if content == "overflow":
-            raise OverflowError("beyond all that anybody thought of")
-        return _text_of_content(content)
-
-    monkeypatch.setattr("kvatlas.deploy.endpoint._text_of_content", text_of)
-    lock = threading.Lock()
-    answers = 0
-
-    def reply(path: str, _: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-        nonlocal answers
-        if path.endswith("models"):
-            return 200, {}, MODELS
-        with lock:
-            answers += 1
-            is_first = answers == 1
-        if is_first:
-            return faults[fault]
-        time.sleep(0.2)
-        return 200, {}, completion("A: 3")
-
-    url, _ = stand(reply)
-    code, _, err = verify(url, run)
-    assert code == 2
-    assert "Of 16 questions 1 failed, 15 answers were stored." in err
-    assert len(traces_of(tmp_path / "out")) == 15
-    assert verify(url, run)[0] != 2
-    assert (answers, len(traces_of(tmp_path / "out"))) == (17, 16)
-
-
-def test_an_endpoint_that_refuses_everything_is_not_asked_everything(run: Path, stand: Stand, verify: Call) -> None:
-    url, asked = stand(lambda path, _: (200, {}, MODELS) if path.endswith("models") else (401, {}, b""))
-    assert "asks for a key" in verify(url, run, "--concurrency", 2)[2]
-    assert len(asked) <= 1 + 2 * 3
-
-
-def test_costs_that_cannot_be_are_unknown_and_their_answers_are_kept(
-    run: Path, stand: Stand, verify: Call, tmp_path: Path, succeed: Callable[..., str]
-) -> None:
-    odd = ["NaN", "1e999", "-1", "true", '"3"', "[1]", "9" * 400, str(2**60)]
-    choice = '{"message": {"content": "A: 3"}, "finish_reason": {"a": "\\ud800"}, "kvatlas": {"mean_kv_tokens": %s, '
-    choice += '"peak_kv_tokens": %s, "compressions": %s}}'
-    answers = iter(odd * 4)
-
-    def reply(path: str, _: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-        if path.endswith("models"):
-            return 200, {}, MODELS
-        value = next(answers)
-        usage = f'{{"prompt_tokens": {value}, "completion_tokens": {value}}}'
-        return 200, {}, f'{{"choices": [{choice % (value, value, value)}], "usage": {usage}}}'.encode()
-
-    code, _, err = verify(stand(reply)[0], run, "--concurrency", 1)
-    assert code == 1, err
-    traces = traces_of(tmp_path / "out")
-    assert len(traces) == 16
-    for trace in traces:
-        costs = (trace.usage.prompt_tokens, trace.usage.peak_kv_tokens, trace.usage.compressions)
-        assert costs == (None, None, None)
-        assert trace.usage.mean_kv_tokens is None
-    succeed("export", tmp_path / "out", "--format", "jsonl", "--out", tmp_path / "t.jsonl")
-
-
-def test_a_key_is_hidden_in_messages_in_every_spelling_and_nowhere_else(
-    run: Path, stand: Stand, verify: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Words that bodies and answers hold, too.
-    for key in ("content", "stop", "choices"):
-        monkeypatch.setenv("KVATLAS_API_KEY", key)
-        url, _ = stand(lambda path, _: (200, {}, MODELS if path.endswith("models") else completion("stop content")))
-        assert verify(url, run, "--problems", 1)[0] in (0, 1, 3)
-        assert {trace.text for trace in traces_of(tmp_path / "out")} == {"stop content"}
-    monkeypatch.setenv("KVATLAS_API_KEY", "sk-secret-key")
-    escaped = b'{"error": "\\u0073k-secret-key", "data": [{"id": "\\u0073k-secret-key"}, {"id": "b"}]}'
-    for code, body in ((400, escaped), (200, escaped), (200, b"sk-secret-key"), (200, b" " * 115 + b"sk-secret-key")):
-        url, _ = stand(lambda *_, code=code, body=body: (code, {}, body))
-        status, _, err = verify(url, run)
-        assert (status, "k-secret" in err) == (2, False), err
-    monkeypatch.setenv("KVATLAS_API_KEY", "sk-se cret")
-    assert "holds characters that no header can have" in verify(url, run)[2]
-
-
 def test_a_second_verification_says_what_is_old_and_again_asks_anew(
     run: Path, stand: Stand, verify: Call, tmp_path: Path
 ) -> None:
@@ -489,68 +346,6 @@ def test_a_second_verification_says_what_is_old_and_again_asks_anew(
     assert manifest.provenance["verified"]["server"] == {"id": "tiny", "created": 17, "owned_by": "us"}
 
 
-def test_ctrl_c_ends_at_once_and_keeps_what_arrived(run: Path, stand: Stand, tmp_path: Path) -> None:
-    lock = threading.Lock()
-    answers = 0
-    hanging, over = threading.Event(), threading.Event()
-
-    def reply(path: str, _: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-        nonlocal answers
-        if path.endswith("models"):
-            return 200, {}, MODELS
-        with lock:
-            answers += 1
-            hangs = answers > 5
-        if hangs:
-            hanging.set()
-            over.wait(60)
-        return 200, {}, completion("A: 3")
-
-    url, _ = stand(reply)
-    words = ["deploy", "verify", url, "--against", run, "--out", tmp_path / "out", "--policy", "window local_window=16"]
-    command = [sys.executable, "-m", "kvatlas", *map(str, words)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert hanging.wait(120)
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        begin = time.monotonic()
-        _, err = process.communicate(timeout=60)
-        seconds = time.monotonic() - begin
-    over.set()
-    assert process.returncode == 130, err
-    assert "Stopped. Answers that arrived are kept in" in err
-    # A second is meant; this machine may be busy with other work.
-    assert seconds < 5
-    assert len(traces_of(tmp_path / "out")) == 5
-
-
-def test_an_answer_that_trickles_without_an_end_is_given_up(
-    run: Path, verify: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each piece comes soon after the one before it."""
-    monkeypatch.setattr("kvatlas.deploy.endpoint.SECONDS", 1.0)
-    over = threading.Event()
-
-    class Trickle(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "100000")
-            self.end_headers()
-            with suppress(OSError):
-                while not over.wait(0.2):
-                    self.wfile.write(b" ")
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Trickle) as trickle:
-        threading.Thread(target=trickle.serve_forever, daemon=True).start()
-        code, _, err = verify(f"http://127.0.0.1:{trickle.server_port}", run)
-        over.set()
-        trickle.shutdown()
-    assert (code, "needs more than 1 s for an answer" in err) == (2, True), err
-
-
 def test_an_endpoint_that_ignores_the_seed_is_not_judged_on_these_problems() -> None:
     def answers(texts: Callable[[int, int], str], tokens: int = 60) -> dict[tuple[str, str, int], Trace]:
         found = {}
@@ -558,8 +353,9 @@ def test_an_endpoint_that_ignores_the_seed_is_not_judged_on_these_problems() -> 
             for sample in range(2):
                 place = ("m", "B", str(problem), sample, Setting.from_parameters("served"), ())
                 usage = Costs(9, tokens, None, None, None, None, None)
+                text = texts(problem, sample)
                 found["B", str(problem), sample] = Trace(
-                    *place, texts(problem, sample), Grade(True, 1.0, "1", Status.OK), usage
+                    *place, text, Grade(True, 1.0, "1", Status.OK), usage, token_digest=text_digest(text)
                 )
         return found
 

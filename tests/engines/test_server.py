@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -105,8 +105,10 @@ def test_a_server_lives_within_its_block(tmp_path: Path) -> None:
     }
     assert session.items() >= expected.items()
     assert str(Path.cwd()) not in json.dumps(session)
-    with start(fake(), tmp_path) as other:
+    with start(fake("--model", "/home/me/model"), tmp_path) as other:
         assert (other.session["number"], other.start_folder.name) == (2, "002-fp8")
+        # Requests name the path, and what is stored does not.
+        assert (other.model, other.session["model"]) == ("/home/me/model", "model")
 
 
 def test_an_endpoint_is_only_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +159,12 @@ def test_a_server_that_does_not_start(command: Command, sentence: str, tmp_path:
 def test_an_end_while_it_loads_is_seen_at_once(tmp_path: Path) -> None:
     """An hour of waiting for a server that is dead is what other tools had."""
     one = start(fake("--seconds", "60", "--mode", "forks"), tmp_path, ready_timeout=3_600)
-    killer = threading.Timer(0.7, lambda: os.kill(group_of(one).process.pid, signal.SIGKILL))
-    killer.start()
-    with pytest.raises(ServerError, match="ended by SIGKILL"), one:
-        pass
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(one.__enter__)
+        wait_until(lambda: one._group is not None, lambda: "not started")
+        os.kill(group_of(one).id, signal.SIGKILL)
+        with pytest.raises(ServerError, match="ended by SIGKILL"):
+            starting.result(8)
     assert processes_of(tmp_path) == {}
 
 
@@ -257,18 +261,38 @@ def test_a_port_that_somebody_holds_is_not_chosen(monkeypatch: pytest.MonkeyPatc
     assert free_port() == port
 
 
-@pytest.mark.parametrize("name", ["holds-port", "reuse-port"])
-def test_a_port_that_is_taken_while_the_server_loads(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ours holds it without listening, or would share it: the answers would be the stranger's."""
+def is_held(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return True
+    return False
+
+
+def test_a_port_that_is_taken_while_the_server_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours holds it without listening, as vLLM does: the answers would be the stranger's."""
     port = free_port()
     monkeypatch.setattr(server, "free_port", lambda: port)
-    shared = ("--mode", "reuse-port") if name == "reuse-port" else ()
-    one = start(fake("--mode", name, "--seconds", "0.4"), tmp_path)
-    with stranger(port, *shared), pytest.raises(ServerError, match=f"has lost its port {port}"), one:
-        pass
+    one = start(fake("--mode", "holds-port", "--seconds", "60"), tmp_path, ready_timeout=60)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(one.__enter__)
+        wait_until(lambda: is_held(port), lambda: "not held")
+        with stranger(port), pytest.raises(ServerError, match=f"has lost its port {port}"):
+            starting.result(8)
     assert one.model == ""
+
+
+def test_a_port_that_two_servers_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would get a part of the questions."""
+    port = free_port()
+    monkeypatch.setattr(server, "free_port", lambda: port)
+    one = start(fake("--mode", "reuse-port", "--mode", "never-ready"), tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(one.__enter__)
+        wait_until(lambda: bool(server._listening(port)), lambda: "does not listen")
+        with stranger(port, "--mode", "reuse-port"), pytest.raises(ServerError, match=f"has lost its port {port}"):
+            starting.result(8)
 
 
 # -- kill -9, Ctrl-C --------------------------------------------------------------------------------------------------

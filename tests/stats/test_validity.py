@@ -7,7 +7,7 @@ import pytest
 
 from kvatlas.core import Grade, Status, Vacuous
 from kvatlas.report.result import Result
-from kvatlas.results.records import digest_of_tokens
+from kvatlas.results.records import answer_digest
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.validity import Kind, findings, validities, validity_of
@@ -24,7 +24,7 @@ def cells(change: Any = lambda trace: trace, **plan: Any) -> Any:
 def texts(trace: Any, per: str) -> Any:
     """With a digest that differs by setting, by policy, or not at all."""
     told = {"setting": trace.setting.id, "policy": trace.setting.policy, "": ""}[per]
-    return replace(trace, token_digest=digest_of_tokens(f"{told} {trace.problem} {trace.sample}".encode()))
+    return replace(trace, token_digest=answer_digest(f"{told} {trace.problem} {trace.sample}".encode(), b""))
 
 
 def uncompressed(trace: Any) -> Any:

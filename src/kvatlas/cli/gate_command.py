@@ -54,6 +54,7 @@ def gate_command(
     answers: Annotated[
         Path, typer.Option(metavar="RUN", help="Endpoints: the run of their answers, which is resumed.")
     ] = Path("gate-answers"),
+    again: Annotated[bool, typer.Option("--again", help="Endpoints: ask all anew, as after a new deployment.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A page (.html) or the figure (.png, .svg, .pdf).")
     ] = None,
@@ -81,6 +82,7 @@ def gate_command(
         models=tuple(served or ()),
         key=os.environ.get(KEY),
         answers=answers,
+        again=again,
         allow_code=allow_code,
     )
     result = judged(

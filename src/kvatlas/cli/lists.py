@@ -12,6 +12,7 @@ import typer
 
 from kvatlas.cli import options
 from kvatlas.cli.output import print_check_results, print_rows, print_text
+from kvatlas.cli.served_plan import check_servers
 from kvatlas.core import KvatlasError
 from kvatlas.text import did_you_mean, unfiltered, visible
 
@@ -141,7 +142,7 @@ def _print_problem(name: str, problem: str, model: str | None, column: list[str]
 @app.command("check")
 def check_command(
     target: Annotated[
-        str, typer.Argument(metavar="[MODEL|BENCHMARK|FILE|cpu|cuda]", help="Default: this machine.")
+        str, typer.Argument(metavar="[MODEL|BENCHMARK|FILE|SPEC|cpu|cuda]", help="Default: this machine.")
     ] = "auto",
     benchmarks: Annotated[list[str] | None, typer.Argument(metavar="BENCHMARK...", help="Prompts of a model.")] = None,
     problems: Annotated[int, typer.Option(min=1, help="Problems of each benchmark for a model.")] = 20,
@@ -154,7 +155,8 @@ def check_command(
     """Check this machine, a model, or a benchmark or problem file before a sweep. Exit code 2 if a check fails.
 
     Machine: versions, kernels, CUDA graphs, tokens; its output belongs in an issue report. Model: tokenizer, think
-    tags, layers, one step against transformers, a generation. Benchmark: columns, count, reference answers.
+    tags, layers, one step against transformers, a generation. Benchmark: columns, count, reference answers. Spec of
+    servers: the reference is started and asked, and whether it draws by seeds.
     """
     import torch
 
@@ -164,6 +166,7 @@ def check_command(
     from kvatlas.models import find as find_model
     from kvatlas.models.gguf import PACKAGED
     from kvatlas.sweeps.doctor import check_machine, check_model, messages_for
+    from kvatlas.sweeps.spec import read_spec
 
     torch.set_num_threads(1)
     if target in ("auto", "cpu") or target.partition(":")[0] == "cuda":
@@ -175,6 +178,14 @@ def check_command(
             typer.echo(fence, nl=False)
         return
     permit(target, *(benchmarks or ()))
+    if Path(target).suffix in (".yaml", ".yml") and Path(target).is_file():
+        spec = read_spec(Path(target))
+        if not spec.is_served:
+            raise KvatlasError(
+                f"`kvatlas plan {target}` checks a spec; `check` starts the servers of one that has some."
+            )
+        print_check_results(check_servers(spec, Path(target).parent), as_json)
+        return
     try:
         benchmark = find(target, **options.file_columns(column))
     except KvatlasError as error:

@@ -11,8 +11,8 @@ import typer
 
 from kvatlas.cli import options
 from kvatlas.cli.output import note, print_rows, print_text
-from kvatlas.core import KvatlasError
-from kvatlas.text import unfiltered
+from kvatlas.core import KvatlasError, has_problem_suffix
+from kvatlas.text import counted, unfiltered
 
 if TYPE_CHECKING:
     from kvatlas.report.view_options import ReadOptions
@@ -199,11 +199,36 @@ def grade_command(
 
 @app.command("import")
 def import_command(
-    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Inspect's logs (.eval, .json).")],
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Inspect's logs (.eval, .json), or a file of answers.")
+    ],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, new or existing.")],
     scorer: Annotated[str, typer.Option(help="The score to take where a log has several; default: its first.")] = "",
+    axis: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Answers: a column of their settings. Repeat it.")
+    ] = None,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Answers: the reference; default: rows without values of the axes."),
+    ] = None,
+    benchmark: Annotated[str, typer.Option(metavar="FILE", help="Answers: the problems that grade their texts.")] = "",
 ) -> None:
-    """Import logs of Inspect into a run, to compare remote models with local ones."""
+    """Import logs of Inspect, to compare remote models with local ones, or answers under several settings, for a map.
+
+    A file of answers has a row for each: problem, sample, correct or text, and the columns that --axis names.
+    """
+    if axis:
+        from kvatlas.integrations.answer_rows import import_answers
+
+        if len(logs) != 1:
+            raise KvatlasError(f"--axis is for one file of answers; {len(logs)} were given.")
+        cells = import_answers(logs[0], run, axis, reference or (), benchmark)
+        settings = len({cell.setting for cell in cells}) - 1
+        typer.echo(f"{run}: {counted(settings, 'setting')} and the reference; kvatlas describe {run} says what is lost")
+        return
+    if reference or benchmark or any(has_problem_suffix(log.name) and log.suffix != ".json" for log in logs):
+        raise KvatlasError("A file of answers needs --axis NAME, the column in which its settings differ.")
+
     from kvatlas.integrations.inspect_logs import graded_metric, import_log
 
     for log in logs:

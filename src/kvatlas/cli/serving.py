@@ -114,7 +114,6 @@ def deploy_verify_command(
     lose_at_most: options.LoseAtMost = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Open questions at a time.")] = 8,
     again: Annotated[bool, typer.Option("--again", help="Ask all anew, as after a new deployment.")] = False,
-    openai_only: Annotated[bool, typer.Option("--openai-only", help="Omit top_k, which OpenAI's API lacks.")] = False,
     allow_code: options.AllowCode = False,
     as_json: options.Json = False,
 ) -> None:
@@ -122,9 +121,9 @@ def deploy_verify_command(
 
     The environment variable KVATLAS_API_KEY holds the endpoint's key.
     """
-    from kvatlas.deploy.endpoint import Endpoint, ask
     from kvatlas.deploy.engine_config import MeasuredCell
-    from kvatlas.deploy.verify import read_texts, report, verification_text
+    from kvatlas.deploy.verify import ask_measured, by_sample, read_texts, report, verification_text
+    from kvatlas.engines.client import Endpoint
     from kvatlas.results.store import check_new_folder
     from kvatlas.stats.paired import Equivalence
     from kvatlas.stats.run_data import margin_from_points
@@ -140,13 +139,13 @@ def deploy_verify_command(
             display = count_display(f"{endpoint.url}, temperature 0", "answers")
             read = read_texts(endpoint, reference, out / "texts", texts, on_trace=display, **how)
         display = count_display(endpoint.url, "answers")
-        answers = ask(endpoint, reference, out, problems=problems, top_k=not openai_only, on_trace=display, **how)
+        answers, traces = ask_measured(endpoint, reference, out, problems=problems, on_trace=display, **how)
     except KeyboardInterrupt:
         without = " without --again" if again else ""
         note(f"Stopped. Answers that arrived are kept in {out}; the same command{without} goes on from there.")
         raise typer.Exit(130) from None
     note(str(answers))
-    result = report(reference, answers.traces, margin, read)
+    result = report(reference, by_sample(traces), margin, read)
     typer.echo(json.dumps(result, indent=2) if as_json else verification_text(result, endpoint.url))
     if result["alarmed"]:
         raise typer.Exit(1)

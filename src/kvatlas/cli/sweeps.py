@@ -16,8 +16,9 @@ import typer
 
 from kvatlas.cli import options
 from kvatlas.cli.output import note, print_audit, print_text, warn
-from kvatlas.cli.progress import logging_to, message_display, progress_display
+from kvatlas.cli.progress import count_display, logging_to, message_display, progress_display
 from kvatlas.cli.run_output import print_demo, print_run
+from kvatlas.cli.served_plan import print_served_plan
 from kvatlas.core import Claim, KvatlasError
 from kvatlas.text import bytes_text, duration_text
 
@@ -124,16 +125,20 @@ def plan_command(
     if model_option:
         raise KvatlasError("--model-option belongs to --suggest; a spec has the options of its models.")
 
-    planned = make_plan(read_spec(spec, options.spec_changes(set_, problems, samples)))
+    changed_spec = read_spec(spec, options.spec_changes(set_, problems, samples))
+    if changed_spec.is_served:
+        if memory or detect is not None:
+            raise KvatlasError("--memory and --detect are for models that kvatlas decodes.")
+        print_served_plan(changed_spec, spec.parent, tokens_per_second, as_json)
+        return
+    planned = make_plan(changed_spec)
     for sentence in planned.notes:
         note(sentence)
     rate = tokens_per_second or decoding_rate(planned)
     if rate is None:
         note("No steps of a model on the hub are timed; give a rate with --tokens-per-second, or name a local folder.")
     estimate = planned.estimate(rate, int(memory * 2**30) if memory else None)
-    rows = []
-    if detect is not None:
-        rows = designs(planned.sizes, detect)
+    rows = [] if detect is None else designs(planned.sizes, detect)
 
     # What the problems can prove of the settings, if a full cache is beside them.
     baselines = {policy.setting.policy for policy, is_baseline in planned.policies if is_baseline}
@@ -373,12 +378,37 @@ def sweep_command(
     from kvatlas.stats.metrics import SCREENED
     from kvatlas.sweeps import make_plan, read_spec
     from kvatlas.sweeps import sweep as decode
+    from kvatlas.sweeps.served import make_served_plan, sweep_servers
 
     if from_ is not None and not screen:
         raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
     with logging_to(log):
         changes = options.spec_changes(set_, problems, samples)
-        plan = dataclasses.replace(make_plan(read_spec(spec, changes)), changes=changes)
+        changed_spec = read_spec(spec, changes)
+        if changed_spec.is_served:
+            own = {
+                "--screen": screen,
+                "--workers": workers,
+                "--batch-size": batch_size,
+                "--executor": executor != "local",
+            }
+            given = [name for name, value in own.items() if value]
+            if given:
+                raise KvatlasError(f"{', '.join(given)}: not for servers, which decode themselves.")
+            served_plan = dataclasses.replace(make_served_plan(changed_spec, spec.parent), changes=changes)
+            with _traces_are_kept(out):
+                sweep_servers(
+                    served_plan,
+                    out,
+                    replace_run=replace,
+                    on_trace=(lambda done, total: None) if quiet else count_display("sweep", "answers"),
+                    on_message=message_display(quiet),
+                )
+            _warn_of_run(out, quiet)
+            if not quiet:
+                note(f"Finished. Next: kvatlas describe {out}, or kvatlas view {out}")
+            return
+        plan = dataclasses.replace(make_plan(changed_spec), changes=changes)
         if screen:
             plan = features.get("screen.plan")(plan)
         warn(plan.warnings, quiet)

@@ -5,21 +5,29 @@ Answers at temperature 0 are read here under the cell, token by token, to find t
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas import policies
+from kvatlas import __version__, policies
 from kvatlas.answers.reading import JOINED, read_text
 from kvatlas.core import Claim, KvatlasError, Sampling, Trace, grouped, is_reference, reference_words
-from kvatlas.deploy.endpoint import Endpoint, Traces, ask
 from kvatlas.deploy.engine_config import MeasuredCell
+from kvatlas.engines.asking import (
+    AskedAnswers,
+    AskedCell,
+    ask_in_folder,
+    finish_faults,
+    other_models,
+    served_setting,
+)
+from kvatlas.engines.client import Endpoint
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Signal
+from kvatlas.results import Manifest, Store
 from kvatlas.stats.claims import LONG_TEXT, MOST_COPIED
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.texts import NEAR, Departures, departure_p, most_unseen
@@ -32,6 +40,8 @@ from kvatlas.text import counted
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: Traces by benchmark, problem and sample.
+Traces = Mapping[tuple[str, str, int], Trace]
 #: Below this p-value lengths differ; together with Pass@1, a correct endpoint fails in less than 5 % of checks.
 LENGTH_P = 0.005
 #: Below this p-value texts depart at the first compression.
@@ -42,6 +52,52 @@ MANY = 0.01
 BATCH_SIZE = 8
 #: A number of new tokens that no text reaches.
 _NEVER = 2**31 - 1
+
+
+def ask_measured(
+    endpoint: Endpoint,
+    reference: MeasuredCell,
+    folder: Path,
+    *,
+    problems: int | None = None,
+    samples: int | None = None,
+    concurrency: int = 8,
+    again: bool = False,
+    on_trace: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[AskedAnswers, list[Trace]]:
+    """Ask an endpoint the questions of a measured cell with its sampling, as `ask_in_folder` does.
+
+    `problems` limits each benchmark to its first problems, `samples` each problem to its first samples.
+    """
+    endpoint.check_model()
+    by_name = reference.benchmarks()
+    measured = reference.run.manifest
+    setting = served_setting(endpoint)
+    cells = []
+    for cell in reference.cells:
+        benchmark = by_name[cell.benchmark]
+        ids = cell.problems[:problems]
+        chosen = set(ids)
+        questions = [each for each in benchmark.problems(measured.spec["problems"]) if each.id in chosen]
+        count = min(samples or cell.samples, cell.samples)
+        expected = replace(cell, setting=setting, problems=ids, samples=count, baseline=True)
+        cells.append(AskedCell(endpoint, expected, benchmark, questions, reference.sampling, measured.spec["seed"]))
+
+    verified = {"against": str(reference.setting), "model": reference.model, "server": dict(endpoint.about)}
+    manifest = Manifest(
+        axes=(),
+        expected=(),
+        spec={"lose_at_most": 100 * reference.run.margin, "claim": reference.run.stored_claim.value},
+        provenance={"kvatlas": __version__, "verified": verified},
+        about=measured.about,
+        contents=measured.contents,
+    )
+    return ask_in_folder(folder, manifest, cells, again=again, concurrency=concurrency, on_trace=on_trace)
+
+
+def by_sample(traces: Iterable[Trace]) -> dict[tuple[str, str, int], Trace]:
+    """Return traces by benchmark, problem and sample."""
+    return {(trace.benchmark, trace.problem, trace.sample): trace for trace in traces}
 
 
 def report(
@@ -118,7 +174,7 @@ def _equal_texts(served: Traces) -> str:
     for of_problem in by_problem:
         traces = [trace for _, trace in of_problem]
         if len(traces) > 1 and all((trace.usage.output_tokens or 0) >= LONG_TEXT for trace in traces):
-            has_equal.append(len({trace.text for trace in traces}) < len(traces))
+            has_equal.append(len({trace.token_digest for trace in traces}) < len(traces))
     is_copying = bool(has_equal) and sum(has_equal) > MOST_COPIED * len(has_equal)
     return "the endpoint writes equal texts for two seeds" if is_copying else ""
 
@@ -187,41 +243,16 @@ def _prompt_check(cell: Traces, served: Traces) -> dict[str, Any]:
 
 
 def _model_check(served: Traces) -> list[dict[str, Any]]:
-    """Return a check for answers of another model than was asked: servers may hand requests on.
-
-    A name in the other one, as of a version with its date, is the same model.
-    """
-    others: Counter[str] = Counter()
-    for trace in served.values():
-        name = str(json.loads(trace.made_with or "{}").get("model", ""))
-        asked = str(trace.setting.values.get("model", ""))
-        if name.casefold() not in asked.casefold() and asked.casefold() not in name.casefold():
-            others[name] += 1
-    if not others:
-        return []
-    named = "; ".join(f"{count:,} {name!r}" for name, count in others.most_common(3))
-    sentence = f"Of {len(served):,} answers {others.total():,} are of another model than was asked, by name: {named}."
-    return [_deploy_check("model", False, sentence)]
+    sentence = other_models(served.values())
+    return [_deploy_check("model", False, sentence)] if sentence else []
 
 
 def _finish_check(served: Traces, most: int) -> dict[str, Any]:
     """Compare finish reasons and lengths with the limit of `most` tokens."""
-    answers = [(str(trace.grade.metrics.get("finish")), trace.usage.output_tokens) for trace in served.values()]
-    lengths = [count for _, count in answers if count is not None]
-    cut_lengths = [count for name, count in answers if name == "length" and count is not None]
-
-    # The number of answers with each fault.
-    faults = {
-        "have a finish reason other than stop and length": sum(name not in ("stop", "length") for name, _ in answers),
-        f"were cut (finish reason length) before {most:,} tokens": sum(count < most for count in cut_lengths),
-        f"are longer than the limit of {most:,} tokens": sum(count > most for count in lengths),
-        "come without usage.completion_tokens": sum(count is None for _, count in answers),
-    }
-    bad = "; ".join(f"{count:,} {text}" for text, count in faults.items() if count)
-    if bad:
-        return _deploy_check("finish", False, f"Of {len(served):,} answers {bad}.")
-
-    finishes = sorted(Counter(name for name, _ in answers).items())
+    faults = finish_faults(served.values(), most)
+    if faults:
+        return _deploy_check("finish", False, faults)
+    finishes = sorted(Counter(str(trace.grade.metrics.get("finish")) for trace in served.values()).items())
     return _deploy_check(
         "finish", True, f"Finish reasons: {', '.join(f'{name} {count:,}' for name, count in finishes)}."
     )
@@ -298,10 +329,13 @@ def read_texts(
     if not greedy.cells:
         return []
     options: dict[str, Any] = {"concurrency": concurrency, "again": again, "on_trace": on_trace}
-    answers = ask(endpoint, greedy, folder, samples=1, top_k=False, **options).traces
+    ask_measured(endpoint, greedy, folder, samples=1, **options)
 
     by_name = reference.benchmarks()
     opening = "" if model.opens_thinking else model.thinking.open
+    setting = served_setting(endpoint)
+    with Store.open(folder) as store:
+        answers = by_sample(trace for _, trace in store.traces() if trace.setting == setting)
     texts = []
     for cell in greedy.cells:
         benchmark = by_name[cell.benchmark]

@@ -162,33 +162,46 @@ class Server:
 
     def _why_not_ready(self) -> str:
         """Return why the server is not ready, "" if it is. Raises ServerError if another one answers in its place."""
-        # The socket of a container, or on another machine, belongs to no process of the group.
-        is_elsewhere = bool(self.launch.stop_arguments or self.launch.endpoint)
-        is_checked = guard.HAS_PROC and not is_elsewhere
-        if self._group is not None and is_checked:
-            listening = _listening(self.port)
-            if not listening:
-                return f"nothing listens on port {self.port}"
-            if listening - _open_files(self._group.id):
-                raise self._error(
-                    f"has lost its port {self.port}: a process outside its group listens there. (A server that leaves "
-                    "the group of its command needs stop_cmd)"
-                )
-            self.session["port_checked"] = True
+        if not self._has_port():
+            return f"nothing listens on port {self.port}"
         try:
             if self.command.ready_path:
                 self._get(self.command.ready_path)
             model = self._get("v1/models")["data"][0]
-            self.model = str(model["id"])
+            model_name = str(model["id"])
             version = self._get("version").get("version", "")
         except httpx.HTTPError as error:
             return reason(error)
         except (LookupError, TypeError):
             return f"{self.url}/models lists no model"
+        # Another one may have come to the port just before it answered.
+        if not self._has_port():
+            return f"nothing listens on port {self.port}"
+        self.model = model_name
         # A model may be served under the path of its folder, and no path of a machine is stored.
-        name = Path(self.model).name if Path(self.model).is_absolute() else self.model
-        self.session |= {"model": name, "max_model_len": model.get("max_model_len"), "version": str(version)}
+        stored_name = Path(model_name).name if Path(model_name).is_absolute() else model_name
+        self.session |= {"model": stored_name, "max_model_len": model.get("max_model_len"), "version": str(version)}
         return ""
+
+    def _has_port(self) -> bool:
+        """Return whether the group listens on its port, as far as it can be known.
+
+        Raises ServerError if a process outside the group listens there.
+        """
+        # The socket of a container, or on another machine, belongs to no process of the group.
+        is_elsewhere = self.launch.stop_arguments or self.launch.endpoint
+        if self._group is None or is_elsewhere or not guard.HAS_PROC:
+            return True
+        listening = _listening(self.port)
+        if not listening:
+            return False
+        if listening - _open_files(self._group.id):
+            raise self._error(
+                f"has lost its port {self.port}: a process outside its group listens there. (A server that leaves the "
+                "group of its command needs stop_cmd)"
+            )
+        self.session["port_checked"] = True
+        return True
 
     def _get(self, path: str) -> dict[str, Any]:
         """Return the JSON at a path, or an empty mapping. Raises HTTPError, and ServerError if the key is refused."""

@@ -1,28 +1,30 @@
-"""Answers of two endpoints to the same questions with the same seeds, asked in turn and stored as a run.
-
-Each answer is stored as it comes; the same command goes on from there. The client is that of `deploy verify`.
-"""
+"""Answers of two endpoints, or of an endpoint and a cell of a run, to the same questions with the same seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvatlas import __version__, benchmarks
-from kvatlas.answers import reading
-from kvatlas.benchmarks import Benchmark
-from kvatlas.benchmarks.base import grade_reading
 from kvatlas.class_files import permit
-from kvatlas.core import KvatlasError, Problem, Setting, Trace, digest
-from kvatlas.deploy.endpoint import Endpoint, EndpointAnswer
-from kvatlas.gates.outcomes import Side, SideOptions
+from kvatlas.core import KvatlasError, Trace
+from kvatlas.engines.asking import (
+    AskedAnswers,
+    AskedCell,
+    ask_in_folder,
+    differing_prompts,
+    finish_faults,
+    other_models,
+    served_setting,
+)
+from kvatlas.engines.client import Endpoint
+from kvatlas.gates.outcomes import GradedAnswer, Side, SideOptions
 from kvatlas.gates.runs import side_of_setting
-from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import contents_of
+from kvatlas.results.store import FILE
 
 #: The default folder of the answers.
 ANSWERS = Path("gate-answers")
@@ -32,7 +34,7 @@ ANSWERS = Path("gate-answers")
 class Asking:
     """The questions to both endpoints: benchmarks by name, and how they are asked.
 
-    With `allow_code` the code of files that a run names may run.
+    With `again` stored answers do not count. With `allow_code` the code of files that a run names may run.
     """
 
     benchmarks: tuple[str, ...] = ()
@@ -46,11 +48,8 @@ class Asking:
     models: tuple[str, ...] = ()
     key: str | None = None
     answers: Path = ANSWERS
+    again: bool = False
     allow_code: bool = False
-
-    def fields(self) -> dict[str, Any]:
-        """Return the sampling as fields of a request."""
-        return {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_new_tokens}
 
     def sampling(self) -> dict[str, Any]:
         """Return the sampling as a run names it."""
@@ -64,9 +63,9 @@ def endpoint_sides(
     options: SideOptions,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Side, Side]:
-    """Ask the questions that have no stored answer yet, and return both sides.
+    """Ask the questions that have no stored answer yet, both endpoints in turn, and return both sides.
 
-    Raises KvatlasError if an endpoint cannot be reached; stored answers are kept.
+    Raises KvatlasError if an endpoint cannot be reached or a question failed; stored answers are kept.
     """
     if not asking.benchmarks:
         raise KvatlasError("Two endpoints need questions: name a benchmark or a file, as MATH500@math500.jsonl.")
@@ -80,151 +79,97 @@ def endpoint_sides(
         raise KvatlasError(f"Both sides are the same model of the same endpoint ({endpoints[0].url}).")
 
     permit(*asking.benchmarks)
-    questions = _GateQuestions(asking, endpoints, tuple(benchmarks.find(name) for name in asking.benchmarks))
-    spec = {"sampling": asking.sampling(), "seed": asking.seed}
-    contents = {each.name: contents_of(each.problems(asking.problems)) for each in questions.benchmarks}
-    identities = [benchmarks.identity(each) for each in questions.benchmarks]
-    new = Manifest((), (), spec, {"kvatlas": __version__, "benchmarks": identities}, contents=contents)
-    with Store.create(asking.answers, {"kvatlas": __version__}) as store:
-        stored = store.manifest(new)
-        if stored.spec != new.spec:
-            raise KvatlasError(
-                f"{str(asking.answers)!r} holds answers of another comparison ({dict(stored.spec)}; now: {spec}); name "
-                "another folder with --answers."
-            )
-        cells = questions.cells()
-        manifest = replace(stored.with_cells(cells), contents={**stored.contents, **contents})
-        store.put_manifest(replace(manifest, provenance={**manifest.provenance, "benchmarks": identities}))
-        _ask_missing(store, questions, cells, on_trace)
+    found = [benchmarks.find(name) for name in asking.benchmarks]
+    cells = []
+    for benchmark in found:
+        problems = benchmark.problems(asking.problems)
+        ids = tuple(problem.id for problem in problems)
+        for endpoint in endpoints:
+            setting = served_setting(endpoint)
+            expected = Expected(endpoint.model, benchmark.name, setting, "", ids, asking.samples, True)
+            cells.append(AskedCell(endpoint, expected, benchmark, problems, asking.sampling(), asking.seed))
+
+    manifest = Manifest(
+        axes=(),
+        expected=(),
+        spec={"sampling": asking.sampling(), "seed": asking.seed},
+        provenance={"kvatlas": __version__, "benchmarks": [benchmarks.identity(benchmark) for benchmark in found]},
+        contents={benchmark.name: contents_of(benchmark.problems(asking.problems)) for benchmark in found},
+    )
+    _check_same_comparison(asking.answers, manifest)
+    answers, traces = ask_in_folder(
+        asking.answers, manifest, cells, again=asking.again, concurrency=asking.concurrency, on_trace=on_trace
+    )
 
     sides = []
     for endpoint in endpoints:
-        setting = questions.setting(endpoint)
-        side = side_of_setting(asking.answers, endpoint.model, setting, endpoint.url, options)
-        sides.append(replace(side, kind="endpoint"))
-    return sides[0], sides[1]
-
-
-def _ask_missing(
-    store: Store, questions: _GateQuestions, cells: Sequence[Expected], on_trace: Callable[[int, int], None]
-) -> None:
-    """Ask for the missing answers, both endpoints in turn, and store each as it comes."""
-    stored = store.keys()
-    missing = [
-        question
-        for question in questions.all(cells)
-        if (question.cell.run_key, question.cell.setting.id, question.cell.benchmark, question.problem.id,
-            question.sample) not in stored
-    ]  # fmt: skip
-    total = sum(len(cell.problems) * cell.samples for cell in cells)
-    done = total - len(missing)
-
-    failures: list[KvatlasError] = []
-    with ThreadPoolExecutor(questions.asking.concurrency) as pool:
-        running = {pool.submit(questions.answer, question): question for question in missing}
-        for future in as_completed(running):
-            if future.cancelled():
-                continue
-            question = running[future]
-            try:
-                store.add(question.cell.run_key, questions.trace(question, future.result()))
-            except KvatlasError as error:
-                failures.append(error)
-                # Answers on their way still arrive, and are stored.
-                for waiting in running:
-                    waiting.cancel()
-                continue
-            done += 1
-            on_trace(done, total)
-
-    if failures:
-        raise failures[0]
-
-
-@dataclass(frozen=True)
-class _GateQuestion:
-    """A question to an endpoint: the cell of its answer, its problem, and the index of the sample."""
-
-    endpoint: Endpoint
-    cell: Expected
-    benchmark: Benchmark
-    problem: Problem
-    sample: int
-
-
-@dataclass(frozen=True)
-class _GateQuestions:
-    """The questions to both endpoints, and the traces of their answers."""
-
-    asking: Asking
-    endpoints: tuple[Endpoint, ...]
-    benchmarks: tuple[Benchmark, ...]
-
-    def setting(self, endpoint: Endpoint) -> Setting:
-        """Return the setting that stands for an endpoint."""
-        return Setting.from_parameters("served", endpoint=endpoint.url, model=endpoint.model)
-
-    def cells(self) -> list[Expected]:
-        """Return the cells of both endpoints, benchmark by benchmark."""
-        cells = []
-        for benchmark in self.benchmarks:
-            ids = tuple(problem.id for problem in benchmark.problems(self.asking.problems))
-            for endpoint in self.endpoints:
-                setting = self.setting(endpoint)
-                identity = [setting.id, benchmarks.identity(benchmark), self.asking.sampling(), self.asking.seed]
-                run_key = digest(["gate", *identity])[:32]
-                cells.append(Expected(endpoint.model, benchmark.name, setting, run_key, ids, self.asking.samples, True))
-        return cells
-
-    def all(self, cells: Sequence[Expected]) -> Iterator[_GateQuestion]:
-        """Yield all questions: the first sample of all problems, then the next; both endpoints in turn."""
-        by_place = {(cell.benchmark, cell.setting.id): cell for cell in cells}
-        for sample in range(self.asking.samples):
-            for benchmark in self.benchmarks:
-                for problem in benchmark.problems(self.asking.problems):
-                    for endpoint in self.endpoints:
-                        cell = by_place[benchmark.name, self.setting(endpoint).id]
-                        yield _GateQuestion(endpoint, cell, benchmark, problem, sample)
-
-    def answer(self, question: _GateQuestion) -> EndpointAnswer:
-        """Ask one question."""
-        # All servers accept seeds of 31 bits.
-        place = (question.benchmark.name, question.problem.id, question.sample)
-        seed = stream_key(self.asking.seed, *place) >> 32
-        prompt = question.benchmark.prompt(question.problem)
-        return question.endpoint.ask(prompt, self.asking.fields(), seed)
-
-    def trace(self, question: _GateQuestion, answer: EndpointAnswer) -> Trace:
-        """Return an answer with its grade as a trace."""
-        read = reading.read_text(answer.text, cut=answer.finish == "length")
-        grade = grade_reading(question.benchmark, question.problem, read)
-        graded = replace(grade, metrics={"finish": answer.finish})
-        cell = question.cell
-        name = (cell.model, cell.benchmark, question.problem.id, question.sample, cell.setting)
-        return Trace(*name, (), answer.text, graded, answer.costs)
+        side = side_of_setting(asking.answers, endpoint.model, served_setting(endpoint), endpoint.url, options)
+        sides.append(_endpoint_side(side, endpoint, answers, traces, asking.max_new_tokens))
+    return _with_prompts(sides[0], traces), _with_prompts(sides[1], traces)
 
 
 def run_and_endpoint_sides(
     run: str, address: str, asking: Asking, options: SideOptions, on_trace: Callable[[int, int], None]
 ) -> tuple[Side, Side]:
     """Return the sides of a cell of a run, RUN@CELL, and of an endpoint that is asked the questions of that run."""
-    from kvatlas.deploy.endpoint import ask
     from kvatlas.deploy.engine_config import MeasuredCell
+    from kvatlas.deploy.verify import ask_measured
 
     folder, _, cell = run.partition("@")
     reference = MeasuredCell.from_run(Path(folder), cell, asking.allow_code)
     endpoint = Endpoint(address, next(iter(asking.models), ""), asking.key)
-    ask(
+    answers, traces = ask_measured(
         endpoint,
         reference,
         asking.answers,
         problems=asking.problems,
         concurrency=asking.concurrency,
-        top_k=bool(reference.sampling.get("top_k")),
+        again=asking.again,
         on_trace=on_trace,
     )
-    served = Setting.from_parameters("served", endpoint=endpoint.url, model=endpoint.model)
-    first = side_of_setting(Path(folder), reference.model, reference.setting, run, options)
-    second = side_of_setting(asking.answers, reference.model, served, endpoint.url, options)
-    sampling = reference.sampling
-    return first, replace(second, kind="endpoint", independent=sampling["temperature"] > 0)
+    measured = side_of_setting(Path(folder), reference.model, reference.setting, run, options)
+    side = side_of_setting(asking.answers, reference.model, served_setting(endpoint), endpoint.url, options)
+    served = _endpoint_side(side, endpoint, answers, traces, reference.sampling["max_new_tokens"])
+
+    # Of the run the same problems: all, or the first ones.
+    problems = {(trace.benchmark, trace.problem) for trace in traces}
+    both = [*traces, *reference.traces(reference.setting).values()]
+    first = replace(measured, read=lambda: (each for each in measured.read() if (each.task, each.problem) in problems))
+    return _with_prompts(first, both), _with_prompts(
+        replace(served, independent=reference.sampling["temperature"] > 0), both
+    )
+
+
+def _check_same_comparison(folder: Path, manifest: Manifest) -> None:
+    """Raise KvatlasError if a folder holds answers to questions that were asked in another way."""
+    if not (folder / FILE).is_file():
+        return
+    with Store.open(folder) as store:
+        spec = dict(store.manifest(manifest).spec)
+    if spec != manifest.spec:
+        raise KvatlasError(
+            f"{str(folder)!r} holds answers of another comparison ({spec}; now: {dict(manifest.spec)}); name another "
+            "folder with --answers."
+        )
+
+
+def _endpoint_side(side: Side, endpoint: Endpoint, answers: AskedAnswers, traces: Sequence[Trace], most: int) -> Side:
+    """Return the side of an endpoint with notes on stored answers, the model and the ends of its answers."""
+    of_side = [trace for trace in traces if trace.setting == served_setting(endpoint)]
+    notes = [other_models(of_side), finish_faults(of_side, most)]
+    # A note that both sides have stands once.
+    if not answers.all_new:
+        notes.append(str(answers))
+    return replace(side, kind="endpoint", notes=tuple(note.removesuffix(".") for note in notes if note))
+
+
+def _with_prompts(side: Side, traces: Sequence[Trace]) -> Side:
+    """Return a side whose answers tell which of their prompts had other tokens on the other side."""
+    unlike = set(differing_prompts(traces))
+
+    def read() -> Iterator[GradedAnswer]:
+        for answer in side.read():
+            is_unlike = (answer.task, answer.problem) in unlike
+            yield answer._replace(prompt=side.name) if is_unlike else answer
+
+    return replace(side, read=read)

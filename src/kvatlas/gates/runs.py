@@ -20,14 +20,14 @@ from kvatlas.gates.outcomes import (
     file_digest,
     fingerprint_of,
 )
-from kvatlas.results.records import STATUS, digest_of_tokens
+from kvatlas.results.records import STATUS
 from kvatlas.stats.metrics import rule
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, choose, systems_of
 from kvatlas.stats.table import CellTraces, check_same_problems
 
-#: Digests of traces without tokens.
-_NO_TOKENS = (bytes(16), bytes.fromhex(digest_of_tokens(b"")))
+#: The digest of what a trace wrote if it is not known.
+_UNKNOWN_DIGEST = bytes(16)
 #: By the number of a status the ending of a trace without an answer.
 _ENDINGS = {code: str(Outcome[status.name]) for status, code in STATUS.items() if not status.answered}
 
@@ -111,8 +111,8 @@ def _run_answers(run: RunData, cells: Sequence[CellTraces]) -> Iterator[GradedAn
                 for sample in range(cell.expected.samples):
                     tokens = cell.token_digest[row, sample].tobytes()
                     fingerprint = hash(tokens)
-                    if tokens in _NO_TOKENS:
-                        # Answers of other programs have no tokens.
+                    if tokens == _UNKNOWN_DIGEST:
+                        # A store of an earlier version has no digests of texts.
                         fingerprint = fingerprint_of(store.text(cell.key(problem, sample)))
                     yield GradedAnswer(
                         cell.benchmark,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvatlas.answers.reading import read_text
 from kvatlas.core import (
     LARGEST_INTEGER,
     Costs,
@@ -327,9 +328,25 @@ def checksum(*row: Any) -> str:
     return digest.hexdigest()
 
 
-def digest_of_tokens(tokens: bytes) -> str:
-    """Return a digest that tells the tokens of traces apart."""
-    return hashlib.blake2b(tokens, digest_size=16).hexdigest()
+def answer_digest(tokens: bytes, text: bytes) -> str:
+    """Return a digest that tells what traces wrote apart: their tokens, else their packed text; "" without both."""
+    if tokens:
+        return hashlib.blake2b(tokens, digest_size=16).hexdigest()
+    try:
+        return text_digest(zlib.decompress(text).decode()) if text else ""
+    except (zlib.error, ValueError):
+        # The checksum of the row tells that it is damaged.
+        return ""
+
+
+def text_digest(text: str) -> str:
+    """Return a digest of a text, whether its thinking came in a field or in tags; "" for an empty one.
+
+    Servers that take thinking out of a text drop its tags and the white space beside them.
+    """
+    read = read_text(text)
+    parts = [part.strip() for part in (read.thinking, read.answer or "")]
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest() if any(parts) else ""
 
 
 def _unpack(packed: bytes) -> EvictionTrace | None:
@@ -381,6 +398,8 @@ RECORD = np.dtype(
 #: The fields of `RECORD` without the checksum.
 _PACKED = Struct("<8i2B8dQ16s")
 _UNKNOWN_DIGEST = bytes(16)
+#: The digest of no tokens, which earlier versions stored for texts of other programs.
+_NO_TOKENS = hashlib.blake2b(digest_size=16).digest()
 #: Records joined at a time.
 _CHUNK = 10_000
 
@@ -533,4 +552,5 @@ def join_records(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:
     is_known = np.isin(records["status"], [0, *STATUS.values()])
     # A later version may have other statuses; the checksums of their records hold.
     records["status"][~is_known] = STATUS[Status.UNKNOWN]
+    records["token_digest"][records["token_digest"] == np.void(_NO_TOKENS)] = np.void(_UNKNOWN_DIGEST)
     return last, records, np.frombuffer(measured, "<f8")

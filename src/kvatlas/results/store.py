@@ -23,10 +23,10 @@ from kvatlas.results.records import (
     Key,
     RefusedTraceError,
     TraceColumns,
+    answer_digest,
     check_cell,
     check_values,
     checksum,
-    digest_of_tokens,
     join_records,
     record,
     row_of,
@@ -101,7 +101,7 @@ class Store:
         self._cached_name_id = lru_cache(1 << 16)(self._name_id)
         self._checked = time.monotonic()
         # Digests and checksums are computed in SQLite, so that queries need not return tokens and texts.
-        connection.create_function("digest", 1, digest_of_tokens, deterministic=True)
+        connection.create_function("digest", 2, answer_digest, deterministic=True)
         connection.create_function("checksum", len(COLUMNS), checksum, deterministic=True)
 
     @classmethod
@@ -244,7 +244,7 @@ class Store:
         query = f"INSERT OR REPLACE INTO traces ({_ALL}, checksum, environment) VALUES ({marks})"
         trace_id = execute(query, values).lastrowid
 
-        written = bytes.fromhex(digest_of_tokens(row[-3]))
+        written = bytes.fromhex(answer_digest(row[-3], row[-2]))
         body, measured = record(row[:-3], written, made_with, self._cached_name_id)
         execute("INSERT INTO records VALUES (?, ?, ?)", (trace_id, body, measured))
 
@@ -416,9 +416,9 @@ class Store:
         return int(count)
 
     def _select(self, columns: str) -> str:
-        """Return a query of these columns, the digest of the tokens, the versions, and if the checksum holds."""
-        made_with = "(SELECT made_with FROM environments WHERE id = environment)"
-        return f"SELECT {columns}, digest(tokens), coalesce({made_with}, ''), checksum = checksum({_ALL}) FROM traces"
+        """Return a query of these columns, the digest of the answer, the versions, and if the checksum holds."""
+        made_with = "coalesce((SELECT made_with FROM environments WHERE id = environment), '')"
+        return f"SELECT {columns}, digest(tokens, text), {made_with}, checksum = checksum({_ALL}) FROM traces"
 
     def _trace(self, row: tuple[Any, ...]) -> Trace:
         *values, written, made_with, sound = row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 MAX_NEW_TOKENS = 1_000_000
 MAX_CHOICES = 128
@@ -95,6 +95,7 @@ class Generating(BaseModel):
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
+        "return_token_ids",
     )
 
     model: str | None = None
@@ -103,7 +104,8 @@ class Generating(BaseModel):
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    #: Off is 0, and -1 as for vLLM and SGLang.
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), AfterValidator(lambda value: max(value, 0))] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -34,7 +34,7 @@ from kvatlas.core import (
 )
 from kvatlas.results.manifest import Manifest, changed_problems
 from kvatlas.results.records import COSTS as TRACE_COSTS
-from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns, digest_of_tokens
+from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns
 from kvatlas.stats.estimates import estimates, pass_at_1
 from kvatlas.stats.metrics import METRICS, RIGHT, SCREENED, Rule, rule, usual_metric
 from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, cluster_numbers, strata_of_sizes
@@ -46,8 +46,6 @@ Estimates = Callable[[], list[Estimate | None]]
 #: The numbers of a trace that a table copies from its record, and their type with the codes that follow them.
 _COPIED = ("status", "correct", "progress", *TRACE_COSTS, "answer", "token_digest")
 _PLACE = np.dtype([*((name, RECORD[name]) for name in _COPIED), ("made_with", "<i4"), ("metrics", "<i4")])
-#: The digest that a store gives to traces without tokens.
-_NO_TOKENS = np.void(bytes.fromhex(digest_of_tokens(b"")))
 _STATUSES = {code: status for status, code in STATUS.items()}
 
 
@@ -259,10 +257,8 @@ class CellTraces:
 
     @property
     def token_digest(self) -> NDArray[np.void]:
-        """The digest of the tokens of each trace; zeros where they are unknown, as in imported logs."""
-        digests = self.traces["token_digest"].copy()
-        digests[digests == _NO_TOKENS] = np.zeros((), digests.dtype)
-        return digests
+        """The digest of the tokens of each trace, else of its text; zeros where neither is known."""
+        return self.traces["token_digest"]
 
     @property
     def stored(self) -> int:

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.file_checks import notes_on
-from kvatlas.benchmarks.public import Questions
 from kvatlas.core import (
     MAX_NEW_TOKENS,
     AuditedCell,
-    Claim,
     KvatlasError,
     Problem,
     Setting,
@@ -34,8 +32,8 @@ from kvatlas.models.checks import Claims, key_bias_warning, notes_for
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import audit_policy, narrow_sentence, setting_facts, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
-from kvatlas.results.manifest import contents_of
 from kvatlas.sweeps.plan_notes import cap_notes, cluster_notes, settings_notes, window_sentence
+from kvatlas.sweeps.planned_problems import PlannedProblems
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -71,23 +69,19 @@ class WorkItem:
     script: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(PlannedProblems):
     """A checked spec.
 
     Each policy comes with True if it is a baseline. `prompts` are token counts by (model, benchmark), `contents`
-    digests of the prompt and the reference of each problem. A `screened` plan makes screening records instead of
-    traces. `notes` are sentences for the user, `changes` the keys of the spec's file that were given another value.
+    digests of the prompt and the reference of each problem. `notes` are sentences for the user, `changes` the keys of
+    the spec's file that were given another value.
     """
 
-    spec: Spec
     models: tuple[ModelHandle, ...]
-    benchmarks: tuple[Benchmark, ...]
     policies: tuple[tuple[Policy, bool], ...]
-    problems: Mapping[str, Sequence[Problem]]
     prompts: Mapping[tuple[str, str], Sequence[int]]
     contents: Mapping[tuple[str, str], Mapping[str, str]]
-    screened: bool = False
     notes: tuple[str, ...] = ()
     changes: Mapping[str, str] = field(default_factory=dict)
 
@@ -114,27 +108,6 @@ class Plan:
         if not self.screened:
             return keys
         return {name: digest({"screen": SCREEN_VERSION, "key": key})[:32] for name, key in keys.items()}
-
-    @property
-    def claim(self) -> Claim:
-        """The claim of the run, decided before its data.
-
-        Left to the plan, it is these problems where they are sampled more than once, and are whole files.
-        """
-        spec = self.spec
-        if spec.claim != "auto":
-            return Claim(spec.claim)
-        is_drawn = spec.samples > 1 and spec.sampling.temperature > 0 and not self.screened
-        if not is_drawn:
-            return Claim.LIKE
-
-        for benchmark in self.benchmarks:
-            if spec.problems is None or len(self.problems[benchmark.name]) < spec.problems:
-                continue
-            # Generated problems are a sample without end.
-            if not isinstance(benchmark, Questions) or len(benchmark.problems(spec.problems + 1)) != spec.problems:
-                return Claim.LIKE
-        return Claim.THESE
 
     @property
     def full_cache(self) -> Plan:
@@ -186,35 +159,11 @@ class Plan:
             expected=self.expected(),
             spec={**self.spec.model_dump(mode="json"), "claim": self.claim.value},
             provenance={**provenance(), **identities},
-            about=self._plain_about(),
+            about=self.about,
             screened=self.screened,
-            contents={name: contents_of(problems) for name, problems in self.problems.items()},
+            contents=self.problem_contents,
             clusters=self.clusters,
         )
-
-    @property
-    def sizes(self) -> list[int]:
-        """The units of problems like these of each benchmark: its problems, of which those of a cluster are one."""
-        sizes = []
-        for problems in self.problems.values():
-            units = {problem.cluster or (problem.id,) for problem in problems}
-            sizes.append(len(units))
-        return sizes
-
-    @property
-    def problem_counts(self) -> list[int]:
-        """The problems of each benchmark."""
-        return [len(problems) for problems in self.problems.values()]
-
-    @property
-    def clusters(self) -> dict[str, dict[str, str]]:
-        """The clusters of problems by benchmark and problem, without problems that share nothing."""
-        found = {}
-        for name, problems in self.problems.items():
-            named = {problem.id: problem.cluster for problem in problems if problem.cluster}
-            if named:
-                found[name] = named
-        return found
 
     def expected(self) -> tuple[Expected, ...]:
         """Return the cells that this plan promises."""
@@ -245,16 +194,6 @@ class Plan:
             found = setting_facts(policy.setting, prompts, model.kv_bytes(policy.storage))
             facts[model.name, benchmark.name, policy.setting] = found
         return facts
-
-    def _plain_about(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Return numbers and texts about problems by benchmark and problem: difficulties, seeds of permuted choices."""
-        about: dict[str, dict[str, dict[str, Any]]] = {}
-        for name, problems in self.problems.items():
-            for problem in problems:
-                plain = {key: value for key, value in problem.about.items() if isinstance(value, str | int | float)}
-                if plain:
-                    about.setdefault(name, {})[problem.id] = plain
-        return about
 
     def problems_by_id(self) -> dict[tuple[str, str], Problem]:
         """Return the problems by benchmark and id."""

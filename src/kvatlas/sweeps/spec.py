@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -42,6 +43,13 @@ MAX_TRACES = 100_000_000
 MAX_CHARACTERS = 100_000
 #: The most values of a spec file with aliases written out.
 MAX_VALUES = 100_000
+#: The policy of a setting that is a command of a server.
+SERVED = "served"
+#: Keys of a model, the reference or a setting that make the command of a server (`kvatlas.engines.command`).
+SERVER_KEYS = ("serve_cmd", "options", "env", "files", "stop_cmd", "endpoint", "ready_path")
+#: What else a served model and a served setting may name.
+SERVED_MODEL_KEYS = (*SERVER_KEYS, "server_ready_timeout", "kv_bytes")
+SERVED_SETTING_KEYS = (*SERVER_KEYS, "control", "kv_bytes")
 #: The validation context of a file, whose scalars are all texts; data from Python is typed.
 _FILE = "file"
 
@@ -60,10 +68,24 @@ def _typed_value(policy_names: Sequence[str], name: str, value: Any) -> Any:
     """Return the value of a parameter in a file, by the type that the first policy with this parameter declares."""
     if isinstance(value, list):
         return [_typed_value(policy_names, name, item) for item in value]
+    if SERVED in policy_names:
+        return _served_value(value)
     for policy in map(policies.get, policy_names):
         if isinstance(value, str) and name in [parameter.name for parameter in parameters(policy)]:
             return read_parameter(policy, name, value)
     return value
+
+
+def _served_value(value: Any) -> Any:
+    """Return the value of a server's parameter in a file: numbers, `true`, `false`, mappings as JSON, else texts.
+
+    YAML's other words for true, as `on`, are values that servers know.
+    """
+    if isinstance(value, Mapping):
+        return json.dumps({name: _served_value(inner) for name, inner in value.items()})
+    if value in ("true", "false"):
+        return value == "true"
+    return number(value) if isinstance(value, str) else value
 
 
 class SamplingSpec(BaseModel):
@@ -101,7 +123,9 @@ class SettingSpec(BaseModel):
     def _typed(cls, data: Any, info: ValidationInfo) -> Any:
         if info.context != _FILE or not isinstance(data, dict) or not isinstance(data.get("policy"), str):
             return data
-        return {name: _typed_value([data["policy"]], name, value) for name, value in data.items()}
+        kept = SERVED_SETTING_KEYS if data["policy"] == SERVED else ()
+        typed = {name: _typed_value([data["policy"]], name, value) for name, value in data.items() if name not in kept}
+        return {**data, **typed}
 
     @property
     def fixed_values(self) -> dict[str, Any]:
@@ -117,7 +141,11 @@ class SettingSpec(BaseModel):
 
 
 class ModelSpec(BaseModel):
-    """A model with options: `model` is its address, `name` its label in figures; other keys are `models.Options`."""
+    """A model with options: `model` is its address, `name` its label in figures; other keys are `models.Options`.
+
+    One with `serve_cmd` or `endpoint` is asked of a server, and need not name `model`; its keys are
+    `SERVED_MODEL_KEYS`.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -127,10 +155,22 @@ class ModelSpec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _typed(cls, data: Any, info: ValidationInfo) -> Any:
+        if isinstance(data, dict) and data.keys() & {"serve_cmd", "endpoint"}:
+            unknown = [name for name in data if name not in ("model", "name", *SERVED_MODEL_KEYS)]
+            if unknown:
+                expected = ", ".join(("model", "name", *SERVED_MODEL_KEYS))
+                guess = did_you_mean(unknown[0], SERVED_MODEL_KEYS)
+                raise ValueError(f"a served model has no key {unknown[0]!r}; expected {expected}.{guess}")
+            return {"model": "", **data}
         values = data.get("template_values") if isinstance(data, dict) else None
         if info.context != _FILE or not isinstance(values, dict):
             return data
         return {**data, "template_values": {name: scalar(value) for name, value in values.items()}}
+
+    @property
+    def is_served(self) -> bool:
+        """True for a model that a server has."""
+        return bool((self.model_extra or {}).keys() & {"serve_cmd", "endpoint"})
 
     def find(self) -> ModelHandle:
         """Return the model without loading weights."""
@@ -165,6 +205,10 @@ class Spec(BaseModel):
     read. `full_samples` are those of the full cache, one to four times `samples`; left to the plan they are twice as
     many on GPUs. `controls` are policies of which nothing is claimed but that they lose; without the key `random` and
     `window` beside another policy.
+
+    Of served models (docs/engines.md): `reference` are keys of a server for the reference alone. `serve_params` is a
+    file of `vllm bench sweep serve` in place of axes. `concurrency` questions are open at a time. `tests` are Holm's,
+    or `in_order`, from gentle to harsh as the spec names them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -185,6 +229,10 @@ class Spec(BaseModel):
     looks: list[Integer] = Field(default=[], max_length=MOST_LOOKS)
     full_samples: Integer | None = Field(default=None, ge=1, le=MAX_SAMPLES)
     controls: list[str] | None = None
+    reference: dict[str, Any] = {}
+    serve_params: str = ""
+    concurrency: Integer = Field(default=32, ge=1, le=4096)
+    tests: Literal["each", "in_order"] = "each"
 
     @field_validator("settings", "baseline", "models", "benchmarks", mode="before")
     @classmethod
@@ -237,7 +285,7 @@ class Spec(BaseModel):
     @model_validator(mode="after")
     def _sensible(self) -> Spec:
         """Refuse a spec without settings, or beyond the limits."""
-        settings = sum(math.prod(map(len, self._crossed(spec).values())) for spec in self.settings)
+        settings = sum(math.prod(map(len, self.crossed(spec).values())) for spec in self.settings)
         cells = (settings + len(self.baseline)) * len(self.models) * len(self.benchmarks)
         traces = cells * self.samples * (self.problems or 1)
         greedy = not self.sampling.temperature
@@ -282,17 +330,49 @@ class Spec(BaseModel):
                 raise ValueError(sentence)
         return self
 
+    @model_validator(mode="after")
+    def _served(self) -> Spec:
+        """Refuse keys of servers beside models that kvatlas decodes, and the other way round."""
+        served = [entry.is_served for entry in self.models]
+        is_served = any(served)
+        policies_ = {entry.policy for entry in self.settings}
+        own_keys = ("reference", "serve_params", "concurrency", "tests")
+        without_server = [] if is_served else [name for name in own_keys if name in self.model_fields_set]
+        unknown = [name for name in self.reference if name not in SERVED_SETTING_KEYS]
+
+        for wrong, sentence in (
+            (is_served and not all(served), "some models are served and some are not; make a run of each kind"),
+            (without_server, f"{', '.join(without_server)}: only for models with serve_cmd or endpoint"),
+            (not is_served and SERVED in policies_, f"policy {SERVED} needs models with serve_cmd or endpoint"),
+            (
+                is_served and policies_ - {SERVED},
+                f"settings of served models are {{policy: {SERVED}}}; {', '.join(policies_ - {SERVED})} is a policy of "
+                "kvatlas's own engine",
+            ),
+            (is_served and "baseline" in self.model_fields_set, "served models have reference in place of baseline"),
+            (unknown, f"reference has no key {', '.join(unknown)}; expected {', '.join(SERVED_SETTING_KEYS)}"),
+            (self.serve_params and self.axes, "serve_params takes the place of axes; name one of them"),
+        ):
+            if wrong:
+                raise ValueError(sentence)
+        return self
+
+    @property
+    def is_served(self) -> bool:
+        """True if the models are asked of servers."""
+        return self.models[0].is_served
+
     def cells(self) -> list[tuple[Setting, bool]]:
         """Return all settings, the grid first, each with True if it is a baseline."""
         cells = []
         for spec in self.settings:
-            axes = self._crossed(spec)
+            axes = self.crossed(spec)
             points = itertools.product(*axes.values())
             cells += [(spec.setting(**dict(zip(axes, point, strict=True))), False) for point in points]
         cells += [(spec.setting(), True) for spec in self.baseline]
         return cells
 
-    def _crossed(self, spec: SettingSpec) -> dict[str, list[Value]]:
+    def crossed(self, spec: SettingSpec) -> dict[str, list[Value]]:
         """Return the axes that a setting is crossed with."""
         return {name: values for name, values in self.axes.items() if name not in spec.fixed_values}
 

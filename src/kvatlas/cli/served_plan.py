@@ -1,0 +1,118 @@
+"""What `plan` and `check` say of a spec of servers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kvatlas.cli.output import print_text
+from kvatlas.core import Check, CheckResult, Claim
+from kvatlas.text import duration_text
+
+if TYPE_CHECKING:
+    from kvatlas.sweeps.served import ServedPlan
+    from kvatlas.sweeps.spec import Spec
+
+
+def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | None, as_json: bool) -> None:
+    """Print the command of each setting, the questions, and what they can prove; nothing is started."""
+    from kvatlas.report.description import say
+    from kvatlas.stats.power import provable as provable_losses
+    from kvatlas.stats.run_data import margin_from_points
+    from kvatlas.sweeps.served import make_served_plan
+
+    planned = make_served_plan(spec, spec_folder)
+    spec = planned.spec
+    tokens = 0
+    samples = sum(served.samples for served in planned.settings)
+    for benchmark in planned.benchmarks:
+        length = spec.expected_output_tokens or benchmark.typical_output_tokens
+        tokens += samples * len(planned.problems[benchmark.name]) * min(length, spec.sampling.max_new_tokens)
+    seconds = tokens / tokens_per_second if tokens_per_second else None
+    margin = margin_from_points(spec.lose_at_most)
+    orders = _orders(planned, margin)
+    provable = provable_losses(planned.sizes, margin, orders, spec.samples, planned.problem_counts)
+
+    if as_json:
+        document = {
+            "settings": [
+                {"model": one.model, "setting": one.label, "command": str(one.command), "samples": one.samples}
+                for one in planned.settings
+            ],
+            "questions": planned.questions,
+            "decoded_tokens": tokens,
+            "seconds": seconds,
+            "claim": planned.claim.value,
+            "provable": provable.to_dict(),
+        }
+        typer.echo(json.dumps(document))
+        return
+    for served in planned.settings:
+        print_text(f"{served.model} {served.label}\n  {served.command}")
+    print_text(f"\nquestions  {planned.questions:,}, {spec.concurrency} open at a time, one server after another")
+    print_text(f"tokens     about {tokens:,}")
+    if seconds is not None:
+        print_text(f"time       {duration_text(seconds)} at {tokens_per_second:,.0f} tokens/s, without starts")
+    print_text(f"\nThe numbers will speak of {planned.claim.words}.")
+    is_drawn = spec.sampling.temperature > 0
+    per_sample = tokens // max(1, spec.samples)
+    print_text(" ".join(say("provable", provable, per_sample) if is_drawn else say("provable_greedy", provable)))
+    if not any(served.control for served in planned.settings):
+        print_text(
+            "\nNo setting is a control: add one that must lose, as a narrow window or 2 bits, with control: true; a "
+            "run that sees its loss can see a loss."
+        )
+
+
+def _orders(planned: ServedPlan, margin: float) -> Mapping[Claim, Sequence[Sequence[str]]]:
+    """Return the chains in which the settings of the first model are tested, by claim."""
+    from kvatlas.stats.orders import TestedSetting, orders_of_claims
+
+    spec = planned.spec
+    model = planned.settings[0].model
+    tested = [
+        TestedSetting(served.setting, None if served.kv_bytes is None else (served.kv_bytes, 0))
+        for served in planned.settings
+        if served.model == model and served.setting.policy == "served" and not served.control
+    ]
+    samples = max([spec.samples, *spec.looks])
+    axes = [name for name, values in planned.axes.items() if len(values) > 1]
+    return orders_of_claims(tested, planned.problem_counts, planned.sizes, samples, margin, spec.tests, axes)
+
+
+def check_servers(spec: Spec, spec_folder: Path) -> list[CheckResult]:
+    """Start the reference of each model, and ask it one question three times."""
+    import tempfile
+
+    from kvatlas.engines.asking import probe_seeds
+    from kvatlas.engines.client import Endpoint
+    from kvatlas.engines.server import Server
+    from kvatlas.sweeps.served import REFERENCE, SEEDS, make_served_plan
+
+    planned = make_served_plan(spec, spec_folder)
+    for served in planned.settings:
+        served.command.check(spec_folder, os.environ)
+    sampling: dict[str, Any] = planned.spec.sampling.model_dump()
+    benchmark = planned.benchmarks[0]
+    question = benchmark.prompt(planned.problems[benchmark.name][0])
+    found = []
+    for served in planned.settings:
+        if served.setting != REFERENCE:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = planned.ready_seconds[served.model]
+            with Server(served.command, Path(folder), served.label, spec_folder, ready_timeout=seconds) as server:
+                endpoint = Endpoint(server.url, server.model, server.api_key)
+                seeds = probe_seeds(endpoint, question, sampling)
+                version = server.session.get("version") or "of unknown version"
+                left_out = ", ".join(sorted(endpoint.left_out - {"return_token_ids"})) or "none"
+        found.append(CheckResult("server", Check.OK, f"{served.model} answers as {server.model}, {version}"))
+        seeds_status = Check.OK if seeds == "honoured" else Check.WARNING
+        found.append(CheckResult("seeds", seeds_status, SEEDS.get(seeds, "seeds are honoured")))
+        found.append(CheckResult("sampling", Check.OK, f"fields that the server refuses: {left_out}"))
+    return found

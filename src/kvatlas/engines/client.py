@@ -1,0 +1,364 @@
+"""The client of an OpenAI-compatible endpoint: one request, its limits, and what a server may say.
+
+An answer is limited in size and time. The key is replaced in every message and name that comes from a server, before
+it is printed or stored; only the text of an answer stays as it was written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from kvatlas.answers import reading
+from kvatlas.core import Costs, KvatlasError, digest, reason
+
+#: The most seconds of a request, from its sending to the end of its answer.
+SECONDS = 1800.0
+#: The most seconds of a connection's beginning.
+CONNECT_SECONDS = 60.0
+#: The most bytes of an answer, also unpacked.
+MAX_BODY = 2**24
+#: The longest Retry-After that is waited for, in seconds.
+LONGEST_WAIT = 120.0
+#: Sampling fields without effect. Engines take those that a request lacks from the model's generation_config.json.
+NEUTRAL: Mapping[str, Any] = {
+    "top_k": 0,
+    "min_p": 0,
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+}
+#: Fields that are left out for a server that refuses them; with others a request would ask for something else.
+_OPTIONAL = (*NEUTRAL, "seed", "return_token_ids")
+#: HTTP statuses after which the same request is sent again.
+_AGAIN = (429, 500, 502, 503, 504)
+#: The most times that a request is sent.
+_TRIES = 6
+#: The seconds before the second attempt.
+_FIRST_PAUSE = 1.0
+#: The longest finish reason and name of a server that is stored, in characters.
+_LONGEST_NAME = 200
+#: Larger counts and costs are unknown ones.
+_MAX_COUNT = 2**53
+_KEPT = "earlier answers are kept, and the same command goes on from there"
+
+
+@dataclass(frozen=True)
+class EndpointAnswer:
+    """The text of an answer with its thinking in tags, its finish reason, its costs, and what the server says.
+
+    `prompt_digest` is a digest of the prompt's tokens, empty if the server does not return them.
+    """
+
+    text: str
+    finish: str
+    costs: Costs
+    server: Mapping[str, str] = field(default_factory=dict)
+    prompt_digest: str = ""
+
+
+@dataclass
+class Endpoint:
+    """An endpoint by its address (`http://host:port`, with or without `/v1`), a model it serves, and a key."""
+
+    url: str
+    model: str = ""
+    key: str | None = field(default=None, repr=False)
+    #: What the endpoint says of the model.
+    about: Mapping[str, Any] = field(default_factory=dict, init=False)
+    #: The fields that it refused, which are sent no more.
+    left_out: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+                raise ValueError
+        except ValueError:
+            expected = "expected http://HOST:PORT or https://HOST, with or without /v1"
+            raise KvatlasError(f"{self.url!r} is not an address; {expected}.") from None
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise KvatlasError("The address has a user, a query or a fragment; keys come from the environment alone.")
+        if self.key and not (self.key.isascii() and self.key.isprintable() and " " not in self.key):
+            raise KvatlasError("The key in KVATLAS_API_KEY holds characters that no header can have.")
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/v1"
+
+    def check_model(self) -> None:
+        """Find the only model of the endpoint, or check the given one; KvatlasError lists the models it has."""
+        body = self._checked("models", *self._exchange("models")[:2])
+        rows = body.get("data")
+        if not isinstance(rows, list):
+            raise self._nonsense("models", body)
+        by_name = {row["id"]: row for row in rows if isinstance(row, dict) and self._is_model_name(row.get("id"))}
+
+        names = list(by_name)
+        if not self.model and len(names) == 1:
+            self.model = names[0]
+        if self.model not in names:
+            if not names:
+                raise KvatlasError(f"{self.url} lists no model that has a name of printable characters.")
+            fault = f"no model {self.model!r}" if self.model else "several models"
+            raise self._error(f"{self.url} has {fault}; name one with --served: {', '.join(names)}.")
+
+        self.about = {}
+        for name, value in by_name[self.model].items():
+            if isinstance(value, int | str) and value != "":
+                self.about = {**self.about, self._name(name): value if isinstance(value, int) else self._name(value)}
+
+    def ask(
+        self, question: str, sampling: Mapping[str, Any], seed: int, stopped: threading.Event | None = None
+    ) -> EndpointAnswer:
+        """Return the answer to one user message; KvatlasError soon after `stopped` is set.
+
+        `sampling` has the names of `core.Sampling`; other names are fields of the request. An optional field that the
+        endpoint refuses is left out from then on. Cache costs are read from the field that `kvatlas serve` adds.
+        """
+        fields = {"model": self.model, "messages": [{"role": "user", "content": question}], "seed": seed}
+        fields |= {"return_token_ids": True, **request_fields(sampling)}
+        while True:
+            content = {name: value for name, value in fields.items() if name not in self.left_out}
+            began = time.monotonic()
+            status, body, server_name = self._exchange("chat/completions", content, stopped)
+            seconds = time.monotonic() - began
+            refused = _refused_field(body, content) if status in (400, 422) else ""
+            if not refused:
+                break
+            self.left_out.add(refused)
+
+        body = self._checked("chat/completions", status, body)
+        try:
+            (choice,) = body["choices"]
+            message = choice["message"]
+            thinking = _text_of_content(message.get("reasoning_content")) or _text_of_content(message.get("reasoning"))
+            text = reading.join_thinking(thinking, _text_of_content(message.get("content")))
+            # Half a character cannot be stored: UnicodeEncodeError is a ValueError.
+            text.encode()
+
+            usage = body.get("usage") or {}
+            details = usage.get("completion_tokens_details") or {}
+            cache = choice.get("kvatlas") or {}
+            mean: Any = cache.get("mean_kv_tokens")
+            costs = Costs(
+                prompt_tokens=_known_count(usage.get("prompt_tokens")),
+                output_tokens=_known_count(usage.get("completion_tokens")),
+                thinking_tokens=_known_count(details.get("reasoning_tokens")),
+                peak_kv_tokens=_known_count(cache.get("peak_kv_tokens")),
+                mean_kv_tokens=float(mean) if type(mean) in (int, float) and 0 <= mean < _MAX_COUNT else None,
+                compressions=_known_count(cache.get("compressions")),
+                seconds=seconds,
+            )
+            said = {"model": body.get("model"), "system_fingerprint": body.get("system_fingerprint")}
+            said["server"] = server_name
+            server = {name: self._name(value) for name, value in said.items() if isinstance(value, str) and value}
+            prompt = body.get("prompt_token_ids")
+            prompt_digest = digest(prompt)[:16] if isinstance(prompt, list) and prompt else ""
+            return EndpointAnswer(text, self._name(choice.get("finish_reason")), costs, server, prompt_digest)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise self._nonsense("chat/completions", body) from None
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _exchange(
+        self, path: str, content: Mapping[str, Any] | None = None, stopped: threading.Event | None = None
+    ) -> tuple[int, Any, str]:
+        """Send a request, again while the endpoint is busy or a connection breaks.
+
+        Return status, body and the name of the server. The key goes to this address alone, without redirects. The
+        request for the models fails at once if the endpoint cannot be reached.
+        """
+        stopped = stopped or threading.Event()
+        for attempt in range(1, _TRIES + 1):
+            try:
+                status, headers, raw = self._send(path, content, stopped)
+            except (httpx.HTTPError, ValueError, ImportError, zlib.error) as error:
+                is_broken = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError)
+                if is_broken and content is not None and attempt < _TRIES:
+                    _pause(_pause_seconds(attempt), stopped)
+                    continue
+                raise self._error(f"{self.url} cannot be reached ({reason(error)}); {_KEPT}.") from None
+            if status not in _AGAIN or attempt == _TRIES:
+                break
+            # As long as a busy endpoint asks for, else longer after each attempt.
+            wait = _retry_after(headers.get("Retry-After", ""))
+            wait = _pause_seconds(attempt) if wait is None else wait
+            if not wait <= LONGEST_WAIT:
+                raise KvatlasError(f"{self.url} asks to wait for {wait:g} s; {_KEPT}.")
+            _pause(wait, stopped)
+        return status, _json_or_text(raw, headers), headers.get("Server", "")
+
+    @cached_property
+    def _client(self) -> httpx.Client:
+        """One client for all requests, each with a connection of its own: servers close idle ones at any time."""
+        return httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
+
+    def _send(
+        self, path: str, content: Mapping[str, Any] | None, stopped: threading.Event
+    ) -> tuple[int, httpx.Headers, bytes]:
+        """Send a request once; return status, headers and the unpacked body, which are limited in size and time."""
+        headers = {"Accept-Encoding": "identity"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        method = "GET" if content is None else "POST"
+
+        address = f"{self.url}/{path}"
+        timeout = httpx.Timeout(SECONDS, connect=CONNECT_SECONDS)
+        end = time.monotonic() + SECONDS
+        raw = bytearray()
+        with self._client.stream(method, address, json=content, headers=headers, timeout=timeout) as answer:
+            for piece in answer.iter_raw():
+                raw += piece
+                if len(raw) > MAX_BODY:
+                    raise KvatlasError(f"{address} answers more than {MAX_BODY:,} bytes; {_KEPT}.")
+                if time.monotonic() > end:
+                    raise KvatlasError(f"{address} needs more than {SECONDS:g} s for an answer; {_KEPT}.")
+                if stopped.is_set():
+                    raise KvatlasError("Stopped.")
+
+        encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding in ("gzip", "x-gzip", "deflate"):
+            # The header of gzip or of zlib decides.
+            unpacked = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(bytes(raw), MAX_BODY + 1)
+            if len(unpacked) > MAX_BODY:
+                raise KvatlasError(f"{address} answers more than {MAX_BODY:,} bytes, unpacked; {_KEPT}.")
+            return answer.status_code, answer.headers, unpacked
+        if encoding not in ("", "identity"):
+            raise self._error(f"{address} answers in the encoding {self._name(encoding)!r}, which was not asked for.")
+        return answer.status_code, answer.headers, bytes(raw)
+
+    # -- what a server says --------------------------------------------------------------------------------------------
+
+    def _checked(self, path: str, status: int, body: Any) -> dict[str, Any]:
+        """Return a body that is a JSON object of a request that was answered; KvatlasError for others."""
+        if status == httpx.codes.OK:
+            if isinstance(body, dict):
+                return body
+            raise self._nonsense(path, body)
+
+        # Of JSON without its escapes; masked before it is cut.
+        message = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+        said = self.masked(message).strip()
+        refusal = f"refuses the request: {reason(ValueError(said))}" if said else "answers without a text"
+        if status in (401, 403):
+            refusal = "does not accept the key in KVATLAS_API_KEY" if self.key else "asks for a key in KVATLAS_API_KEY"
+        elif 300 <= status < 400:
+            refusal = "redirects to another address; give that one, keys are not sent on"
+        elif status == 404 and path == "models":
+            refusal = "does not exist, so this is not an OpenAI-compatible API"
+        elif status in _AGAIN:
+            refusal = f"is busy or failed {_TRIES} times; {_KEPT}"
+        raise self._error(f"{self.url}/{path} (HTTP {status}) {refusal}.")
+
+    def _nonsense(self, path: str, body: object) -> KvatlasError:
+        message = self.masked(str(body))[:120]
+        return self._error(f"{self.url}/{path} does not answer as an OpenAI-compatible API: {message!r}.")
+
+    def _error(self, sentence: str) -> KvatlasError:
+        """Return an error whose sentence holds words of the server."""
+        return KvatlasError(self.masked(sentence))
+
+    def _name(self, value: object) -> str:
+        """Return a value of the server as a short text that can be stored and printed."""
+        text = self.masked(str(value))
+        return (text if text.isprintable() else ascii(text)[1:-1])[:_LONGEST_NAME]
+
+    def _is_model_name(self, name: object) -> bool:
+        """Return True for a name that can be stored and asked for; one that holds the key cannot."""
+        return isinstance(name, str) and name != "" and self._name(name) == name
+
+    def masked(self, text: str) -> str:
+        """Return words of the server without the key, however it is written; usual finish reasons are no keys."""
+        if not self.key or len(self.key) < 4 or text in ("stop", "length"):
+            return text
+        return self._key_spellings.sub("***", text)
+
+    @cached_property
+    def _key_spellings(self) -> re.Pattern[str]:
+        """The key in any case, with each character as it is or escaped, as in addresses and in JSON."""
+        characters = []
+        for character in self.key or "":
+            plain = re.escape(character)
+            characters.append(f"(?:{plain}|%{ord(character):02x}|\\\\+u{ord(character):04x}|\\\\+{plain})")
+        return re.compile("".join(characters), re.IGNORECASE)
+
+
+def request_fields(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all sampling fields of a request, those without effect included."""
+    fields = {**NEUTRAL, **sampling}
+    fields["max_tokens"] = fields.pop("max_new_tokens")
+    # Off is -1 for vLLM, SGLang and llama.cpp; SGLang refuses 0.
+    fields["top_k"] = fields["top_k"] or -1
+    return fields
+
+
+def _refused_field(body: Any, sent: Mapping[str, Any]) -> str:
+    """Return the first optional field that a refusal names, or ""."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    found = re.search(rf"\b({'|'.join(_OPTIONAL)})\b", text)
+    return found[0] if found and found[0] in sent else ""
+
+
+def _retry_after(header: str) -> float | None:
+    """Return the seconds that a Retry-After asks for, as a number or as a date; None if it says neither."""
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, OverflowError, OSError):
+        # Dates of any year, which a clock may not have.
+        return None
+
+
+def _pause(seconds: float, stopped: threading.Event) -> None:
+    """Wait; raise KvatlasError at once if asking is stopped."""
+    if stopped.wait(seconds):
+        raise KvatlasError("Stopped.")
+
+
+def _pause_seconds(attempt: int) -> float:
+    """Return the seconds before the next attempt, twice those before this one."""
+    return _FIRST_PAUSE * 2.0 ** (attempt - 1)
+
+
+def _json_or_text(raw: bytes, headers: httpx.Headers) -> Any:
+    """Return the value of a body in JSON, or its text; NaN and infinite numbers are None."""
+    _, _, charset = headers.get("Content-Type", "").lower().partition("charset=")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        try:
+            text = raw.decode(charset.partition(";")[0].strip(" \"'") or "utf-8")
+        except (LookupError, ValueError):
+            return raw.decode(errors="backslashreplace")
+    try:
+        return json.loads(text, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _text_of_content(content: Any) -> str:
+    """Return the text of a message, which may be missing or come in parts; TypeError for content that is no text."""
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        content = "".join(piece["text"] for piece in content)
+    if not isinstance(content, str):
+        raise TypeError(f"the content is {content!r}")
+    return content
+
+
+def _known_count(value: Any) -> int | None:
+    """Return the value if it is an integer that a count can be; None for others, which servers may send."""
+    return value if type(value) is int and 0 <= value < _MAX_COUNT else None

@@ -1,0 +1,87 @@
+"""The problems of a sweep: what a run says of them, whoever answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks.public import Questions
+from kvatlas.core import Claim, Problem
+from kvatlas.results.manifest import contents_of
+from kvatlas.sweeps.spec import Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedProblems:
+    """A spec, its benchmarks, and the problems of each by its name.
+
+    A `screened` plan makes screening records instead of traces.
+    """
+
+    spec: Spec
+    benchmarks: tuple[Benchmark, ...]
+    problems: Mapping[str, Sequence[Problem]]
+    screened: bool = False
+
+    @property
+    def claim(self) -> Claim:
+        """The claim of the run, decided before its data.
+
+        Left to the plan, it is these problems where they are sampled more than once, and are whole files.
+        """
+        spec = self.spec
+        if spec.claim != "auto":
+            return Claim(spec.claim)
+        is_drawn = spec.samples > 1 and spec.sampling.temperature > 0 and not self.screened
+        if not is_drawn:
+            return Claim.LIKE
+
+        for benchmark in self.benchmarks:
+            if spec.problems is None or len(self.problems[benchmark.name]) < spec.problems:
+                continue
+            # Generated problems are a sample without end.
+            if not isinstance(benchmark, Questions) or len(benchmark.problems(spec.problems + 1)) != spec.problems:
+                return Claim.LIKE
+        return Claim.THESE
+
+    @property
+    def sizes(self) -> list[int]:
+        """The units of problems like these of each benchmark: its problems, of which those of a cluster are one."""
+        sizes = []
+        for problems in self.problems.values():
+            units = {problem.cluster or (problem.id,) for problem in problems}
+            sizes.append(len(units))
+        return sizes
+
+    @property
+    def problem_counts(self) -> list[int]:
+        """The problems of each benchmark."""
+        return [len(problems) for problems in self.problems.values()]
+
+    @property
+    def problem_contents(self) -> dict[str, dict[str, str]]:
+        """The digests of what the problems ask, by benchmark and problem."""
+        return {name: contents_of(problems) for name, problems in self.problems.items()}
+
+    @property
+    def clusters(self) -> dict[str, dict[str, str]]:
+        """The clusters of problems by benchmark and problem, without problems that share nothing."""
+        found = {}
+        for name, problems in self.problems.items():
+            named = {problem.id: problem.cluster for problem in problems if problem.cluster}
+            if named:
+                found[name] = named
+        return found
+
+    @property
+    def about(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Numbers and texts about problems by benchmark and problem: difficulties, seeds of permuted choices."""
+        about: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, problems in self.problems.items():
+            for problem in problems:
+                plain = {key: value for key, value in problem.about.items() if isinstance(value, str | int | float)}
+                if plain:
+                    about.setdefault(name, {})[problem.id] = plain
+        return about

@@ -1,0 +1,514 @@
+"""Sweeps over servers: a setting is a command (docs/engines.md).
+
+`make_served_plan` renders the command of each setting and starts nothing. `sweep_servers` starts one server after
+another: first the reference, then the settings in the order of the spec, at last the reference again. Each answer is
+stored when it arrives, so that a second start asks only what is missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvatlas import __version__, benchmarks
+from kvatlas.core import AGAIN, MAX_NEW_TOKENS, KvatlasError, Setting, digest
+from kvatlas.engines.asking import AskedCell, ask_missing, differing_prompts, probe_seeds, questions_of, stored_answers
+from kvatlas.engines.client import Endpoint
+from kvatlas.engines.command import Command, check_distinct, read_serve_params
+from kvatlas.engines.server import READY_SECONDS, Server, ServerError, end_orphans
+from kvatlas.results import Expected, Manifest, Store
+from kvatlas.sweeps.planned_problems import PlannedProblems
+from kvatlas.sweeps.spec import SERVED, SERVED_SETTING_KEYS, ModelSpec, SettingSpec, Spec, Value
+from kvatlas.text import counted, number
+
+#: The setting that all others are compared with.
+REFERENCE = Setting.from_parameters("reference")
+#: The folder of the servers' logs within a run.
+SERVERS = "servers"
+#: How often a server that ends while it answers is started.
+STARTS = 3
+#: Part of every run key of an answer; rises with every change of its meaning.
+KEY_VERSION = 1
+#: What two starts of one setting must share.
+_SAME = ("version", "model", "max_model_len")
+#: What is said of servers that do not draw by the seed of a request.
+SEEDS = {
+    "ignored": (
+        "The server ignores seeds: settings draw different random numbers, and about three times as many problems are "
+        "needed (SGLang: --enable-deterministic-inference)."
+    ),
+    "constant": "The server writes one text for all seeds, so that samples are copies of each other.",
+}
+#: The endpoint of answers that are only read.
+NOWHERE = Endpoint("http://127.0.0.1:1")
+#: An absolute path within a text, but for its last part.
+_FOLDER = re.compile(r"(?<![\w:/.}])/(?:[^\s/'\",=]+/)+")
+
+
+@dataclass(frozen=True)
+class ServedSetting:
+    """One setting of a model: its rendered command, and what the spec says of it."""
+
+    model: str
+    setting: Setting
+    command: Command
+    samples: int
+    control: bool = False
+    kv_bytes: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The setting in the words of a command line: its values, or `reference`, or `again`."""
+        values = [f"{name}={value}" for name, value in self.setting.values.items()]
+        return " ".join(values) or self.setting.policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedPlan(PlannedProblems):
+    """A checked spec of served models. `settings` are those of all models, each model's reference first, again last."""
+
+    settings: tuple[ServedSetting, ...]
+    axes: Mapping[str, Sequence[Value]]
+    weights: Mapping[str, str]
+    ready_seconds: Mapping[str, float]
+    spec_folder: Path
+    changes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def questions(self) -> int:
+        """The number of questions of the sweep."""
+        return sum(self.problem_counts) * sum(served.samples for served in self.settings)
+
+    def key(self, served: ServedSetting, benchmark: benchmarks.Benchmark, attempt: int = 0) -> str:
+        """Return the hash of all that can change an answer, besides problem and sample."""
+        return digest(
+            {
+                "served": KEY_VERSION,
+                "command": served.command.identity(),
+                "setting": served.setting.id if served.setting == AGAIN else "",
+                "model": served.model,
+                "weights": self.weights.get(served.model, ""),
+                "benchmark": benchmarks.identity(benchmark),
+                "sampling": self.spec.sampling.model_dump(),
+                "seed": self.spec.seed,
+                "attempt": attempt,
+            }
+        )[:32]
+
+    def expected(self, served: ServedSetting, attempt: int = 0) -> list[Expected]:
+        """Return the cells of a setting, one for each benchmark; an `attempt` asks all anew."""
+        cells = []
+        for benchmark in self.benchmarks:
+            cell = Expected(
+                model=served.model,
+                benchmark=benchmark.name,
+                setting=served.setting,
+                run_key=self.key(served, benchmark, attempt),
+                problems=tuple(problem.id for problem in self.problems[benchmark.name]),
+                samples=served.samples,
+                baseline=served.setting in (REFERENCE, AGAIN),
+                kv_bytes=None if served.kv_bytes is None else (served.kv_bytes, 0),
+                control=served.control,
+            )
+            cells.append(cell)
+        return cells
+
+    def manifest(self, attempts: Mapping[str, int]) -> Manifest:
+        """Return the manifest of a run with this plan alone; paths of this machine are not in it."""
+        expected = [
+            cell
+            for served in self.settings
+            for cell in self.expected(served, attempts.get(_name(served), 0))
+        ]  # fmt: skip
+        spec = _without_folders(self.spec.model_dump(mode="json"))
+        provenance = {
+            "kvatlas": __version__,
+            "benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks],
+            "changes": dict(self.changes),
+            "commands": {_name(served): _without_folders(str(served.command)) for served in self.settings},
+            "attempts": dict(attempts),
+        }
+        return Manifest(
+            axes=tuple((name, tuple(values)) for name, values in self.axes.items()),
+            expected=tuple(expected),
+            spec={**spec, "claim": self.claim.value},
+            provenance=provenance,
+            about=self.about,
+            contents=self.problem_contents,
+            clusters=self.clusters,
+        )
+
+
+def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
+    """Return the plan of a spec of served models; `spec_folder` holds the files that it names.
+
+    Nothing is started. Raises KvatlasError for the first fault.
+    """
+    found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
+    if not spec.sampling.max_new_tokens:
+        addresses = [entry.model for entry in spec.models]
+        if not all(addresses):
+            raise KvatlasError(
+                "sampling.max_new_tokens: name the most tokens of an answer; a served model does not say its positions."
+            )
+        from kvatlas.models import find
+
+        positions = [find(address).positions or MAX_NEW_TOKENS for address in addresses]
+        most = min([MAX_NEW_TOKENS, *(room // 4 * 3 for room in positions)])
+        spec = spec.model_copy(update={"sampling": spec.sampling.model_copy(update={"max_new_tokens": most})})
+
+    settings: list[ServedSetting] = []
+    weights: dict[str, str] = {}
+    ready_seconds: dict[str, float] = {}
+    axes: dict[str, list[Value]] = {}
+    for entry in spec.models:
+        name = entry.name or Path(entry.model).name
+        if not name:
+            raise KvatlasError("A served model needs a name, as name: Qwen3-8B.")
+        if name in ready_seconds:
+            raise KvatlasError(f"Two entries of the spec are the model {name!r}; name it once.")
+        extra = entry.model_extra or {}
+        ready_seconds[name] = (
+            _positive("server_ready_timeout", extra.get("server_ready_timeout"), None) or READY_SECONDS
+        )
+        weights[name] = _weights(entry)
+        settings += _settings_of_model(spec, name, extra, spec_folder, axes)
+    return ServedPlan(
+        spec=spec,
+        benchmarks=found_benchmarks,
+        problems={benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks},
+        settings=tuple(settings),
+        axes=axes,
+        weights=weights,
+        ready_seconds=ready_seconds,
+        spec_folder=spec_folder,
+    )
+
+
+def _weights(entry: ModelSpec) -> str:
+    """Return the digest of the weights where the spec names a folder of this machine, else ""."""
+    if not entry.model or not Path(entry.model).expanduser().is_dir():
+        return ""
+    from kvatlas.models import find
+
+    return find(entry.model).weights_digest
+
+
+def _settings_of_model(
+    spec: Spec, name: str, model: Mapping[str, Any], spec_folder: Path, axes: dict[str, list[Value]]
+) -> list[ServedSetting]:
+    """Return the settings of a model, the reference first and last; add the values of their parameters to `axes`."""
+    # Options of a model name the values of settings, which the reference lacks.
+    of_model = {key: value for key, value in model.items() if key != "options"}
+    reference = Command.layered(of_model, spec.reference).render({})
+    bytes_of_reference = spec.reference.get("kv_bytes", model.get("kv_bytes"))
+    samples = spec.full_samples or spec.samples
+    first = ServedSetting(name, REFERENCE, reference, samples, kv_bytes=_positive("kv_bytes", bytes_of_reference, None))
+
+    settings = [first]
+    for entry in spec.settings or [SettingSpec(policy=SERVED)]:
+        layer = {key: value for key, value in entry.fixed_values.items() if key in SERVED_SETTING_KEYS}
+        for values in _points(spec, entry, spec_folder):
+            if not values:
+                raise KvatlasError("A setting has no value: name axes, serve_params, or values beside policy: served.")
+            for axis, value in values.items():
+                of_axis = axes.setdefault(axis, list(spec.axes.get(axis, ())))
+                if value not in of_axis:
+                    of_axis.append(value)
+            settings.append(
+                ServedSetting(
+                    model=name,
+                    setting=Setting.from_parameters(SERVED, **values),
+                    command=Command.layered(model, layer).render(values),
+                    samples=spec.samples,
+                    control=str(layer.get("control", "")).lower() == "true",
+                    kv_bytes=_bytes_of_setting(layer.get("kv_bytes"), values),
+                )
+            )
+    commands = {served.label: served.command for served in settings[1:]}
+    if len(commands) < len(settings) - 1:
+        raise KvatlasError("Two settings have the same values; name each once.")
+    check_distinct(reference, commands)
+    return [*settings, ServedSetting(name, AGAIN, reference, 1)]
+
+
+def _points(spec: Spec, entry: SettingSpec, spec_folder: Path) -> Iterator[dict[str, Value]]:
+    """Yield the values of each setting of an entry: those of the axes or of the file of parameters, and its own."""
+    own = {name: value for name, value in entry.fixed_values.items() if name not in SERVED_SETTING_KEYS}
+    if spec.serve_params:
+        for values in read_serve_params(spec_folder / spec.serve_params):
+            yield {**{name: _plain(value) for name, value in values.items()}, **own}
+        return
+    axes = spec.crossed(entry)
+    for point in itertools.product(*axes.values()):
+        yield {**dict(zip(axes, point, strict=True)), **own}
+
+
+def _plain(value: Any) -> Value:
+    """Return a value of JSON as settings have it; a mapping is its JSON."""
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    plain: Value = value
+    return plain
+
+
+def _bytes_of_setting(declared: Any, values: Mapping[str, Value]) -> int | None:
+    """Return the declared KV bytes of a token: a number, or by the values of an axis (`{axis: {value: bytes}}`)."""
+    if not isinstance(declared, Mapping):
+        return _positive("kv_bytes", declared, None)
+    for axis, by_value in declared.items():
+        if axis not in values or not isinstance(by_value, Mapping):
+            raise KvatlasError(f"kv_bytes: expected a number, or bytes by the values of an axis; {axis!r} is no axis.")
+        found = {str(value): of_value for value, of_value in by_value.items()}
+        text = str(values[axis])
+        if text in found:
+            return _positive("kv_bytes", found[text], None)
+    return None
+
+
+def _positive(key: str, given: Any, default: int | None) -> int | None:
+    """Return a whole number above 0 of a spec, or the default of one that is not named."""
+    value = number(given) if isinstance(given, str) else given
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise KvatlasError(f"{key}: expected a whole number above 0, {given!r} was given.")
+    return value
+
+
+def _without_folders(value: Any) -> Any:
+    """Return plain data with `.../` in place of the folders of this machine, at every depth."""
+    if isinstance(value, Mapping):
+        return {key: _without_folders(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(entry) for entry in value]
+    return _FOLDER.sub(".../", value) if isinstance(value, str) else value
+
+
+def _name(served: ServedSetting) -> str:
+    """Return the name of a setting of a model in the provenance of a run."""
+    return f"{served.model} {served.setting.id}"
+
+
+# -- the sweep --------------------------------------------------------------------------------------------------------
+
+
+def sweep_servers(
+    plan: ServedPlan,
+    folder: Path,
+    *,
+    replace_run: bool = False,
+    on_trace: Callable[[int, int], None] = lambda done, total: None,
+    on_message: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Ask the missing questions of a plan, and store the answers in the run in `folder`.
+
+    A setting whose server fails leaves the others alone. With `replace_run` the manifest has this plan alone, and a
+    setting whose server has another version is asked anew. Raises KvatlasError before anything is started for a
+    command that cannot be, for a run of other models, benchmarks or sampling, and at the end if a setting failed.
+    """
+    for served in plan.settings:
+        served.command.check(plan.spec_folder, os.environ)
+    with Store.create(folder, {"kvatlas": __version__}) as store:
+        driver = _Driver(plan, store, folder / SERVERS, replace_run, on_trace, on_message)
+        for sentence in end_orphans(folder / SERVERS):
+            on_message(sentence)
+        driver.run()
+
+
+@dataclass
+class _Driver:
+    """One start of a sweep over servers. `failures` are sentences on settings that are not whole, by their names."""
+
+    plan: ServedPlan
+    store: Store
+    folder: Path
+    replace_run: bool
+    on_trace: Callable[[int, int], None]
+    on_message: Callable[[str], None]
+    manifest: Manifest = field(init=False)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        earlier = self.store.manifest(empty=self.plan.manifest({}))
+        attempts = earlier.provenance.get("attempts", {})
+        now = self.plan.manifest(attempts)
+        if not self.replace_run:
+            changed = [earlier.changed_problems(name, problems) for name, problems in self.plan.problems.items()]
+            unlike = now.unlike(earlier) or ", ".join(filter(None, changed))
+            if unlike:
+                raise KvatlasError(
+                    f"The run in {str(self.folder.parent)!r} has {unlike}; name another folder, or replace its "
+                    "settings by this spec with --replace (its answers stay in the store)."
+                )
+            now = now.merge_with(earlier)
+        kept = {name: earlier.provenance[name] for name in ("sessions", "seeds") if name in earlier.provenance}
+        commands = {**earlier.provenance.get("commands", {}), **now.provenance["commands"]}
+        self.manifest = now.with_cells([], **kept, commands=commands)
+        self.store.put_manifest(self.manifest)
+
+    def run(self) -> None:
+        """Ask each setting what it lacks. Raises KvatlasError at the end for those that are not whole."""
+        for served in self.plan.settings:
+            if served.setting == AGAIN and self.failures:
+                # It is asked last, after all others.
+                self.on_message("The reference is asked again once all settings are whole.")
+                continue
+            try:
+                self._ask(served)
+            except ServerError as error:
+                if served.setting == REFERENCE:
+                    raise
+                if not any(True for _ in stored_answers(self.store, self._cells(served))):
+                    # Of a setting that cannot be served the maps of the others say nothing.
+                    self._leave_out(served)
+                self._fail(served, str(error))
+
+        if self.failures:
+            count = counted(len(self.failures), "setting")
+            listed = "\n".join(f"{name}: {sentence}" for name, sentence in self.failures.items())
+            raise KvatlasError(
+                f"{count} of {len(self.plan.settings)} failed; the answers of the others are kept, and the same "
+                f"command asks what is missing.\n{listed}"
+            )
+
+    def _fail(self, served: ServedSetting, sentence: str) -> None:
+        self.failures[f"{served.model} {served.label}"] = sentence
+        self.on_message(sentence)
+
+    def _cells(self, served: ServedSetting, endpoint: Endpoint = NOWHERE) -> list[AskedCell]:
+        """Return what is asked of a setting, one cell for each benchmark; none of a setting that is left out."""
+        by_benchmark = {cell.benchmark: cell for cell in self.manifest.expected if self._is_of(cell, served)}
+        sampling = self.plan.spec.sampling.model_dump()
+        return [
+            AskedCell(
+                endpoint, by_benchmark[one.name], one, self.plan.problems[one.name], sampling, self.plan.spec.seed
+            )
+            for one in self.plan.benchmarks
+            if one.name in by_benchmark
+        ]
+
+    def _is_of(self, cell: Expected, served: ServedSetting) -> bool:
+        return cell.model == served.model and cell.setting == served.setting
+
+    def _lacks(self, cells: Sequence[AskedCell]) -> bool:
+        stored = self.store.keys()
+        return any(question.key not in stored for question in questions_of(cells))
+
+    def _ask(self, served: ServedSetting) -> None:
+        """Ask what a setting lacks; its server is started again if it ends meanwhile. Raises ServerError."""
+        name = f"{served.model} {served.label}"
+        for start in range(1, STARTS + 1):
+            if not self._lacks(self._cells(served)):
+                break
+            self.on_message(f"Starting the server of {name}: {_without_folders(str(served.command))}")
+            server = Server(
+                served.command,
+                self.folder,
+                served.label,
+                self.plan.spec_folder,
+                ready_timeout=self.plan.ready_seconds[served.model],
+            )
+            with server:
+                endpoint = Endpoint(server.url, server.model, server.api_key)
+                self._note_session(served, server)
+                self._probe(served, endpoint)
+                answers = ask_missing(
+                    self.store,
+                    self._cells(served, endpoint),
+                    concurrency=self.plan.spec.concurrency,
+                    on_trace=self.on_trace,
+                    is_alive=server.is_alive,
+                )
+                failure = server.failure()
+            for fields in answers.left_out.values():
+                self._note("left_out", _name(served), fields)
+                self.on_message(f"The server of {name} refuses {', '.join(fields)}, which were left out.")
+            if failure is not None and start < STARTS:
+                self.on_message(f"{failure}\nIt is started again.")
+                continue
+            if failure is not None:
+                raise failure
+            if answers.failures:
+                self._fail(served, f"{len(answers.failures):,} questions failed: {answers.failures[0]}")
+            break
+        self._check_prompts(served)
+
+    def _probe(self, served: ServedSetting, endpoint: Endpoint) -> None:
+        """See that the server answers, and whether it draws by the seed of a request. Raises ServerError."""
+        sampling = {**self.plan.spec.sampling.model_dump(), "max_new_tokens": 1}
+        try:
+            endpoint.ask("Say a word.", sampling, 0)
+            if served.setting == REFERENCE and sampling["temperature"] and "seeds" not in self.manifest.provenance:
+                longer = {**sampling, "max_new_tokens": min(50, self.plan.spec.sampling.max_new_tokens)}
+                seeds = probe_seeds(endpoint, "Name ten things that people forget.", longer)
+                self._put(self.manifest.with_cells([], seeds=seeds))
+                if seeds != "honoured":
+                    self.on_message(SEEDS[seeds])
+        except ServerError:
+            raise
+        except KvatlasError as error:
+            raise ServerError(f"The server of {served.label} is ready and does not answer: {error}") from error
+
+    def _note_session(self, served: ServedSetting, server: Server) -> None:
+        """Note the start beside the answers. Raises ServerError for a server that is not the setting's, or another."""
+        session = {"setting": served.setting.id, "served": served.model, **server.session}
+        session["concurrency"] = self.plan.spec.concurrency
+        sessions = list(self.manifest.provenance.get("sessions", ()))
+        for earlier in sessions:
+            same_setting = (earlier["served"], earlier["setting"]) == (served.model, served.setting.id)
+            names = _SAME if same_setting else ("model",)
+            unlike = [name for name in names if earlier.get(name) != session.get(name)]
+            if earlier["served"] != served.model or not unlike:
+                continue
+            clause = ", ".join(f"{one} {session.get(one)!r} in place of {earlier.get(one)!r}" for one in unlike)
+            if not same_setting:
+                raise ServerError(f"The server of {served.label} has {clause}: it is another model than the others'.")
+            if not self.replace_run:
+                raise ServerError(f"The server of {served.label} has {clause}; --replace asks all of its answers anew.")
+            sessions = [
+                one for one in sessions if one["served"] != served.model or one["setting"] != earlier["setting"]
+            ]
+            self._ask_anew(served)
+            break
+        self._put(self.manifest.with_cells([], sessions=[*sessions, session]))
+
+    def _ask_anew(self, served: ServedSetting) -> None:
+        """Give the cells of a setting keys of another attempt, under which nothing is stored."""
+        attempts = {**self.manifest.provenance.get("attempts", {})}
+        attempts[_name(served)] = attempts.get(_name(served), 0) + 1
+        cells = self.plan.expected(served, attempts[_name(served)])
+        self._put(self.manifest.with_cells(cells, attempts=attempts))
+
+    def _check_prompts(self, served: ServedSetting) -> None:
+        """Take a setting out of the run that read other prompts than the reference: another chat template."""
+        reference = next(one for one in self.plan.settings if one.model == served.model)
+        differing = differing_prompts(stored_answers(self.store, [*self._cells(reference), *self._cells(served)]))
+        if not differing:
+            return
+        benchmark, problem = differing[0]
+        self._leave_out(served)
+        self._fail(
+            served,
+            f"it read other prompts than the reference on {len(differing):,} problems (first {problem} of "
+            f"{benchmark}), as with another chat template; it is left out.",
+        )
+
+    def _leave_out(self, served: ServedSetting) -> None:
+        """Take a setting out of what the run promises; a later start promises it again."""
+        kept = tuple(cell for cell in self.manifest.expected if not self._is_of(cell, served))
+        self._put(replace(self.manifest, expected=kept))
+
+    def _note(self, key: str, name: str, value: Any) -> None:
+        noted = {**self.manifest.provenance.get(key, {}), name: value}
+        self._put(self.manifest.with_cells([], **{key: noted}))
+
+    def _put(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.store.put_manifest(manifest)

@@ -1,0 +1,170 @@
+"""`kvatlas gate` of endpoints: what is stale, changed, of another model or prompt is said or refused."""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas import benchmarks
+from kvatlas.core import Costs, Grade, Status, Trace, digest
+from kvatlas.engines.asking import served_setting
+from kvatlas.engines.client import Endpoint
+from kvatlas.results import Expected, Manifest, Store
+from tests.command_line import Call
+from tests.engines.standing import Answer, Request, completion, standing
+
+PROBLEMS = 40
+#: Starts a server whose answers are texts of a function of the question.
+Served = Callable[..., tuple[str, list[Request]]]
+
+
+@pytest.fixture
+def serve() -> Any:
+    with ExitStack() as servers:
+
+        def begin(text: Callable[[str], str], **more: Any) -> tuple[str, list[Request]]:
+            def reply(body: Mapping[str, Any]) -> Answer:
+                question = str(body["messages"][0]["content"])
+                return completion(text(question), model=more.get("model", "tiny"), prompt=more.get("prompt", 30))
+
+            return servers.enter_context(standing(reply))
+
+        yield begin
+
+
+def say(question: str) -> str:
+    """The right answer to `Say 7 now.`"""
+    return f"\\boxed{{{question.split('Say ')[1].split()[0]}}}"
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    file = tmp_path / "say.jsonl"
+    rows = [{"problem": f"Say {number} now.", "answer": str(number)} for number in range(PROBLEMS)]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def gate(kvatlas: Call, questions: Path, tmp_path: Path) -> Call:
+    """Judges two endpoints on the questions, into one folder."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        common = (questions, "--answers", tmp_path / "answers", "--lose-at-most", 15)
+        return kvatlas("gate", *words[:2], *common, *words[2:])
+
+    return call
+
+
+def test_a_new_deployment_is_judged_when_again_is_said_and_old_answers_are_named(serve: Served, gate: Call) -> None:
+    is_broken = False
+    first, _ = serve(say)
+    second, asked = serve(lambda question: "\\boxed{-1}" if is_broken else say(question))
+    code, out, _ = gate(first, second)
+    assert (code, "stored before" in out) == (0, False)
+    is_broken = True
+    before = len(asked)
+    code, out, _ = gate(first, second)
+    assert code == 0
+    assert f"{2 * PROBLEMS} of {2 * PROBLEMS} answers were stored before" in out
+    assert "--again asks all anew" in out
+    assert len(asked) == before + 1
+    assert gate(first, second, "--again")[0] == 1
+    assert gate(first, second)[0] == 1
+
+
+def test_changed_questions_are_asked_anew(serve: Served, gate: Call, questions: Path) -> None:
+    first, asked = serve(say)
+    second, _ = serve(say)
+    assert gate(first, second)[0] == 0
+    before = len(asked)
+    rows = [{"problem": f"Say {number + 100} now.", "answer": str(number + 100)} for number in range(PROBLEMS)]
+    questions.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    code, out, _ = gate(first, second)
+    assert code == 0
+    assert f"{PROBLEMS} problems changed since they were asked, and were asked anew" in out
+    assert len(asked) == before + 1 + PROBLEMS
+
+
+def test_another_model_other_ends_and_refused_fields_are_said(serve: Served, gate: Call) -> None:
+    first, _ = serve(say)
+    second, _ = serve(say, model="cheap")
+    _, out, _ = gate(first, second)
+    assert f"{second}/v1: Of {PROBLEMS} answers {PROBLEMS} are of another model than was asked" in out
+
+    def filtered(body: Mapping[str, Any]) -> Answer:
+        if "min_p" in body:
+            return 400, {}, b"min_p is unknown"
+        return completion(say(body["messages"][0]["content"]), "content_filter")
+
+    with standing(filtered) as (url, _):
+        code, out, _ = gate(first, url)
+    assert code == 1
+    assert f"{PROBLEMS} have a finish reason other than stop and length" in out
+    assert f"{url}/v1 refuses min_p, which were left out" in out
+
+
+def test_other_prompts_are_refused_unless_they_are_allowed(serve: Served, gate: Call) -> None:
+    first, _ = serve(say)
+    second, _ = serve(say, prompt=45)
+    code, _, err = gate(first, second)
+    assert code == 2
+    assert f"{PROBLEMS} of {PROBLEMS} questions of say" in err
+    assert "--allow prompts" in err
+    assert gate(first, second, "--allow", "prompts")[0] == 0
+
+
+def test_one_failed_question_ends_nothing(serve: Served, gate: Call, tmp_path: Path) -> None:
+    def cut(body: Mapping[str, Any]) -> Answer:
+        text = say(body["messages"][0]["content"])
+        return (400, {}, b"<html>no</html>") if text == "\\boxed{7}" else completion(text)
+
+    first, _ = serve(say)
+    with standing(cut) as (url, _):
+        code, _, err = gate(first, url)
+    assert (code, f"Of {2 * PROBLEMS} questions 1 failed, {2 * PROBLEMS - 1} answers were stored." in err) == (2, True)
+
+
+def test_a_run_is_compared_on_as_many_problems_as_are_asked(kvatlas: Call, serve: Served, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    kvatlas.succeed("run", "embedded:tiny-llama", "CHAIN3", "--problems", 5, "--max-new-tokens", 50, "--out", run)
+    url, asked = serve(lambda _: "c = 1")
+    words = ("gate", f"{run}@full", url, "--answers", tmp_path / "answers", "--allow", "prompts", "--json")
+    for problems in (2, 4):
+        code, out, err = kvatlas(*words, "--problems", problems)
+        assert code != 2, err
+        assert json.loads(out)["problems"] == problems
+        assert json.loads(out)["missing"] == 0
+    assert sum("chat" in path for path, *_ in asked) == 4
+
+
+def test_a_folder_of_an_earlier_version_is_asked_anew_and_says_so(
+    serve: Served, gate: Call, questions: Path, tmp_path: Path
+) -> None:
+    """It had other run keys, a spec without the fields that are sent now, and no days."""
+    first, asked = serve(say)
+    second, _ = serve(say)
+    benchmark = benchmarks.find(str(questions))
+    sampling = {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 16_384}
+    ids = tuple(problem.id for problem in benchmark.problems(None))
+    cells = []
+    for url in (first, second):
+        setting = served_setting(Endpoint(url, "tiny"))
+        key = digest(["gate", setting.id, benchmarks.identity(benchmark), sampling, 0])[:32]
+        cells.append(Expected("tiny", benchmark.name, setting, key, ids, 1, True))
+    manifest = Manifest((), tuple(cells), {"sampling": sampling, "seed": 0}, {"kvatlas": "0.2.0.dev0"})
+    with Store.create(tmp_path / "answers") as store:
+        store.put_manifest(manifest)
+        grade = Grade(False, 0.0, "9", Status.OK, {"finish": "stop"})
+        costs = Costs(30, 20, None, None, None, None, 1.0)
+        for cell in cells:
+            names = [("tiny", benchmark.name, id_, 0, cell.setting) for id_ in ids]
+            store.add_all((cell.run_key, Trace(*name, (), "old", grade, costs)) for name in names)
+    code, out, _ = gate(first, second)
+    assert code == 0
+    told = f"{2 * PROBLEMS} stored answers are of another sampling or an earlier version, and do not count"
+    assert told in out
+    assert sum("chat" in path for path, *_ in asked) == PROBLEMS

@@ -1,0 +1,159 @@
+"""`kvatlas import ANSWERS --axis NAME`: a file of answers becomes a run, bad rows end in sentences."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.core import Setting, Status
+from kvatlas.results import Store
+from tests.command_line import Call
+from tests.stored import traces_of
+
+PROBLEMS = 12
+
+
+def answers(path: Path, *, samples: int = 1, **changes: Any) -> Path:
+    """Answers of the reference and of two windows, of which the narrow one loses all but two problems."""
+    rows = []
+    for window in (None, 512, 256):
+        for problem in range(PROBLEMS):
+            for sample in range(samples):
+                row: dict[str, Any] = {"problem": f"p{problem}", "sample": sample, "output_tokens": 100}
+                row |= {"correct": window != 256 or problem < 2, "text": f"text {problem} {sample} {window == 256}"}
+                rows.append(row | ({} if window is None else {"window": window}) | changes)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_answers_of_any_program_make_a_run_that_everything_reads(kvatlas: Call, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    out = kvatlas.succeed("import", answers(tmp_path / "a.jsonl"), run, "--axis", "window")
+    assert "2 settings and the reference" in out
+    traces = traces_of(run)
+    assert len(traces) == 3 * PROBLEMS
+    by_setting = {trace.setting for trace in traces}
+    windows = [Setting.from_parameters("served", window=width) for width in (512, 256)]
+    assert by_setting == {Setting.from_parameters("reference"), *windows}
+    with Store.open(run) as store:
+        manifest = store.manifest()
+    assert manifest.axes == (("window", (512, 256)),)
+    assert [cell.setting.policy for cell in manifest.expected if cell.baseline] == ["reference"]
+    # Equal texts are known to be equal, though no program gave tokens.
+    written = {(trace.setting, trace.problem): trace.token_digest for trace in traces}
+    for problem in range(PROBLEMS):
+        reference, wide, narrow = (written[each, f"p{problem}"] for each in (Setting("reference"), *windows))
+        assert reference == wide != narrow
+
+    values = json.loads(kvatlas.succeed("describe", run, "--json"))
+    assert "served(window=256)" in json.dumps(values) or "window" in json.dumps(values)
+    kvatlas.succeed("map", run, "--out", tmp_path / "map.png")
+    kvatlas.succeed("view", run, "--out", tmp_path / "run.html")
+    code, out, _ = kvatlas("gate", f"{run}@reference", f"{run}@served window=256", "--json")
+    assert code == 1
+    assert json.loads(out)["lost"] == PROBLEMS - 2
+    kvatlas.succeed(
+        "compare", run, "--policy", "reference", "--policy", "served window=512", "--out", tmp_path / "c.png"
+    )
+
+
+def test_a_changed_file_replaces_the_answers_of_the_former_one(kvatlas: Call, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    kvatlas.succeed("import", answers(tmp_path / "a.jsonl", samples=2), run, "--axis", "window")
+    kvatlas.succeed("import", answers(tmp_path / "a.jsonl", correct=True), run, "--axis", "window")
+    with Store.open(run) as store:
+        traces = [trace for _, trace in store.traces()]
+    assert len(traces) == 3 * PROBLEMS
+    assert all(trace.grade.correct for trace in traces)
+
+
+def test_a_table_is_read_as_json_lines_are(kvatlas: Call, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    rows = [f"p{problem},{width},{int(width != 256)},100\n" for width in ("", 512, 256) for problem in range(3)]
+    file.write_text("problem,window,correct,output_tokens\n" + "".join(rows))
+    kvatlas.succeed("import", file, tmp_path / "run", "--axis", "window")
+    traces = traces_of(tmp_path / "run")
+    assert {trace.usage.output_tokens for trace in traces} == {100}
+    assert sum(trace.grade.correct for trace in traces) == 6
+    # Without texts nothing is known of equal ones.
+    assert {trace.token_digest for trace in traces} == {""}
+
+
+def test_texts_are_graded_by_a_file_of_problems(kvatlas: Call, tmp_path: Path) -> None:
+    problems = tmp_path / "sums.jsonl"
+    problems.write_text("".join(f'{{"id": "s{n}", "problem": "{n} + 1?", "answer": "{n + 1}"}}\n' for n in range(4)))
+    rows = [
+        {"problem": f"s{n}", "dtype": dtype, "text": f"<think>sum</think>\\boxed{{{n + 1 + (dtype == 'fp8')}}}"}
+        for dtype in ("auto", "fp8")
+        for n in range(4)
+    ]
+    rows[0] |= {"text": "<think>sum", "finish": "length"}
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ("--axis", "dtype", "--reference", "dtype=auto")
+    assert "Row 1 of a.jsonl has no grade; expected --benchmark FILE" in kvatlas.refuse(
+        "import", file, tmp_path / "run", *words
+    )
+    kvatlas.succeed("import", file, tmp_path / "run", *words, "--benchmark", problems)
+    other = answers(tmp_path / "b.jsonl")
+    refused = kvatlas.refuse("import", other, tmp_path / "b", "--axis", "window", "--benchmark", problems)
+    assert "Row 1 of b.jsonl: sums has no problem 'p0'; its first is 'sums-001'." in refused
+    graded = {(trace.setting.policy, trace.problem): trace.grade for trace in traces_of(tmp_path / "run")}
+    assert [graded["reference", f"sums-{n:03d}"].correct for n in (1, 2, 3, 4)] == [False, True, True, True]
+    assert graded["reference", "sums-001"].status is Status.TRUNCATED
+    assert not any(grade.correct for (policy, _), grade in graded.items() if policy == "served")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"problem": ""}, "Row 14 of a.jsonl names no problem."),
+        ({"sample": 0.5}, "Row 14 of a.jsonl: the sample is 0.5; expected a whole number from 0"),
+        ({"sample": "x"}, "the sample is 'x'"),
+        ({"correct": "maybe"}, "Row 14 of a.jsonl: 'correct' is 'maybe'; expected true or false."),
+        ({"correct": None, "text": None}, "Row 14 of a.jsonl has no grade; expected 'correct' or 'text'."),
+        ({"text": 3}, "Row 14 of a.jsonl: 'text' is '3'; expected a text."),
+        ({"output_tokens": -1}, "Row 14 of a.jsonl: 'output_tokens' is '-1'"),
+        ({"problem": "p0"}, "Row 14 of a.jsonl: served(window=512) has sample 0 of 'p0' twice."),
+        ({"problem": "p\ud800"}, "cannot be stored"),
+    ],
+)
+def test_a_bad_row_is_named(kvatlas: Call, tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+    file = answers(tmp_path / "a.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[PROBLEMS + 1] |= change
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert sentence in kvatlas.refuse("import", file, tmp_path / "run", "--axis", "window")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--axis", "dtype"), "has a value of dtype"),
+        (("--axis", "problem"), "expected other columns than problem"),
+        (("--axis", "window", "--axis", "window"), "each once"),
+        (("--axis", "window", "--axis", "output_token"), "has 'window' and no 'output_token'"),
+        (("--axis", "window", "--reference", "512"), "expected NAME=VALUE"),
+        (("--axis", "window", "--reference", "dtype=auto"), "NAME is one of window"),
+        (("--axis", "window", "--benchmark", "nothing.jsonl"), "nothing.jsonl"),
+        ((), "needs --axis NAME"),
+        (("--reference", "window=512"), "needs --axis NAME"),
+    ],
+)
+def test_wrong_words_end_in_a_sentence(kvatlas: Call, tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
+    file = answers(tmp_path / "a.jsonl")
+    assert sentence in kvatlas.refuse("import", file, tmp_path / "run", *words)
+
+
+def test_a_file_without_the_reference_or_of_a_sweep_is_refused(kvatlas: Call, tmp_path: Path) -> None:
+    file = answers(tmp_path / "a.jsonl")
+    lines = file.read_text().splitlines(True)
+    file.write_text("".join(lines[PROBLEMS:]))
+    run = tmp_path / "run"
+    assert "has no answers of the reference" in kvatlas.refuse("import", file, run, "--axis", "window")
+    kvatlas.succeed("import", file, run, "--axis", "window", "--reference", "window=512")
+    sweep = tmp_path / "sweep"
+    kvatlas.succeed("run", "embedded:tiny-llama", "CHAIN3", "--problems", 1, "--max-new-tokens", 20, "--out", sweep)
+    words = ("--axis", "window", "--reference", "window=512")
+    assert "is no run of imported answers" in kvatlas.refuse("import", file, sweep, *words)
