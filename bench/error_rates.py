@@ -85,6 +85,7 @@ def lines() -> list[str]:
             error = f" ± {100 * math.sqrt(worst['value'] * (1 - worst['value']) / found['rounds']):.1f}"
         rows.append(f"| {claim} | {promised} | {percent:.1f}{error} % | {worst['design']} | {count}, {kind} |")
 
+    rows += _of_full_samples()
     designs = read("blind_designs")["designs"]
     for claim, promised, name, start in BLIND:
         judged = {
@@ -101,6 +102,20 @@ def lines() -> list[str]:
             f"| {len(judged)} blind designs, {worst['rounds']} rounds of this one |"
         )
     return rows
+
+
+def _of_full_samples() -> list[str]:
+    """Return the rows of limits where the full cache is sampled more often than the settings."""
+    document = read("full_samples")
+    worst = max(document["exact"], key=lambda row: row["error"])
+    claim = "limit of a loss, a trace against the mean of two of the full cache"
+    kind = f"{len(document['exact'])} designs, exact sums"
+    found = [f"| {claim} | 5 % | {100 * worst['error']:.1f} % | {worst['design']} | {kind} |"]
+    judged = [row for row in document["simulated"] if row["times"] > 1]
+    worst = max(judged, key=lambda row: row["error"])
+    percent = f"{100 * worst['error']:.1f} ± {100 * worst['standard_error']:.1f} %"
+    kind = f"{len(judged)} designs, {document['rounds']:,} rounds each"
+    return [*found, f"| the same, of two, four, or one and a half | 5 % | {percent} | {worst['design']} | {kind} |"]
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ def exact_errors(
                 logs = np.where(numbers > 0, numbers * np.log(of_value), 0.0).sum(1)
             error = float(np.exp(logs + orders)[limits < loss].sum())
             if error > worst["error"]:
-                worst = {"design": f"{count} units, full cache {full:g}", "error": error, "true_loss": float(loss)}
+                design = f"{count} units, full cache right in {100 * full:g} %"
+                worst = {"design": design, "error": error, "true_loss": float(loss)}
         yield worst
 
 
@@ -113,7 +114,8 @@ def simulated(rounds: int, seed: int) -> Iterator[Row]:
                 errors += int((limits < loss - _BEYOND).sum())
             share = errors / rounds
             error = math.sqrt(max(share, 1 / rounds) * (1 - share) / rounds)
-            yield {"design": f"{name}, {full_samples} of the full cache", "error": share, "standard_error": error}
+            design = f"{name}, {full_samples} of the full cache"
+            yield {"design": design, "times": full_samples / samples, "error": share, "standard_error": error}
 
 
 def powers(rounds: int, seed: int) -> Iterator[Row]:

@@ -183,7 +183,7 @@ def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: boo
         # Without a full cache nothing says what a setting loses.
         ring = "cheapest not found worse" if ringed[0].keeps is None else "recommended"
         # Frames are of a panel's own benchmark, the ring may be of the mean.
-        others = {map_.recommended_for for map_ in ringed} - {map_.benchmark for map_ in ringed}
+        others = {map_.recommended_for for map_ in ringed if map_.recommended_for != map_.benchmark}
         words.append(f"ringed: {ring}{''.join(f' for the {name} benchmarks' for name in sorted(others))}")
 
     shared_interval = _shared_interval(panels)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvatlas.core import FULL, REFERENCE
+
 if TYPE_CHECKING:
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -46,7 +48,6 @@ MARKERS = "osD^vPX*"
 #: The last colour is the ink of the full cache, the one before it the grey of random tokens.
 _IDENTITIES = {
     "full": (7, 2),
-    "reference": (7, 2),
     "random": (6, 1),
     "dynts": (0, 0),
     "window": (4, 3),
@@ -75,9 +76,10 @@ _IDENTITIES = {
 def policy_identity(policy: str) -> tuple[int, int]:
     """Return the colour and the marker of a policy by its name: their places in `LINES` and `MARKERS`.
 
-    A preset has those of its policy. Other policies have what the letters of their names give, never black or grey.
+    A preset has those of its policy, the reference of servers those of the full cache. Other policies have what the
+    letters of their names give, never black or grey.
     """
-    name = policy.partition("@")[0]
+    name = FULL.policy if policy == REFERENCE.policy else policy.partition("@")[0]
     if name in _IDENTITIES:
         return _IDENTITIES[name]
     code = zlib.crc32(name.encode())

@@ -368,9 +368,9 @@ def choice_of(
 
     means = {id_: _mean_of_traces(stored[id_]) for id_ in kept}
     proven = [] if withheld else list(means.values())
-    by_memory = cheapest_of(proven)
     # Seconds of servers depend on how many questions are open, and are no cost.
-    by_time = proven if family.reference == "the full cache" else []
+    timed = proven if family.reference == "the full cache" else []
+    by_memory = cheapest_of(proven)
     certain = [cell for cell in proven if losses[cell.setting.id].keeps_like]
 
     savings = {}
@@ -394,7 +394,7 @@ def choice_of(
         names[0] if len(names) == 1 else mean_of(len(names)),
         len(settings),
         by_memory=by_memory,
-        by_time=cheapest(by_time, [cell.seconds_mean for cell in by_time], limits),
+        by_time=cheapest(timed, [cell.seconds_mean for cell in timed], limits),
         deployable=cheapest_of(certain),
         prices=[] if by_memory is None else prices_of_setting(stored[by_memory.setting.id], baselines),
         control=control,

@@ -1,4 +1,4 @@
-"""What a run has to show of itself: that it can see a loss, and that its reference stays as it is.
+"""The checks of a run itself: that it can see a loss, and that its reference stays as it is.
 
 A control is a setting so poor that a run which can see a loss sees that of this one.
 

@@ -117,8 +117,8 @@ class LossFamily:
     `orders` are the chains of setting ids by claim in which they are tested (`kvatlas.stats.orders`), `sizes` the
     problems of each benchmark, or their clusters. `paired` has the differences to the full cache in the order of
     `settings`, `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what the full
-    cache solves. `reference` names the full cache, or the reference of servers, whose settings
-    are in the order of the spec if that says so (`is_in_order`).
+    cache solves. `reference` names the full cache, or the reference of servers, whose settings are in the order of the
+    spec if that says so (`is_in_order`).
     """
 
     margin: float
