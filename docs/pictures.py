@@ -76,7 +76,7 @@ def with_caption(guide: str, name: str, text: str) -> str:
 
 
 def draw_autopsies() -> None:
-    """Redraw the picture of docs/findings/saving-tokens.md from the results of `bench/autopsies.py`."""
+    """Redraw the picture of docs/findings/saving-tokens.md from the outcomes in bench/results."""
     document = json.loads((IMAGES.parents[1] / "bench" / "results" / "equal_arms.json").read_text("utf-8"))
     summaries = {}
     for model, numbers in document["numbers"].items():
