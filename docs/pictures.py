@@ -37,7 +37,6 @@ def commands(run: str) -> dict[str, list[str]]:
         "gallery-qwen": ["map", qwen, "--own"],
         "gallery-means": ["map", llama, qwen, "--mean", "--own"],
         "gallery-pairs": ["compare", run, *pairs, "--metric", "progress"],
-        "gallery-density": ["compare", run, *pairs, "--metric", "progress", "--look", "kind=density"],
         "gallery-decay": ["draw", "curves", run, *curves],
     }
 
@@ -65,8 +64,7 @@ def caption(words: list[str]) -> str:
         svg = path.read_text("utf-8")
     # Bold text of the size of titles, and of the size of names.
     title, names = (re.findall(rf"font-weight: 700; font-size: {size}px[^>]*>([^<]*)", svg) for size in ("9", "7.5"))
-    text = html.unescape(" ".join(title) or ", ".join(dict.fromkeys(names)))
-    return f"{text}, as densities" if "kind=density" in words else text
+    return html.unescape(" ".join(title) or ", ".join(dict.fromkeys(names)))
 
 
 def with_caption(guide: str, name: str, text: str) -> str:

@@ -175,7 +175,6 @@ def test_a_font_is_that_of_all_texts(llama, line):
         ({"font": "No Such Font"}, "--look font: expected the name of an installed font, got 'No Such Font'"),
         ({"width": 0.5}, "--look width: expected 2 to 40 inches, got 0.5"),
         ({"width": 3.0, "columns": 1}, "--look columns and --look width are both given"),
-        ({"kind": "dots"}, "--look kind: expected counts, density, got 'dots'"),
     ],
 )
 def test_a_look_that_no_figure_has_is_refused(look, message: str):
