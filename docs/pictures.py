@@ -31,7 +31,7 @@ def commands(run: str) -> dict[str, list[str]]:
     curves = options_of([f"{model} {setting}" for model in ("tiny-llama", "tiny-qwen") for setting in ("full", wide)])
     return {
         "demo-map": ["map", run, "--mean"],
-        "demo-losses": ["map", run, "--loss-by-memory"],
+        "demo-losses": ["map", run, "--by-memory"],
         "gallery-plain": ["map", llama, "--look", "plain=true"],
         "gallery-llama": ["map", llama],
         "gallery-qwen": ["map", qwen, "--own"],

@@ -15,7 +15,6 @@ from matplotlib.colors import to_rgb
 
 from kvatlas.core import Cell, CellCoord, Estimate, Map, Setting
 from kvatlas.figures import colours
-from kvatlas.figures.by_memory import memory_figure
 from kvatlas.figures.difficulty import depth_figure
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.pairwise import names_of, pairwise_figure
@@ -27,12 +26,11 @@ from kvatlas.report.map_figure import MapOptions, plot_sources
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.against_policy import against_policy
-from kvatlas.stats.maps import mean_map, mean_maps
+from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import pairs_of, systems_of
 from tests.figures.conftest import dense, faults, pixels
-from tests.figures.test_by_memory import with_memory
 from tests.figures.test_curves_and_pairs import FULL, WINDOW
 from tests.stats.synthetic import grid, manifest
 from tests.stats.test_against import arena
@@ -347,7 +345,7 @@ def test_texts_of_every_other_kind_of_figure_stand_apart(
         (ReadOptions(metric="pass@1"), MapOptions(mean=True)),
         (ReadOptions(metric=None), MapOptions(against="full")),
         (ReadOptions(metric=None), MapOptions(mean=True, against="random")),
-        (ReadOptions(metric=None), MapOptions(loss_by_memory=True)),
+        (ReadOptions(metric=None), MapOptions(by_memory=True)),
         (fixed_axis, MapOptions()),
     ):
         plot_sources([stored], tmp_path / "figure.png", options, replace(show, figure=look))
@@ -355,8 +353,6 @@ def test_texts_of_every_other_kind_of_figure_stand_apart(
 
     run = arena({"random": 0.5, "rkv": 0.95, "window": 0.5})
     drawn.append(against_figure(against_policy(run, "random"), options=look))
-    mean = mean_map(llama)
-    drawn.append(memory_figure([mean], [with_memory(mean)], options=look))
     drawn.append(map_figure(llama, options=replace(look, plain=True)))
     systems = systems_of([mazes])
     pairs = pairs_of(systems)

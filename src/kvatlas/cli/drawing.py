@@ -36,12 +36,9 @@ def map_command(
     against: Annotated[
         str | None, typer.Option(metavar="NAME|RUN|CSV", help="Paired differences to a policy, model, run or map.")
     ] = None,
-    loss_by_memory: Annotated[
-        bool | None, typer.Option("--loss-by-memory/--heatmaps", help="Points lost against memory saved, or maps.")
-    ] = None,
     by_memory: Annotated[
-        bool, typer.Option("--by-memory", help="The metric by the tokens that stay, a line for each local window.")
-    ] = False,
+        bool | None, typer.Option("--by-memory/--heatmaps", help="Points lost against memory saved, or maps.")
+    ] = None,
     lose_at_most: options.LoseAtMost = None,
     claim: options.ClaimOption = None,
     partial: options.Partial = False,
@@ -58,7 +55,7 @@ def map_command(
     from kvatlas.report.view_options import ReadOptions
 
     read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, claim=claim)
-    show = MapOptions(mean, shared, against, options.figure_options(look), loss_by_memory, by_memory)
+    show = MapOptions(mean, shared, against, options.figure_options(look), by_memory)
     written = plot_sources(inputs, out, read, show)
     for path in written:
         typer.echo(path)
