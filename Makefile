@@ -154,7 +154,6 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/calibration.py --quick
-	$(BIN)/python bench/screening.py --problems 4
 	$(BIN)/python bench/serving.py
 
 # Intervals and tests that documents quote, computed again from the outcomes by problem in bench/results.
