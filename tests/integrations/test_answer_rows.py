@@ -47,12 +47,8 @@ def test_answers_of_any_program_make_a_run_that_everything_reads(kvatlas: Call, 
         assert reference == wide != narrow
 
     # Two of twelve are right.
-<<<<<<< HEAD
-    (line,) = [line for line in kvatlas.succeed("describe", run).splitlines() if line.startswith("| served(window=256)")]
-=======
     lines = kvatlas.succeed("describe", run).splitlines()
     (line,) = [line for line in lines if line.startswith("| served(window=256)")]
->>>>>>> w-asking
     assert " 16.7" in line
     kvatlas.succeed("map", run, "--out", tmp_path / "map.png")
     kvatlas.succeed("view", run, "--out", tmp_path / "run.html")
