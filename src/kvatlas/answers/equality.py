@@ -18,7 +18,8 @@ Decision = Equality | tuple[str, str] | None
 _NAME = r"[A-Za-z]'{0,3}(?:_\{?\w{1,3}\}?)?"
 _EVENT = r"[A-Za-z]\w{0,3}(?:\s*(?:\\cap|\\cup)\s*\w+)*"
 _ASSIGNED = re.compile(
-    rf"^\s*(?:(?:{_NAME}\s*(?:\({_EVENT}(?:\s*[|=,]\s*\w+)*\))?|\({_NAME}(?:\s*,\s*{_NAME})+\s*\)|{_EVENT})\s*"
+    rf"^\s*(?:(?:{_NAME}\s*(?:\({_EVENT}(?:\s*[|=,]\s*\w+)*\))?|[f-hF-HPQ]'{{0,3}}\([^=<>]*\)"
+    rf"|\({_NAME}(?:\s*,\s*{_NAME})+\s*\)|{_EVENT})\s*"
     r"(?:=(?!.*=)|\\in(?![A-Za-z]))\s*(?=\S))"
 )
 #: The left side of an equation that is one quantity of some object: \gcd(a,b), \angle ABC, \frac{dy}{dx}, \sigma^2.
@@ -31,6 +32,7 @@ _LED = re.compile(r"^[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)\
 #: Any relation; and an approximation, which is an assignment of a rounded value.
 _ANY_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|lt|gt|equiv|approx|in|notin|to|sim)(?![A-Za-z])")
 _APPROXIMATED = re.compile(rf"^\s*{_NAME}\s*\\approx(?![A-Za-z])")
+_VALUE_FIRST = re.compile(rf"([^=<>,;]+)=\s*({_NAME})\s*")
 _MODULUS = re.compile(r"\s*\(\\mod \w+\)\s*$|\s*\\b?mod(?![A-Za-z])\s*\w+\s*$")
 #: The name of a point, before its coordinates.
 _POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
@@ -38,14 +40,20 @@ _POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
 _COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
 #: A value that is ruled out, without a subject.
 _DENIED = re.compile(r"\\ne(?![A-Za-z])")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z]+(?:[\s'-]+[A-Za-z]+)*")
+_WORDS = re.compile(r"[^\W\d_][^\W\d_]+(?:[\s'-]+[^\W\d_]+)*")
+_AND = re.compile(r"[,;&]|(?<![^\W_])(?:and|or)(?![^\W_])")
+#: Words that make the order of others matter.
+_ORDERED = frozenset("not no but than if then to from before after of over by never only with without".split())
 _OPERATOR = re.compile(r"[+*/^=<>|]|(?:^|\s)-|\\[A-Za-z]")
-_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?\s*([ap])\.?\s?m\.?", re.IGNORECASE)
+#: A time of day, with minutes or with "am" or "pm".
+_CLOCK = re.compile(r"(2[0-4]|[01]?\d)(?::([0-5]\d))?(?:\s*([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])")
 #: The most parts of a list that are compared.
 PARTS = 12
 #: The brackets of lists without order: no brackets, and those of sets.
-_LOOSE = {("", ""), (r"\{", r"\}")}
+_SET = (r"\{", r"\}")
+_LOOSE = {("", ""), _SET}
+_COLUMN = re.compile(r"\\begin\{pmatrix\}([^&]*)\\end\{pmatrix\}")
 
 
 def same(reference: str, answer: str) -> Equality:
@@ -84,23 +92,24 @@ def _compare_denials(value: str, other: str) -> Decision:
 
 def _compare_units(value: str, other: str) -> Decision:
     first = normal.unit_exponents(value)
-    second = normal.unit_exponents(other)
+    second = normal.unit_exponents(other, loose=True)
     return Equality.UNEQUAL if first and second and first != second else None
 
 
 def _compare_times(value: str, other: str) -> Decision:
-    """Times of day, `5am` or `1:58 p.m.`."""
-    clocks = [
-        (int(match[1]), int(match[2] or 0), match[3].lower())
-        for match in (_CLOCK.fullmatch(value), _CLOCK.fullmatch(other))
-        if match
-    ]
-    return Equality(clocks[0] == clocks[1]) if len(clocks) == 2 else None
+    """Times of day, `5am`, `1:58 p.m.` or `13:58`, which equal no number and no ratio."""
+    clocks = [match for match in map(_CLOCK.fullmatch, (value, other)) if match and (match[2] or match[3])]
+    if len(clocks) == 2:
+        times = [(int(match[1]), int(match[2] or 0), (match[3] or "").lower()) for match in clocks]
+        return Equality(times[0] == times[1])
+    return Equality.UNEQUAL if clocks and re.search(r"\d", value) and re.search(r"\d", other) else None
 
 
 def _compare_numbers(value: str, other: str) -> Decision:
     """Plain numbers, in any spelling and with any unit."""
-    first, second = (normal.rational(normal.without_unit(text)) for text in (value, other))
+    first = normal.rational(normal.without_unit(value))
+    # The m of 12m is a unit where the reference is a number.
+    second = normal.rational(normal.without_unit(other, loose=first is not None))
     if first is None or second is None:
         return None
     if first == second:
@@ -109,19 +118,23 @@ def _compare_numbers(value: str, other: str) -> Decision:
     percent, other_percent = (text.rstrip().endswith("%") for text in (value, other))
     if percent != other_percent and (first * 100 == second if percent else second * 100 == first):
         return Equality.EQUAL
-    return Equality(abs(first - second) <= abs(first) / 10**6 and "." in value + other)
+    # A decimal is a rounded number, an integer is not.
+    decimals = [len(digits) for digits in re.findall(r"\.(\d+)", value + other)]
+    if not decimals or first.denominator == 1 or second.denominator == 1:
+        return Equality.UNEQUAL
+    return Equality(abs(first - second) <= min(abs(first) / 10**6, Fraction(1, 10 ** max(decimals))))
 
 
 def _compare_bases(value: str, other: str) -> Decision:
     """Numbers with a base, which the answer may omit, as the question states it."""
-    first, second = (re.fullmatch(r"(\d+)(?:_\{?(\d+)\}?)?", normal.compact(text)) for text in (value, other))
+    first, second = (re.fullmatch(r"([\dA-F]+)(?:_\{?(\d+)\}?)?", normal.compact(text)) for text in (value, other))
     if first is None or second is None or not (first[2] or second[2]):
         return None
     return Equality(first[1] == second[1] and second[2] in (first[2], None))
 
 
 def _compare_ratios(value: str, other: str) -> Decision:
-    """Ratios, `2:3:4`: numbers in proportion; other terms one by one."""
+    """Ratios, `2:3:4`: numbers in proportion, none of them zero; other terms one by one."""
     first, second = (re.split(r":|(?<=\d)\s+to\s+(?=\d)", text) for text in (value, other))
     if len(first) < 2 or len(second) < 2 or any(re.search(r"\\\{|\(|\[|=", text) for text in (value, other)):
         return None
@@ -131,6 +144,8 @@ def _compare_ratios(value: str, other: str) -> Decision:
     other_terms = _numbers_in(second)
     if terms is None or other_terms is None:
         return _all_equal(first, second)
+    if not all(terms + other_terms):
+        return Equality(terms == other_terms)
     pairs = zip(terms, other_terms, strict=True)
     return Equality(all(a * other_terms[0] == b * terms[0] for a, b in pairs))
 
@@ -143,15 +158,31 @@ def _numbers_in(terms: Sequence[str]) -> list[Fraction] | None:
 
 
 def _compare_words(value: str, other: str) -> Decision:
+    """Words in any case and number; the members of an enumeration and adjectives in any order."""
     # Letters beside an operator or a relation are symbols: xy is x*y.
     if not (_is_words(value) or _is_words(other)) or any(map(_OPERATOR.search, (value, other))):
         return None
+    letters, other_letters = (re.sub(r"\s|,|;|\band\b", "", text) for text in (value, other))
+    is_product = len(letters) <= (2 if letters.isupper() else 3) and not re.search("[,;]", value + other)
+    # Choices, "BC" or "B, C", stand in the order of the alphabet.
+    is_choices = letters.isupper() and letters == "".join(sorted(set(letters)))
+    if (is_product or is_choices) and sorted(letters) == sorted(other_letters):
+        return Equality.EQUAL
 
-    def telling_words(text: str) -> list[str]:
-        folded = [word.casefold() for word in re.findall(r"[A-Za-z]+|\d+", text)]
-        return [word for word in folded if word not in ("a", "an", "the", "is", "it")]
+    members, other_members = (sorted(map(_telling_words, _AND.split(text))) for text in (value, other))
+    is_alternative = [re.search(r"\bor\b", text) is None for text in (value, other)]
+    return Equality(members == other_members and any(members) and is_alternative[0] == is_alternative[1])
 
-    return Equality(telling_words(value) == telling_words(other) and bool(telling_words(value)))
+
+def _telling_words(text: str) -> list[str]:
+    """Return the words of a text without articles, in the singular; adjectives in alphabetical order."""
+    words = [word for word in re.findall(r"[^\W\d_]+|\d+", text) if word not in ("a", "an", "An", "the", "The", "is", "It", "it", "on")]
+    singular = [word.casefold() for word in words]
+    singular = [word[:-1] if re.fullmatch(r".{2,}[^s]s", word) else word for word in singular]
+    if _ORDERED & set(singular) or any(len(word) == 1 for word in words):
+        return singular
+    # The noun is the last of several words.
+    return sorted(singular) if len(singular) == 2 else [*sorted(singular[:-1]), *singular[-1:]]
 
 
 def _is_words(text: str) -> bool:
@@ -198,9 +229,9 @@ def _drop_subjects(value: str, other: str) -> Decision:
         value = _POINT.sub("", value)
         other = _POINT.sub("", other)
 
-    value = _LED.sub("", value)
+    value = _turned(_LED.sub("", value))
     # An answer may name the modulus of a residue, and say that it is rounded.
-    other = _APPROXIMATED.sub("", _LED.sub("", other))
+    other = _turned(_APPROXIMATED.sub("", _LED.sub("", other)))
     if "mod" not in value:
         other = _MODULUS.sub("", other)
 
@@ -214,7 +245,18 @@ def _drop_subjects(value: str, other: str) -> Decision:
         return value[first.end() :], other
     if second and "=" not in value:
         return value, other[second.end() :]
+    # Of an equation that answers with a value the right side counts, whatever it calls the value.
+    left, sign, right = other.partition("=")
+    is_named = re.search("[A-Za-z]", left) and not _ANY_RELATION.search(left + right + value)
+    if sign and is_named and not re.search(r"[,;]|\\\{", left):
+        return value, right
     return value, other
+
+
+def _turned(equation: str) -> str:
+    """Return an equation with the name of its value on the left: `x = 5` for `5 = x`."""
+    match = _VALUE_FIRST.fullmatch(equation)
+    return f"{match[2]} = {match[1]}" if match and not re.fullmatch(_NAME, match[1].strip()) else equation
 
 
 def _quantity(equation: str, value: str) -> re.Match[str] | None:
@@ -226,7 +268,16 @@ def _compare_lists(value: str, other: str) -> Decision:
     """Tuples, intervals, sets and bare lists, part by part."""
     first = _parts(value)
     second = _parts(other)
+    # A column of a matrix is a vector, as a tuple is.
+    if first is None and second and second[0] == ("(", ")"):
+        first = _column(value)
+    elif second is None and first and first[0] == ("(", ")"):
+        second = _column(other)
     if first is None or second is None:
+        # A set of one number may go without its braces.
+        for text, parts in ((value, second), (other, first)):
+            if parts and parts[0] == _SET and len(parts[1]) == 1:
+                return _same(*((parts[1][0], text) if parts is first else (text, parts[1][0])))
         # math-verify would make a set of a bare list: "3, 3, 3" is not 3.
         listed = first or second
         return Equality.UNEQUAL if listed and listed[0] == ("", "") else None
@@ -308,13 +359,19 @@ def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Eq
     return Equality.EQUAL
 
 
+def _column(text: str) -> tuple[tuple[str, str], list[str]] | None:
+    """Return the parts of a matrix of one column as those of a tuple; None for anything else."""
+    match = _COLUMN.fullmatch(text.strip())
+    return (("(", ")"), [part.strip() for part in match[1].split("\\\\")]) if match else None
+
+
 def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
     """Return the brackets and parts of a list; None for a single expression."""
     text = text.strip()
     brackets = "", ""
     # The brackets around all of the text.
     if normal.closing(text) in (-1, len(text) - 1):
-        pairs = ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"))
+        pairs = (_SET, ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"))
         enclosing = (pair for pair in pairs if text.startswith(pair[0]) and text.endswith(pair[1]))
         brackets = next(enclosing, brackets)
     inner = text[len(brackets[0]) : len(text) - len(brackets[1])]
@@ -340,4 +397,4 @@ def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
             parts += [_PLUS_MINUS.sub(sign, item).strip() for sign in "+-"]
         else:
             parts.append(item)
-    return (brackets, parts) if len(parts) > 1 or brackets == (r"\{", r"\}") else None
+    return (brackets, parts) if len(parts) > 1 or brackets == _SET else None

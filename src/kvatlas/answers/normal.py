@@ -1,6 +1,6 @@
 r"""Normal forms of answers: one spelling for each expression, its number, its unit, its set of real numbers.
 
-This is spelling alone; math-verify does the algebra (answers/judges.py).
+This is spelling alone; the algebra is in answers/judges.py.
 """
 
 from __future__ import annotations
@@ -18,27 +18,38 @@ _SIGNS = {
     **{digit: f"^{{{i}}}" for i, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
     **{digit: f"_{{{i}}}" for i, digit in enumerate("₀₁₂₃₄₅₆₇₈₉")},
     **dict.fromkeys("−–—‐‑﹣－", "-"),
-    **dict(zip("（），", "(),", strict=True)),
+    **dict(zip("（），、", "(),,", strict=True)),
     "°": r"^\circ ",
 }
 #: A sign and its command.
 _COMMANDS = (
     r"√\sqrt π\pi ∞\infty ∪\cup ∩\cap ≤\le ≥\ge ≠\ne ∈\in ×\times ·\cdot ±\pm ∅\emptyset θ\theta "
-    r"≡\equiv ≈\approx"
+    r"≡\equiv ≈\approx α\alpha β\beta γ\gamma δ\delta λ\lambda μ\mu ρ\rho σ\sigma φ\phi ω\omega Δ\Delta Ω\Omega"
 )
 _TABLE = str.maketrans(_SIGNS | {word[0]: f"{word[1:]} " for word in _COMMANDS.split()})
 #: Commands with another name.
 _SYNONYMS = {
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "frac"),
     **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
-    **{"leq": "le", "geq": "ge", "neq": "ne", "varnothing": "emptyset", "overrightarrow": "vec"},
+    **{"leq": "le", "geq": "ge", "leqslant": "le", "geqslant": "ge", "neq": "ne"},
+    **{"varnothing": "emptyset", "overrightarrow": "vec"},
     **{"colon": ":", "lbrace": "{", "rbrace": "}"},
     **dict.fromkeys(("cdots", "ldots", "dotsc", "dotsb"), "dots"),
     **{"varepsilon": "epsilon", "varphi": "phi", "simeq": "approx"},
 }
-_CURRENCIES = r"[£€¥₹₩₽]|\\(?:pounds|euro|texteuro|yen|EUR)(?![A-Za-z])|\b(?:USD|EUR|GBP|CNY|JPY)\b"
-_FONTS = r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|hbox|boldsymbol|bm|underline)"
+_CURRENCIES = (
+    r"[£€¥₹₩₽¢]|\\(?:pounds|euro|texteuro|yen|EUR)(?![A-Za-z])|\b(?:USD|EUR|GBP|CNY|JPY)\b"
+    r"|\b(?:US|R|HK|A)(?=\\?\$)|\bRs\.?(?=[\s}]*\d)"
+)
+_FONTS = (
+    r"\\(?:text(?:normal|bf|it|rm|sf|tt|up|sl)?|mbox|math(?:rm|bf|it|sf|normal)|operatorname|hbox|boldsymbol|bm|underline"
+    r"|f?boxed)"
+)
 _SPACES = r"[,;:! ]|quad|qquad|thinspace|displaystyle|limits|middle(?![a-z])|left(?![a-z])|right(?![a-z])|big|Big"
+
+#: An index, alone or in braces; and one that stands before a C or P.
+_ITEM = r"(?:\{\s*(\w+)\s*\}|(\w))"
+_UPPER = rf"(?<![\w)\]\\])(?:\{{\s*\}}\s*)?[_^]\s*{_ITEM}"
 
 #: The steps that remove decoration, in order: a pattern and its replacement.
 _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
@@ -55,22 +66,39 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\{,\}|,\\!\s*", ","),
     (rf"\\(?:{_SPACES})|~", " "),
     (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
+    (r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![A-Za-z]))", r"\\ln "),
     (r"\\not\s*=", r"\\ne "),
     (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
     (r"\\([A-Za-z]+)", lambda m: "\\" + _SYNONYMS.get(m[1], m[1])),
     (r"\\([|:])", r"\1"),
     (r"\\mathbb\s+([A-Z])(?![A-Za-z])|\\mathbb([A-Z])(?![A-Za-z])", r"\\mathbb{\1\2}"),
     (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
+    # Combinations and arrangements, {}_nC_k and {}^nP_k; of C_n^k those that are no power of C_5.
+    (rf"{_UPPER}\s*C\s*_\s*{_ITEM}", lambda m: r"\binom{{{}}}{{{}}}".format(*filter(None, m.groups()))),
+    (rf"{_UPPER}\s*P\s*_\s*{_ITEM}", lambda m: r"\frac{{{0}!}}{{({0}-{1})!}}".format(*filter(None, m.groups()))),
+    (r"(?<![\w\\])C\s*_\s*\{?(\d{2,}|[a-z])\}?\s*\^\s*(?:\{(\w+)\}|(\w))", r"\\binom{\1}{\2\3}"),
+    # Arrays and brackets around a matrix; cases as a list; vectors in angle brackets.
+    (r"\\begin\s*\{array\}\s*\{[^{}]*\}", r"\\begin{pmatrix}"),
+    (r"\\(begin|end)\s*\{(?:array|[Bpb]?(?:small)?matrix)\}", r"\\\1{pmatrix}"),
+    (r"\\\{\s*\\begin\{pmatrix\}((?:[^\\]|\\(?!begin|end))*)\\end\{pmatrix\}\s*\.?\s*$", r"\\begin{cases}\1\\end{cases}"),
+    (r"[(\[]\s*(\\begin\{pmatrix\}(?:[^\\]|\\(?!begin|end))*\\end\{pmatrix\})\s*[)\]]", r"\1"),
+    (r"\|\s*\\begin\{pmatrix\}((?:[^\\]|\\(?!begin|end))*)\\end\{pmatrix\}\s*\|", r"\\begin{vmatrix}\1\\end{vmatrix}"),
+    (r"\\begin\{cases\}([^&]*)\\end\{cases\}", lambda m: ", ".join(filter(None, map(str.strip, m[1].split("\n"))))),
+    (r"\\langle(?![A-Za-z])([^<>|]*)\\rangle(?![A-Za-z])", r"(\1)"),
     # One spelling of a modulus: (mod 3).
     (r"\\pmod\s*(?:\{(\w+)\}|(\w))|\(\s*\\?b?mod\s*\{?(\w+)\}?\s*\)", r"(\\mod \1\2\3)"),
     # Digits that go on: 3.14...
     (r"(?<=\d)(\.\d+)(?:\s*\\dots(?![A-Za-z])|\.{2,3})\s*$", r"\1"),
     (r"^\s*\\approx(?![A-Za-z])", ""),
+    (r"\s*\(\s*(?:approximately|approx\.?|about|roughly|\\approx|=)(?![A-Za-z])\s*([^()]*)\)\s*$", r" \\approx \1"),
     # Typed mathematics.
     (r"(?<=[\w)}])\s*\*\*\s*(?=[\w({-])", "^"),
     (r"(?<![\\A-Za-z])(?:oo|inf(?:ty|inity)?)(?![A-Za-z])", r"\\infty "),
     (r"(?<![\\A-Za-z])(pi|alpha|beta|gamma|theta|lambda|phi|omega)(?![A-Za-z])", r"\\\1 "),
     (r"(?<=[\d}])\s*per\s?cent(?![A-Za-z])", "%"),
+    (r"<=|=<", r"\\le "),
+    (r">=|=>", r"\\ge "),
+    (r"(?<=\s)!=", r"\\ne "),
     (r"\\frac\s*(\d|\\pi(?![A-Za-z]))\s*([A-Za-z0-9]|\\pi(?![A-Za-z]))", r"\\frac{\1}{\2}"),
     (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
     (r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
@@ -78,7 +106,10 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\sqrt\s*(\w)(?!\w)", r"\\sqrt{\1}"),
     (r"\\sqrt\s*(\d)(\d*)", r"\\sqrt{\1\2}"),
     (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-    (r"\^\s*\{?\s*\\circ\s*\}?|(?<=[\d}])\s*deg(?:rees?)?(?!\s*[A-Za-z])", r"^\\circ"),
+    (r"(?:\{\s*\})?\^\s*\{?\s*\\circ\s*\}?|\\(?:text)?degree|(?<=[\d}])\s*deg(?:rees?)?(?!\s*[A-Za-z])", r"^\\circ"),
+    # A base in words.
+    (r"_\s*\{?\s*(?:base\s*)?(\d+)\s*\}?|(?<=\w)\s+base\s+(\d+)(?!\w)", r"_{\1\2}"),
+    (r"\(\s*(\w+)\s*\)(?=_\{\d)", r"\1"),
 )
 
 
@@ -97,6 +128,9 @@ def tidy(text: str) -> str:
 
     for pattern, replacement in _STEPS:
         text = re.sub(pattern, replacement, text)
+    text = numerals(text)
+    if r"\pm" not in text:
+        text = text.replace(r"\mp", r"\pm")
     text = re.sub(r" *\n *", lambda _: r"\\", text) if r"\begin" in text else text
     text = re.sub(r"\s+", " ", text).strip().rstrip(".\\").strip()
 
@@ -106,6 +140,58 @@ def tidy(text: str) -> str:
             break
         text = text[1:-1].strip()
     return text
+
+
+_SMALL = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_PARTS = "half third fourth fifth sixth seventh eighth ninth tenth".split()
+_VALUES = {
+    **{word: value for value, word in enumerate(_SMALL)},
+    **{word: 10 * value for value, word in enumerate(_TENS, 2)},
+}
+_BELOW_100 = rf"(?:(?:{'|'.join(_TENS)})(?:[\s-]+(?:{'|'.join(_SMALL[1:10])}))?|{'|'.join(reversed(_SMALL))})(?![a-z])"
+_BELOW_1000 = rf"(?:{_BELOW_100}(?:\s+hundred(?:\s+(?:and\s+)?{_BELOW_100})?(?![a-z]))?)"
+_SCALED = rf"(?:(?:{_BELOW_1000}|\d[\d,]*(?:\.\d+)?)\s+(?:{'|'.join(_SCALES)})(?![a-z]))"
+_NUMBER_WORDS = re.compile(
+    rf"(?<![A-Za-z\\])(?<![A-Za-z]-)"
+    rf"(?:{_SCALED}(?:,?\s+(?:and\s+)?{_SCALED})*(?:,?\s+(?:and\s+)?{_BELOW_1000})?|{_BELOW_1000})"
+    rf"(?:[\s-]+(?:{'|'.join(_PARTS)}|halve|quarter)s?)?(?!-?[A-Za-z])",
+    re.IGNORECASE,
+)
+#: Multipliers of East Asian languages behind a number, which are no part of a unit (千克, 百分).
+_MULTIPLIERS = {"万": 10**4, "萬": 10**4, "만": 10**4, "亿": 10**8, "億": 10**8, "억": 10**8, "千": 10**3, "百": 100}
+_MULTIPLIED = re.compile(rf"(\d+(?:\.\d+)?)\s*([{''.join(_MULTIPLIERS)}])(?![克米瓦卡帕分])")
+
+
+def numerals(text: str) -> str:
+    r"""Return the text with numbers in words as digits: twenty-one, 2 million, two thirds, minus five, 30万."""
+
+    def digits(match: re.Match[str]) -> str:
+        total = current = Fraction(0)
+        divisor = 1
+        for word in re.findall(r"[a-z]+|\d[\d,.]*", match[0].casefold()):
+            part = {"halves": "half", "halve": "half", "quarter": "fourth"}.get(word.removesuffix("s"), word)
+            if word in _VALUES:
+                current += _VALUES[word]
+            elif word == "hundred":
+                current *= 100
+            elif word in _SCALES:
+                total += current * _SCALES[word]
+                current = Fraction(0)
+            elif part.removesuffix("s") in _PARTS:
+                divisor = _PARTS.index(part.removesuffix("s")) + 2
+            elif word != "and":
+                current += Fraction(word.replace(",", "").rstrip("."))
+        number = total + current
+        spelled = str(number.numerator) if number.denominator == 1 else str(float(number))
+        return spelled if divisor == 1 else rf"\frac{{{spelled}}}{{{divisor}}}"
+
+    text = _MULTIPLIED.sub(lambda match: str(int(Fraction(match[1]) * _MULTIPLIERS[match[2]])), text)
+    return re.sub(r"^\s*(?:minus|negative)\s+(?=[\d\\])", "-", _NUMBER_WORDS.sub(digits, text), flags=re.IGNORECASE)
 
 
 def closing(text: str) -> int:
@@ -120,7 +206,7 @@ def closing(text: str) -> int:
 
 #: Not right behind a bracket: (12,102) is an interval or a point.
 _THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:,\d{3})+(?![\d,])")
-_NUMBER = r"[+-]?(?:\d{1,60}(?:\.\d{0,60})?|\.\d{1,60})"
+_NUMBER = rf"[+-]?(?:\d{{1,{LONGEST}}}(?:\.\d{{0,60}})?|\.\d{{1,60}})"
 _PLAIN = re.compile(_NUMBER)
 _MIXED = re.compile(r"(-?)(\d{1,12})\s*\\frac\{(\d{1,12})\}\{(\d{1,12})\}|(-?)(\d{1,12})\s+(\d{1,12})/(\d{1,12})(?!\d)")
 _REPEATING = re.compile(r"([+-]?)(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot)\{?(\d{1,30})\}?")
@@ -191,92 +277,96 @@ def algebra(text: str) -> str:
 
 
 #: The spellings of units, the name first; a plural s may follow each that has more than two letters.
-_UNITS: tuple[tuple[str, ...], ...] = (
-    ("m", "meter", "metre"),
-    ("cm", "centimeter", "centimetre"),
-    ("mm", "millimeter", "millimetre"),
-    ("dm", "decimeter", "decimetre"),
-    ("km", "kilometer", "kilometre"),
-    ("in", "inch", "inches"),
-    ("ft", "foot", "feet"),
-    ("yd", "yard"),
-    ("mi", "mile"),
-    ("g", "gram"),
-    ("mg", "milligram"),
-    ("kg", "kilogram", "kilo"),
-    ("lb", "pound", "lbs"),
-    ("oz", "ounce"),
-    ("s", "second", "sec"),
-    ("min", "minute"),
-    ("h", "hour", "hr", "hrs"),
-    ("day",),
-    ("week",),
-    ("month",),
-    ("year",),
-    ("L", "liter", "litre", "l"),
-    ("mL", "milliliter", "millilitre", "ml"),
-    ("dollar", "usd"),
-    ("cent",),
-    ("deg", "degree"),
-    ("rad", "radian"),
-    ("N", "newton"),
-    ("J", "joule"),
-    ("W", "watt"),
-    ("V", "volt"),
-    ("Pa", "pascal"),
-    ("Hz", "hertz"),
-    ("mol", "mole"),
-    ("K", "kelvin"),
-)
-
-
+_UNITS = """
+m meter metre 米; cm centimeter centimetre 厘米; mm millimeter millimetre 毫米; dm decimeter decimetre 分米; ha hectare
+km kilometer kilometre 千米 公里; in inch inches; ft foot feet; yd yard; mi mile; acre; g gram 克; mg milligram; t tonne 吨
+kg kilogram kilo 千克 公斤; lb pound lbs; oz ounce; s second sec 秒; min minute 分钟; h hour hr hrs 小时; day 天; week
+month; year 年; L liter litre l 升; mL milliliter millilitre ml 毫升; gal gallon; dollar usd; cent; euro; yen 日元 円
+yuan 元; rupee; deg degree 度; rad radian; N newton; J joule; kJ; W watt; kW; V volt; Pa pascal; kPa; Hz hertz; mol mole
+K kelvin; ohm Omega; mph"""
 _NAMES: dict[str, str] = {}
-for _spellings in _UNITS:
-    _NAMES |= dict.fromkeys(_spellings, _spellings[0])
-_POWERS = {"square": 2, "sq": 2, "cubic": 3}
+for _spellings in re.split(r"[;\n]\s*", _UNITS.strip()):
+    _NAMES |= dict.fromkeys(_spellings.split(), _spellings.split()[0])
+_POWERS = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3, "立方": 3}
+#: Words that stand behind any value, in the singular.
+_COUNTS = ("unit", "point", "people", "student", "way", "time", "per", *_POWERS)
 #: Words behind a number that belong to the number or an expression.
-_NO_NOUNS = (
-    "and|or|to|hundreds?|thousands?|millions?|billions?|trillions?|dozens?|scores?|tens|half|halves|thirds?|quarters?"
-    "|fifths?|percent|plus|minus|times\\s+\\w+|over|squared|cubed|factorial|mod|base|pi|infinity|log|ln|exp|sin|cos|tan"
-    "|cot|sec|csc|sqrt|alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|am|pm|AM|PM|January|February|March|April|May"
-    "|June|July|August|September|October|November|December"
+_NO_NOUNS = frozenset(
+    (
+        "and or to hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens "
+        "score scores tens half halves third thirds quarter quarters fifth fifths percent plus minus over squared cubed "
+        "factorial mod base pi infinity log ln exp sin cos tan cot sec csc sqrt alpha beta gamma delta theta lambda mu "
+        "phi omega am pm january february march april may june july august september october november december"
+    ).split()
 )
-_ANY = "|".join(sorted(_NAMES, key=len, reverse=True))
-_LONG = "|".join(sorted((name for name in _NAMES if len(name) > 1), key=len, reverse=True))
-_POWER = r"(?:\s*\^\s*\{?-?\d\}?)?"
-#: Letters of one unit are units only after a space or in a quotient.
-_UNIT = re.compile(
-    rf"(?:(?<=[\d}}\s)\]a-zA-Z])(?<![a-zA-Z](?=[a-zA-Z]))\s*(?:(?:{_ANY})\s*/\s*(?:{_ANY})|mph|square|cubic|sq|units?|points?|people|students?"
-    rf"|ways|times|percent|(?:{_LONG})s?){_POWER}|(?<=\s)[smgLhN]{_POWER}|(?<=\d)\s*''?|\^\{{?\\circ\}}?\s*[CF]?)\s*$"
-)
-_NOUNS = re.compile(
-    rf"(?<=[\d}})\]])\s+(?!(?:{_NO_NOUNS})\b)(?:[A-Za-z][A-Za-z-]{{2,}}|(?:{_LONG})\b)"
-    rf"(?:\s+(?!(?:{_NO_NOUNS})\b)[A-Za-z][A-Za-z-]+)*\s*$"
-)
+#: A word, with the exponent of a unit; no Greek letters.
+_UNIT_WORD = r"(?:[^\W\d_\u0370-\u03ff]+\.?|\\Omega)(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
+_UNIT_WORDS = rf"{_UNIT_WORD}(?:(?:\s*(?:/|\\cdot(?![A-Za-z])|\*|-)\s*|\s+){_UNIT_WORD})*"
+_TAIL = re.compile(rf"(?:(?P<space>\s+)|(?<=[\d}})\]%]))(?P<words>{_UNIT_WORDS})\s*$")
+_BRACKETED = re.compile(rf"(?<=[\d}})\]])(?P<space>\s*)\(\s*(?P<words>{_UNIT_WORD}(?:[\s/]+{_UNIT_WORD})?)\s*\)$")
+_QUOTIENT_OF_UNITS = re.compile(r"(?<=[\d\s])\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+)\s*\}\s*$")
+#: Feet, inches and degrees; the degrees of a function belong to it.
+_SIGN_OF_UNIT = re.compile(r"(?<=\d)\s*''?$|\s*\^\\circ\s*[CF]?$")
+_FUNCTION = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 
 
-def without_unit(text: str) -> str:
-    """Return a tidy answer without the units or names of things behind it."""
-    text = _NOUNS.sub("", text)
-    for _ in range(3):
-        shorter = _UNIT.sub("", text).strip()
-        if not re.search(r"\w", shorter):
-            break
+def _unit_name(word: str) -> str:
+    """Return the name of a unit in any spelling; "" for another word."""
+    spellings = [word, word.casefold()]
+    if len(word) > 2:
+        spellings += [spelling.removesuffix("s") for spelling in spellings]
+    return next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
 
-        end = text[len(shorter) :]
-        # What looks like a unit may be a factor (the h of `\pi r^2 h`) or the angle of a function.
-        if re.match(r"\s+[smgLhN](?![A-Za-z])", end):
-            belongs_to_formula = re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", shorter)) is not None
+
+def split_unit(text: str, loose: bool = False) -> tuple[str, str]:
+    """Return a tidy answer without the units or names of things behind it, and these.
+
+    A single letter without a space before it, the m of 12m, is a unit if `loose`, else a symbol.
+    """
+    if (match := _QUOTIENT_OF_UNITS.search(text)) and _unit_name(match[1]) and _unit_name(match[2]):
+        text = f"{text[: match.start()]} {match[1]}/{match[2]}"
+    if match := _BRACKETED.search(text):
+        words = match["words"]
+        # A short word may be a product of letters.
+        if not words.isascii() or (match["space"] and (len(words) > 3 or _unit_name(words))):
+            text = f"{text[: match.start()]} {words}"
+    if match := _SIGN_OF_UNIT.search(text):
+        is_value = re.search(r"\w", text[: match.start()]) and not _FUNCTION.search(text)
+        return (text[: match.start()].strip(), match[0]) if is_value else (text, "")
+
+    match = _TAIL.search(text)
+    value = text[: match.start()].rstrip() if match else ""
+    if match is None or not re.search(r"\w", value) or re.search(r"\\(?:cdot|times|div)$", value):
+        return text, ""
+    words = re.findall(r"[^\W\d_]+", match["words"])
+    known = [_unit_name(word) or _count_name(word) for word in words]
+    if all(known):
+        if all(len(word) == 1 for word in words):
+            # One letter may be a symbol; a quotient or a power of a second unit tells.
+            is_quotient = len(words) > 1 and re.search(r"[/-]|\\cdot|\*", match["words"])
+            is_formula = re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", value))
+            is_unit = is_quotient or (len(words) == 1 and (match["space"] or loose) and not is_formula)
         else:
-            is_function = re.search(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])", shorter) is not None
-            belongs_to_formula = "circ" in end and is_function
-        if belongs_to_formula:
-            break
-        text = shorter
-    return text
+            is_unit = True
+    else:
+        is_latin = words[0].isascii() or unicodedata.name(words[0][0]).startswith("LATIN")
+        is_noun = (len(words[0]) > 2 or known[0]) and match["space"] if is_latin else True
+        belongs = {word.casefold() for word in words} & _NO_NOUNS or "times" in words
+        is_unit = is_noun and not belongs and value[-1] in "0123456789})]%"
+    return (value, match["words"]) if is_unit else (text, "")
 
 
-def unit_exponents(text: str) -> Counter[str] | None:
+def _count_name(word: str) -> str:
+    folded = word.casefold()
+    return next((name for name in (folded, folded.removesuffix("s")) if name in _COUNTS), "")
+
+
+def without_unit(text: str, loose: bool = False) -> str:
+    """Return a tidy answer without the units or names of things behind it (see `split_unit`)."""
+    return split_unit(text, loose)[0]
+
+
+def unit_exponents(text: str, loose: bool = False) -> Counter[str] | None:
     r"""Return the exponents of the units behind a tidy answer (`5 cm^2`, `60 kilometers per hour`), empty without any;
     None for a word that is no unit."""
     counts: Counter[str] = Counter()
@@ -285,18 +375,16 @@ def unit_exponents(text: str) -> Counter[str] | None:
     power = 1
     last = ""
 
-    suffix = text[len(without_unit(text)) :].replace("mph", "mi/h").replace("''", "in").replace("'", "ft")
-    for token in re.findall(r"[A-Za-z]+|/|-?\d+", suffix.replace(r"\circ", "deg ")):
+    suffix = split_unit(text, loose)[1].replace("mph", "mi/h").replace("''", "in").replace("'", "ft")
+    for token in re.findall(r"平方|立方|[^\W\d_]+|/|-?\d+", suffix.replace(r"\circ", "deg ")):
         if token in ("/", "per"):
             sign = -1
-        elif token in _POWERS:
-            power = _POWERS[token]
+        elif token.casefold() in _POWERS:
+            power = _POWERS[token.casefold()]
         elif token.lstrip("-").isdecimal():
             counts[last] *= int(token)
         else:
-            folded = token.casefold()
-            spellings = (token, token.removesuffix("s"), folded, folded.removesuffix("s"))
-            last = next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
+            last = _unit_name(token)
             if not last:
                 return None
             counts[last] += sign * power
