@@ -231,7 +231,9 @@ def _drop_subjects(value: str, other: str) -> Decision:
 
     value = _turned(_LED.sub("", value))
     # An answer may name the modulus of a residue, and say that it is rounded.
-    other = _turned(_APPROXIMATED.sub("", _LED.sub("", other)))
+    other = _turned(_LED.sub("", other))
+    if not _ANY_RELATION.search(value):
+        other = _APPROXIMATED.sub("", other)
     if "mod" not in value:
         other = _MODULUS.sub("", other)
 
