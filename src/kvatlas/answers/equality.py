@@ -15,7 +15,8 @@ T = TypeVar("T")
 Decision = Equality | tuple[str, str] | None
 
 #: The left side of an assignment: a name, a function, a tuple of names, an event and its probability, a named point.
-_NAME = r"[A-Za-z]'{0,3}(?:_\{?\w{1,3}\}?)?"
+_GREEK = r"\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|rho|sigma|tau|phi|psi|omega|ell)(?![A-Za-z])"
+_NAME = rf"(?:[A-Za-z]|{_GREEK})'{{0,3}}(?:_\{{?\w{{1,3}}\}}?)?"
 _EVENT = r"[A-Za-z]\w{0,3}(?:\s*(?:\\cap|\\cup)\s*\w+)*"
 _ASSIGNED = re.compile(
     rf"^\s*(?:(?:{_NAME}\s*(?:\({_EVENT}(?:\s*[|=,]\s*\w+)*\))?|[f-hF-HPQ]'{{0,3}}\([^=<>]*\)"
@@ -33,6 +34,8 @@ _LED = re.compile(r"^[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)\
 _ANY_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|lt|gt|equiv|approx|in|notin|to|sim)(?![A-Za-z])")
 _APPROXIMATED = re.compile(rf"^\s*{_NAME}\s*\\approx(?![A-Za-z])")
 _VALUE_FIRST = re.compile(rf"([^=<>,;]+)=\s*({_NAME})\s*")
+#: The range of a parameter, behind a solution that has it.
+_CONDITION = re.compile(r"\s*[,(]\s*([a-z]\s*\\in\s*(?:\\mathbb\{[NZR]\}|[NZR])(?:\^?[+*])?)\s*\)?$")
 _MODULUS = re.compile(r"\s*\(\\mod \w+\)\s*$|\s*\\b?mod(?![A-Za-z])\s*\w+\s*$")
 #: The name of a point, before its coordinates.
 _POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
@@ -40,7 +43,7 @@ _POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
 _COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
 #: A value that is ruled out, without a subject.
 _DENIED = re.compile(r"\\ne(?![A-Za-z])")
-_WORDS = re.compile(r"[^\W\d_][^\W\d_]+(?:[\s'-]+[^\W\d_]+)*")
+_WORDS = re.compile(r"(?=.*[^\W\d_]{4}|[^\W\d_]{2})[^\W\d_]+(?:[\s'-]+[^\W\d_]+)*")
 _AND = re.compile(r"[,;&]|(?<![^\W_])(?:and|or)(?![^\W_])")
 #: Words that make the order of others matter.
 _ORDERED = frozenset("not no but than if then to from before after of over by never only with without".split())
@@ -192,7 +195,7 @@ def _is_words(text: str) -> bool:
 def _compare_solution_sets(value: str, other: str) -> Decision:
     """Sets of real numbers by their intervals, if one of the two is a relation or a union; set builders of other sets
     by their conditions."""
-    if not any(normal.is_relation(text) or r"\cup" in text for text in (value, other)):
+    if not any(normal.is_relation(text) or re.search(r"\\(?:cup|setminus)", text) for text in (value, other)):
         return None
     first = normal.intervals(value)
     second = normal.intervals(other)
@@ -240,7 +243,8 @@ def _drop_subjects(value: str, other: str) -> Decision:
     first = _ASSIGNED.match(value) or _quantity(value, other)
     second = _ASSIGNED.match(other) or _quantity(other, value)
     if first and second:
-        if normal.compact(first[0]) != normal.compact(second[0]):
+        names = [re.sub(r"=|\\in", "", normal.compact(match[0])) for match in (first, second)]
+        if names[0] != names[1]:
             return None
         return value[first.end() :], other[second.end() :]
     if first and "=" not in other:
@@ -264,6 +268,16 @@ def _turned(equation: str) -> str:
 def _quantity(equation: str, value: str) -> re.Match[str] | None:
     """Return the left side of an equation that states one quantity; None beside another relation."""
     return None if _ANY_RELATION.search(value) else _QUANTITY.match(equation)
+
+
+def _drop_conditions(value: str, other: str) -> Decision:
+    r"""Both without a range of a parameter behind them, `k \in \mathbb{Z}`, of which two have to be the same."""
+    conditions = [_CONDITION.search(text) for text in (value, other)]
+    ranges = {normal.compact(match[1]) for match in conditions if match}
+    if len(ranges) > 1:
+        return Equality.UNEQUAL
+    value, other = (text[: match.start()] if match else text for text, match in zip((value, other), conditions, strict=True))
+    return value, other
 
 
 def _compare_lists(value: str, other: str) -> Decision:
@@ -324,6 +338,7 @@ RULES: tuple[Callable[[str, str], Decision], ...] = (
     _compare_words,
     _compare_solution_sets,
     _compare_equations,
+    _drop_conditions,
     # The others compare what is left without the subject of an assignment.
     _drop_subjects,
     _compare_spelling,

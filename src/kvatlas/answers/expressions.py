@@ -84,7 +84,7 @@ def _tokens(text: str) -> list[str]:
         elif match := _TYPED_WORD.fullmatch(token):
             tokens += [part for part in (match[1], _TYPED[match[2]], match[3]) if part]
         else:
-            # A long word is a name, not a product of its letters.
+            # A long word is no product of its letters: it can be a name alone, in an index.
             tokens += token if len(token) < 4 else [token]
     return tokens
 
@@ -248,7 +248,7 @@ class _Parser:
             self.take("|")
             self.bars -= 1
             return sympy.Abs(value)
-        if token.isalpha() and token.isascii():
+        if token.isalpha() and token.isascii() and len(token) == 1:
             return self.letter()
         if token.startswith("\\"):
             return self.command()

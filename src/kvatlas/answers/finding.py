@@ -33,7 +33,7 @@ _ANNOUNCED = re.compile(r"(?:(?<![A-Za-z])(?:is|are|be|equals|get|give)|[:=])[\s
 #: Signs of other scripts that stand for those of Latin.
 _SIGNS = str.maketrans({"：": ":", "＝": "=", "，": ",", "；": ";", "（": "(", "）": ")", "。": ". ", "！": "! "})
 _NOUN = (
-    r"(?:final\s{1,3}answer|answer|result|Antwort|Ergebnis|Lösung|respuesta|resultado|réponse|résultat|resposta|risposta"
+    r"(?:final\s{1,3}answers?|answers?|result|Antwort|Ergebnis|Lösung|respuesta|resultado|réponse|résultat|resposta|risposta"
     r"|risultato|antwoord|svaret|svar|odpowiedź|ответ|відповідь|cevap|jawaban|đáp\sán|答案|答え|回答|正解|정답|답"
     r"|(?:الإجابة|الاجابة|الجواب)|उत्तर)"
 )

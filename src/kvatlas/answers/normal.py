@@ -5,6 +5,7 @@ This is spelling alone; the algebra is in answers/judges.py.
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections import Counter
@@ -45,11 +46,14 @@ _FONTS = (
     r"\\(?:text(?:normal|bf|it|rm|sf|tt|up|sl)?|mbox|math(?:rm|bf|it|sf|normal)|operatorname|hbox|boldsymbol|bm|underline"
     r"|f?boxed)"
 )
-_SPACES = r"[,;:! ]|quad|qquad|thinspace|displaystyle|limits|middle(?![a-z])|left(?![a-z])|right(?![a-z])|big|Big"
+_SPACES = (
+    r"[,;:! ]|quad|qquad|thinspace|displaystyle|textstyle|limits|big|Big"
+    r"|(?:middle|left|right|bf|rm|it|sf|tt|small|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])"
+)
 
 #: An index, alone or in braces; and one that stands before a C or P.
 _ITEM = r"(?:\{\s*(\w+)\s*\}|(\w))"
-_UPPER = rf"(?<![\w)\]\\])(?:\{{\s*\}}\s*)?[_^]\s*{_ITEM}"
+_UPPER = rf"(?<![\w)}}\]\\])(?:\{{\s*\}}\s*)?[_^]\s*{_ITEM}"
 
 #: The steps that remove decoration, in order: a pattern and its replacement.
 _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
@@ -132,7 +136,7 @@ def tidy(text: str) -> str:
     if r"\pm" not in text:
         text = text.replace(r"\mp", r"\pm")
     text = re.sub(r" *\n *", lambda _: r"\\", text) if r"\begin" in text else text
-    text = re.sub(r"\s+", " ", text).strip().rstrip(".\\").strip()
+    text = re.sub(r"\s+", " ", text).strip(" :").rstrip(".,;\\").strip()
 
     # Braces and parentheses that enclose all of it and no list.
     while text[:1] + text[-1:] in ("{}", "()") and closing(text) == len(text) - 1:
@@ -328,7 +332,8 @@ def split_unit(text: str, loose: bool = False) -> tuple[str, str]:
     if match := _BRACKETED.search(text):
         words = match["words"]
         # A short word may be a product of letters.
-        if not words.isascii() or (match["space"] and (len(words) > 3 or _unit_name(words))):
+        is_unit = all(map(_unit_name, re.findall(r"[^\W\d_]+", words)))
+        if not words.isascii() or (match["space"] and (len(words) > 3 or is_unit)):
             text = f"{text[: match.start()]} {words}"
     if match := _SIGN_OF_UNIT.search(text):
         is_value = re.search(r"\w", text[: match.start()]) and not _FUNCTION.search(text)
@@ -405,6 +410,7 @@ _BUILDER = re.compile(
 )
 _INTERVAL = re.compile(r"([(\[])([^()\[\],]*),([^()\[\],]*)([)\]])")
 _POINT = re.compile(r"\\\{([^{}|:,]*)\\\}")
+_WITHOUT_POINTS = re.compile(r"(?:\\mathbb\{R\}|R)\s*(?:\\setminus|\\backslash|-)\s*\\\{([^{}|:]*)\\\}")
 _UNION = re.compile(r"\s+or\s+|\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])")
 
 
@@ -442,7 +448,9 @@ def intervals(text: str) -> list[Interval] | None:
     variables = set()
     for member in _UNION.split(f" {inner} "):
         member = member.strip()
-        if match := _INTERVAL.fullmatch(member):
+        if match := _WITHOUT_POINTS.fullmatch(member):
+            union += _intervals_between([point.strip() for point in match[1].split(",")])
+        elif match := _INTERVAL.fullmatch(member):
             low, high = (re.sub(r"^\+\s*(?=\\infty)", "", end.strip()) for end in (match[2], match[3]))
             union.append((low, high, match[1] == "[", match[4] == "]"))
         elif match := _POINT.fullmatch(member):
@@ -454,6 +462,15 @@ def intervals(text: str) -> list[Interval] | None:
             union += solutions
         variables.add(variable(member))
     return union if len(variables) == 1 else None
+
+
+def _intervals_between(points: list[str]) -> list[Interval]:
+    """Return the intervals of all real numbers but these points, numbers in their order."""
+    values = [rational(point) for point in points]
+    if None not in values:
+        points = [point for _, point in sorted(zip(values, points, strict=True))]  # type: ignore[type-var]
+    ends = [_LEFT, *points, _RIGHT]
+    return [(low, high, False, False) for low, high in itertools.pairwise(ends)]
 
 
 def _solutions(text: str) -> list[Interval] | None:
