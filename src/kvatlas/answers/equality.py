@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TypeVar
 
-from kvatlas.answers import judges, normal
+from kvatlas.answers import judges, normal, quantities
 from kvatlas.answers.judges import Equality
 
 T = TypeVar("T")
@@ -46,7 +46,10 @@ _DENIED = re.compile(r"\\ne(?![A-Za-z])")
 _WORDS = re.compile(r"(?=.*[^\W\d_]{4}|[^\W\d_]{2})[^\W\d_]+(?:[\s'-]+[^\W\d_]+)*")
 _AND = re.compile(r"[,;&]|(?<![^\W_])(?:and|or)(?![^\W_])")
 #: Words that make the order of others matter.
-_ORDERED = frozenset("not no but than if then to from before after of over by never only with without".split())
+_ORDERED = {
+    *("not", "no", "but", "than", "if", "then", "to", "from", "before", "after", "of", "over", "by"),
+    *("never", "only", "with", "without"),
+}
 _OPERATOR = re.compile(r"[+*/^=<>|]|(?:^|\s)-|\\[A-Za-z]")
 #: A time of day, with minutes or with "am" or "pm".
 _CLOCK = re.compile(r"(2[0-4]|[01]?\d)(?::([0-5]\d))?(?:\s*([ap])\.?\s?m\.?)?", re.IGNORECASE)
@@ -94,8 +97,8 @@ def _compare_denials(value: str, other: str) -> Decision:
 
 
 def _compare_units(value: str, other: str) -> Decision:
-    first = normal.unit_exponents(value)
-    second = normal.unit_exponents(other, loose=True)
+    first = quantities.unit_exponents(value)
+    second = quantities.unit_exponents(other, loose=True)
     return Equality.UNEQUAL if first and second and first != second else None
 
 
@@ -110,9 +113,9 @@ def _compare_times(value: str, other: str) -> Decision:
 
 def _compare_numbers(value: str, other: str) -> Decision:
     """Plain numbers, in any spelling and with any unit."""
-    first = normal.rational(normal.without_unit(value))
+    first = normal.rational(quantities.without_unit(value))
     # The m of 12m is a unit where the reference is a number.
-    second = normal.rational(normal.without_unit(other, loose=first is not None))
+    second = normal.rational(quantities.without_unit(other, loose=first is not None))
     if first is None or second is None:
         return None
     if first == second:
@@ -179,7 +182,11 @@ def _compare_words(value: str, other: str) -> Decision:
 
 def _telling_words(text: str) -> list[str]:
     """Return the words of a text without articles, in the singular; adjectives in alphabetical order."""
-    words = [word for word in re.findall(r"[^\W\d_]+|\d+", text) if word not in ("a", "an", "An", "the", "The", "is", "It", "it", "on")]
+    words = [
+        word
+        for word in re.findall(r"[^\W\d_]+|\d+", text)
+        if word not in ("a", "an", "An", "the", "The", "is", "It", "it", "on")
+    ]
     singular = [word.casefold() for word in words]
     singular = [word[:-1] if re.fullmatch(r".{2,}[^s]s", word) else word for word in singular]
     if _ORDERED & set(singular) or any(len(word) == 1 for word in words):
@@ -189,7 +196,7 @@ def _telling_words(text: str) -> list[str]:
 
 
 def _is_words(text: str) -> bool:
-    return bool(_WORDS.fullmatch(normal.without_unit(text).strip()))
+    return bool(_WORDS.fullmatch(quantities.without_unit(text).strip()))
 
 
 def _compare_solution_sets(value: str, other: str) -> Decision:
@@ -276,7 +283,9 @@ def _drop_conditions(value: str, other: str) -> Decision:
     ranges = {normal.compact(match[1]) for match in conditions if match}
     if len(ranges) > 1:
         return Equality.UNEQUAL
-    value, other = (text[: match.start()] if match else text for text, match in zip((value, other), conditions, strict=True))
+    value, other = (
+        text[: match.start()] if match else text for text, match in zip((value, other), conditions, strict=True)
+    )
     return value, other
 
 
@@ -306,7 +315,11 @@ def _compare_lists(value: str, other: str) -> Decision:
     other_names = _names_of_parts(other_parts)
     if names and other_names and set(names) == set(other_names):
         return _all_equal(parts, [other_parts[other_names.index(name)] for name in names])
-    if {brackets, other_brackets} <= _LOOSE:
+    # Values of several letters are in order, those of x_1 and x_2 are solutions for x.
+    is_ordered = bool(names) != bool(other_names) and len({name[0] for name in names or other_names}) > 1
+    if is_ordered and _SET in (brackets, other_brackets):
+        return Equality.UNEQUAL
+    if {brackets, other_brackets} <= _LOOSE and not is_ordered:
         return _matched(parts, other_parts, _same)
     # The answer may put brackets around a bare list, or name each part of a tuple; a bare list is no tuple.
     alike = brackets in (other_brackets, ("", "")) or (bool(other_names) and other_brackets == ("", ""))
@@ -321,8 +334,8 @@ def _names_of_parts(parts: Sequence[str]) -> list[str]:
 
 
 def _drop_units(value: str, other: str) -> Decision:
-    value = normal.without_unit(value)
-    other = normal.without_unit(other)
+    value = quantities.without_unit(value)
+    other = quantities.without_unit(other)
     return Equality.EQUAL if normal.compact(value) == normal.compact(other) else (value, other)
 
 

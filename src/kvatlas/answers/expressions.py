@@ -1,7 +1,7 @@
 r"""Reading of expressions: LaTeX and typed mathematics to sympy, the whole text or nothing.
 
-One grammar reads both: `\frac{2\sqrt{3}}{3}`, `2*sqrt(3)/3`. A sign or a command without a rule makes a text unreadable,
-so that no part of it is ever dropped. Letters are real numbers, but for i and e; a letter with an index, an accent or
+One grammar reads both: `\frac{2\sqrt{3}}{3}`, `2*sqrt(3)/3`. A sign or a command without a rule makes a text
+unreadable, so that no part of it is ever dropped. Letters are real numbers, but for i and e; a letter with an index, an accent or
 primes is a symbol of its own, as are the values of unknown functions.
 """
 
@@ -23,14 +23,32 @@ _FUNCTIONS = {
 }
 _INVERSES = {sympy.sin: sympy.asin, sympy.cos: sympy.acos, sympy.tan: sympy.atan, sympy.cot: sympy.acot}
 #: Functions that stay as they are, with any number of arguments.
-_UNKNOWN_FUNCTIONS = frozenset("gcd lcm max min det arg Re Im deg dim inf sup sgn tr rank".split())
-_SYMBOLS = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
-    "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell emptyset square circ".split()
+_UNKNOWN_FUNCTIONS = (
+    "gcd",
+    "lcm",
+    "max",
+    "min",
+    "det",
+    "arg",
+    "Re",
+    "Im",
+    "deg",
+    "dim",
+    "inf",
+    "sup",
+    "sgn",
+    "tr",
+    "rank",
 )
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
+    "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell emptyset square circ"
+)
+_SYMBOLS = frozenset(_GREEK.split())
 #: Commands that make a symbol of what follows them.
-_ACCENTS = frozenset(
-    "vec hat bar overline dot ddot tilde widehat mathbb mathcal angle triangle nabla overrightarrow widetilde".split()
+_ACCENTS = (
+    *("vec", "hat", "bar", "overline", "dot", "ddot", "tilde", "widehat"),
+    *("mathbb", "mathcal", "angle", "triangle", "nabla", "overrightarrow", "widetilde"),
 )
 #: Names in typed mathematics; \log without a base stands for one that nobody tells, a typed log is natural.
 _TYPED = {
@@ -39,16 +57,11 @@ _TYPED = {
 }
 _NAMES = "|".join(sorted(_TYPED, key=len, reverse=True))
 _TYPED_WORD = re.compile(rf"([a-zA-Z]??)({_NAMES})([a-zA-Z]?)")
+_SIGNS = "le ge ne approx equiv in notin subset subseteq supset perp parallel Rightarrow Leftarrow to mid sim cup cap setminus mod"
 _RELATIONS = {
     **{sign: sign for sign in ("=", "<", ">")},
     **{"<=": r"\le", ">=": r"\ge", "!=": r"\ne", r"\lt": "<", r"\gt": ">"},
-    **{
-        "\\" + name: "\\" + name
-        for name in (
-            "le ge ne approx equiv in notin subset subseteq supset perp parallel Rightarrow Leftarrow to mid sim cup cap"
-            " setminus mod"
-        ).split()
-    },
+    **{"\\" + name: "\\" + name for name in _SIGNS.split()},
 }
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
 _MATRICES = {"pmatrix": "", "bmatrix": "", "matrix": "", "vmatrix": "det"}

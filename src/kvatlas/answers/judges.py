@@ -1,4 +1,4 @@
-"""Comparison of expressions by math-verify and sympy, in a process with limits on time and memory.
+"""Comparison of expressions by sympy, in a process with limits on time and memory.
 
 Symbolic algebra on a model's answer may take any time and memory. The process is a plain subprocess with pipes
 (`python -P -m kvatlas.answers.judges BYTES`), because that starts from any thread, daemonic worker or actor; with -P
@@ -94,7 +94,7 @@ class ComparisonProcess:
             encoding="utf-8",
         )
         if self._exchange(("1", "1", False), COMPARISON_SECONDS, START_SECONDS)[0] is Equality.TIMEOUT:
-            raise KvatlasError("Answers cannot be compared: the process that runs math-verify does not start.")
+            raise KvatlasError("Answers cannot be compared: the process that runs sympy does not start.")
 
     def _exchange(self, request: _Request, seconds: float, clock_seconds: float) -> tuple[Equality, float]:
         """Send a request that may take so many CPU seconds; return the reply and the seconds that it took.
@@ -283,7 +283,9 @@ class _Comparer:
                 return False
             return all(self._same_value(a, b, last_digit) for a, b in zip(first, second, strict=True))
         # A product from 1 to n is one from 2 to n, but not what was written.
-        first, second = (each if each.free_symbols and each.has(sympy.Product) else each.doit() for each in (first, second))
+        first, second = (
+            each if each.free_symbols and each.has(sympy.Product) else each.doit() for each in (first, second)
+        )
         if first == second:
             return True
         if not (first.is_number and second.is_number):
