@@ -14,19 +14,16 @@ T = TypeVar("T")
 #: The decision of a rule on two tidy answers: equal or not, or both rewritten for the rules that follow, or None.
 Decision = Equality | tuple[str, str] | None
 
-#: The left side of an assignment: a name, a function, a tuple of names, an event and its probability, a named point.
 _GREEK = r"\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|rho|sigma|tau|phi|psi|omega|ell)(?![A-Za-z])"
 _NAME = rf"(?:[A-Za-z]|{_GREEK})'{{0,3}}(?:_\{{?\w{{1,3}}\}}?)?"
-_EVENT = r"[A-Za-z]\w{0,3}(?:\s*(?:\\cap|\\cup)\s*\w+)*"
-_ASSIGNED = re.compile(
-    rf"^\s*(?:(?:{_NAME}\s*(?:\({_EVENT}(?:\s*[|=,]\s*\w+)*\))?|[f-hF-HPQ]'{{0,3}}\([^=<>]*\)"
-    rf"|\({_NAME}(?:\s*,\s*{_NAME})+\s*\)|{_EVENT})\s*"
-    r"(?:=(?!.*=)|\\in(?![A-Za-z]))\s*(?=\S))"
-)
-#: The left side of an equation that is one quantity of some object: \gcd(a,b), \angle ABC, \frac{dy}{dx}, \sigma^2.
+#: A letter or a word, as a name has one: no command but those of Greek letters and angles.
+_LETTER = re.compile(rf"(?<![\\A-Za-z])[A-Za-z]|{_GREEK}|\\(?:angle|max|min)(?![A-Za-z])")
+#: What a name of one quantity may hold: an index, the argument of a function.
+_OF_A_NAME = re.compile(r"_\{[^{}]*\}|(?<=[f-hF-HPQ'])\([^()]*\)")
+#: The beginning of a name that is one quantity of some object: \gcd(a,b), \angle ABC, \frac{dy}{dx}, \sigma^2.
 _QUANTITY = re.compile(
-    r"^\s*(?:\\(?:gcd|det|lim|max|min|sup|inf|arg|deg|dim|int|iint|sum|prod|angle|nabla)(?![A-Za-z])(?:\{[^{}]*\}|[^=<>{}])*"
-    r"|\\frac\{(?:d|\\partial)\s*\w*\}\{(?:d|\\partial)\s*\w\}|\\sigma\s*\^\s*\{?2\}?)\s*=(?!.*=)\s*(?=\S)"
+    r"\s*\\(?:(?:gcd|det|lim|max|min|sup|inf|arg|deg|dim|int|iint|sum|prod|angle|nabla)(?![A-Za-z])"
+    r"|frac\{(?:d|\\partial)|sigma\s*\^\s*\{?2\}?\s*$)"
 )
 #: Words before a value that say what it is: "The answer is 7".
 _LED = re.compile(r"^[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)\s*(?=[\d\\(.-])")
@@ -225,12 +222,21 @@ def _same_interval(interval: normal.Interval, other: normal.Interval) -> Equalit
     return _all_equal(interval[:2], other[:2]) if interval[2:] == other[2:] else Equality.UNEQUAL
 
 
-def _compare_equations(value: str, other: str) -> Decision:
-    """An equation between expressions, which does not only name a value, differs from every value."""
-    left, sign, right = value.partition("=")
-    relates = bool(sign) and "=" not in right and not _ASSIGNED.match(value) and not _QUANTITY.match(value)
-    relates = relates and _COMPOUND.search(left) is not None
-    return Equality.UNEQUAL if relates and not re.search(r"[=<>]|\\(?:le|ge)(?![A-Za-z])", other) else None
+def _statement(text: str) -> tuple[str, str] | None:
+    r"""Return the first and last side of an equation, `x = 5`, or a membership, `x \in A`; None for another text."""
+    if re.search(r"\s(?:or|and)\s", text):
+        return None
+    sides = [""]
+    depth = 0
+    for token in re.findall(r"\\[A-Za-z]+|\\.|.", text):
+        depth += (token[-1] in "([{") - (token[-1] in ")]}")
+        if depth == 0 and (token in ",;" or (token not in ("=", r"\in") and _ANY_RELATION.fullmatch(token))):
+            return None
+        if depth == 0 and token in ("=", r"\in"):
+            sides.append("")
+        else:
+            sides[-1] += token
+    return (sides[0], sides[-1].strip()) if len(sides) > 1 and all(side.strip() for side in sides) else None
 
 
 def _drop_subjects(value: str, other: str) -> Decision:
@@ -247,22 +253,18 @@ def _drop_subjects(value: str, other: str) -> Decision:
     if "mod" not in value:
         other = _MODULUS.sub("", other)
 
-    first = _ASSIGNED.match(value) or _quantity(value, other)
-    second = _ASSIGNED.match(other) or _quantity(other, value)
+    first = _statement(value)
+    second = _statement(other)
     if first and second:
-        names = [re.sub(r"=|\\in", "", normal.compact(match[0])) for match in (first, second)]
-        if names[0] != names[1]:
-            return None
-        return value[first.end() :], other[second.end() :]
-    if first and "=" not in other:
-        return value[first.end() :], other
-    if second and "=" not in value:
-        return value, other[second.end() :]
-    # Of an equation that answers with a value the right side counts, whatever it calls the value.
-    left, sign, right = other.partition("=")
-    is_named = re.search("[A-Za-z]", left) and not _ANY_RELATION.search(left + right + value)
-    if sign and is_named and not re.search(r"[,;]|\\\{", left):
-        return value, right
+        is_same_name = normal.compact(first[0]) == normal.compact(second[0])
+        return (first[1], second[1]) if is_same_name else (value, other)
+    if first and _LETTER.search(first[0]) and not _ANY_RELATION.search(other):
+        # An equation between expressions, which does not only name a value, differs from every value.
+        name = _OF_A_NAME.sub("", _OF_A_NAME.sub("", first[0]))
+        is_name = _QUANTITY.match(name) or not _COMPOUND.search(name)
+        return (first[1], other) if is_name else Equality.UNEQUAL
+    if second and _LETTER.search(second[0]) and not _ANY_RELATION.search(value):
+        return value, second[1]
     return value, other
 
 
@@ -270,11 +272,6 @@ def _turned(equation: str) -> str:
     """Return an equation with the name of its value on the left: `x = 5` for `5 = x`."""
     match = _VALUE_FIRST.fullmatch(equation)
     return f"{match[2]} = {match[1]}" if match and not re.fullmatch(_NAME, match[1].strip()) else equation
-
-
-def _quantity(equation: str, value: str) -> re.Match[str] | None:
-    """Return the left side of an equation that states one quantity; None beside another relation."""
-    return None if _ANY_RELATION.search(value) else _QUANTITY.match(equation)
 
 
 def _drop_conditions(value: str, other: str) -> Decision:
@@ -299,13 +296,11 @@ def _compare_lists(value: str, other: str) -> Decision:
     elif second is None and first and first[0] == ("(", ")"):
         second = _column(other)
     if first is None or second is None:
-        # A set of one number may go without its braces.
-        for text, parts in ((value, second), (other, first)):
-            if parts and parts[0] == _SET and len(parts[1]) == 1:
-                return _same(*((parts[1][0], text) if parts is first else (text, parts[1][0])))
-        # math-verify would make a set of a bare list: "3, 3, 3" is not 3.
-        listed = first or second
-        return Equality.UNEQUAL if listed and listed[0] == ("", "") else None
+        brackets, parts = first or second or (None, [])
+        # A set of one number may go without its braces; "3, 3" is not 3.
+        if brackets == _SET and len(parts) == 1:
+            return _same(parts[0], other) if first else _same(value, parts[0])
+        return Equality.UNEQUAL if brackets == ("", "") else None
 
     brackets, parts = first
     other_brackets, other_parts = second
@@ -344,22 +339,17 @@ RULES: tuple[Callable[[str, str], Decision], ...] = (
     _compare_times,
     _compare_spelling,
     _compare_denials,
+    _drop_conditions,
+    _drop_subjects,
+    _compare_spelling,
     _compare_units,
     _compare_numbers,
     _compare_bases,
     _compare_ratios,
     _compare_words,
     _compare_solution_sets,
-    _compare_equations,
-    _drop_conditions,
-    # The others compare what is left without the subject of an assignment.
-    _drop_subjects,
-    _compare_spelling,
-    _compare_words,
     _compare_lists,
     _drop_units,
-    _compare_numbers,
-    _compare_bases,
 )
 
 

@@ -1,8 +1,8 @@
 r"""Reading of expressions: LaTeX and typed mathematics to sympy, the whole text or nothing.
 
 One grammar reads both: `\frac{2\sqrt{3}}{3}`, `2*sqrt(3)/3`. A sign or a command without a rule makes a text
-unreadable, so that no part of it is ever dropped. Letters are real numbers, but for i and e; a letter with an index, an accent or
-primes is a symbol of its own, as are the values of unknown functions.
+unreadable, so that no part of it is ever dropped. Letters are real numbers, but for i and e; a letter with an index,
+an accent or primes is a symbol of its own, as are the values of unknown functions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ _TYPED = {
 }
 _NAMES = "|".join(sorted(_TYPED, key=len, reverse=True))
 _TYPED_WORD = re.compile(rf"([a-zA-Z]??)({_NAMES})([a-zA-Z]?)")
-_SIGNS = "le ge ne approx equiv in notin subset subseteq supset perp parallel Rightarrow Leftarrow to mid sim cup cap setminus mod"
+_SIGNS = (
+    "le ge ne approx equiv in notin subset subseteq supset perp parallel Rightarrow Leftarrow to mid sim cup cap "
+    "setminus mod"
+)
 _RELATIONS = {
     **{sign: sign for sign in ("=", "<", ">")},
     **{"<=": r"\le", ">=": r"\ge", "!=": r"\ne", r"\lt": "<", r"\gt": ">"},

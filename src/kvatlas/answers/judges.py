@@ -296,9 +296,9 @@ class _Comparer:
             return bool(first == second and first.is_extended_real)
         difference = abs(sympy.N(first - second, 15, maxn=DIGITS))
         # A decimal is a rounded number, an integer is not.
-        if last_digit and not (first.is_Integer or second.is_Integer):
-            if difference <= min(ROUNDING * sizes[0], last_digit):
-                return True
+        is_rounded = last_digit and not (first.is_Integer or second.is_Integer)
+        if is_rounded and difference <= min(ROUNDING * sizes[0], last_digit):
+            return True
         if first.is_Rational and second.is_Rational:
             return False
         return bool(difference <= min(EXACT, EXACT_SHARE * max(sizes))) or (

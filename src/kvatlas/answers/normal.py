@@ -316,9 +316,9 @@ def intervals(text: str) -> list[Interval] | None:
 
 def _intervals_between(points: list[str]) -> list[Interval]:
     """Return the intervals of all real numbers but these points, numbers in their order."""
-    values = [rational(point) for point in points]
-    if None not in values:
-        points = [point for _, point in sorted(zip(values, points, strict=True))]  # type: ignore[type-var]
+    numbers = {point: value for point in points if (value := rational(point)) is not None}
+    if len(numbers) == len(points):
+        points = sorted(numbers, key=numbers.__getitem__)
     ends = [_LEFT, *points, _RIGHT]
     return [(low, high, False, False) for low, high in itertools.pairwise(ends)]
 

@@ -64,9 +64,9 @@ def numerals(text: str) -> str:
 _UNITS = """
 m meter metre 米; cm centimeter centimetre 厘米; mm millimeter millimetre 毫米; dm decimeter decimetre 分米; ha hectare
 km kilometer kilometre 千米 公里; in inch inches; ft foot feet; yd yard; mi mile; acre; g gram 克; mg milligram
-t tonne 吨; kg kilogram kilo 千克 公斤; lb pound lbs; oz ounce; s second sec 秒; min minute 分钟; h hour hr hrs 小时; day 天; week
-month; year 年; L liter litre l 升; mL milliliter millilitre ml 毫升; gal gallon; dollar usd; cent; euro; yen 日元 円
-yuan 元; rupee; deg degree 度; rad radian; N newton; J joule; kJ; W watt; kW; V volt; Pa pascal; kPa; Hz hertz; mol mole
+t tonne 吨; kg kilogram kilo 千克 公斤; lb pound lbs; oz ounce; s second sec 秒; min minute 分钟
+h hour hr hrs 小时; day 天; week; month; year 年; L liter litre l 升; mL milliliter millilitre ml 毫升; gal gallon; dollar usd; cent; euro
+yen 日元 円; yuan 元; rupee; deg degree 度; rad radian; N newton; J joule; kJ; W watt; kW; V volt; Pa pascal; kPa; Hz hertz; mol mole
 K kelvin; ohm Omega; mph"""
 _NAMES: dict[str, str] = {}
 for _spellings in re.split(r"[;\n]\s*", _UNITS.strip()):
@@ -76,10 +76,10 @@ _POWERS = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3, "立方": 3}
 _COUNTS = ("unit", "point", "people", "student", "way", "time", "per", *_POWERS)
 #: Words behind a number that belong to the number or an expression.
 _OF_NUMBERS = (
-    "and or to hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens score "
-    "scores tens half halves third thirds quarter quarters fifth fifths percent plus minus over squared cubed factorial "
-    "mod base pi infinity log ln exp sin cos tan cot sec csc sqrt alpha beta gamma delta theta lambda mu phi omega am pm "
-    "january february march april may june july august september october november december"
+    "and or to hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens "
+    "score scores tens half halves third thirds quarter quarters fifth fifths percent plus minus over squared cubed "
+    "factorial mod base pi infinity log ln exp sin cos tan cot sec csc sqrt alpha beta gamma delta theta lambda mu phi "
+    "omega am pm january february march april may june july august september october november december"
 )
 _NO_NOUNS = frozenset(_OF_NUMBERS.split())
 #: A word, with the exponent of a unit; no Greek letters.
@@ -124,19 +124,22 @@ def split_unit(text: str, loose: bool = False) -> tuple[str, str]:
         return text, ""
     words = re.findall(r"[^\W\d_]+", match["words"])
     known = [_unit_name(word) or _count_name(word) for word in words]
-    if all(known):
-        if all(len(word) == 1 for word in words):
-            # One letter may be a symbol; a quotient or a power of a second unit tells.
-            is_quotient = len(words) > 1 and re.search(r"[/-]|\\cdot|\*", match["words"])
-            is_formula = re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", value))
-            is_unit = is_quotient or (len(words) == 1 and (match["space"] or loose) and not is_formula)
-        else:
-            is_unit = True
-    else:
+    is_spaced = bool(match["space"])
+    if not all(known):
+        # Names of things, of three letters behind a space or in another script.
         is_latin = words[0].isascii() or unicodedata.name(words[0][0]).startswith("LATIN")
-        is_noun = (len(words[0]) > 2 or known[0]) and match["space"] if is_latin else True
-        belongs = {word.casefold() for word in words} & _NO_NOUNS or "times" in words
-        is_unit = is_noun and not belongs and value[-1] in "0123456789})]%"
+        is_noun = not is_latin or (is_spaced and (len(words[0]) > 2 or bool(known[0])))
+        is_of_number = "times" in words or any(word.casefold() in _NO_NOUNS for word in words)
+        is_unit = is_noun and not is_of_number and value[-1] in "0123456789})]%"
+    elif any(len(word) > 1 for word in words):
+        is_unit = True
+    elif len(words) > 1:
+        # Of letters alone a quotient or a negative power tells.
+        is_unit = re.search(r"[/-]|\\cdot|\*", match["words"]) is not None
+    else:
+        # One letter may be a symbol, and is one in a formula.
+        is_formula = re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", value)) is not None
+        is_unit = (is_spaced or loose) and not is_formula
     return (value, match["words"]) if is_unit else (text, "")
 
 
