@@ -26,7 +26,9 @@ _QUANTITY = re.compile(
     r"|frac\{(?:d|\\partial)|sigma\s*\^\s*\{?2\}?\s*$)"
 )
 #: Words before a value that say what it is: "The answer is 7".
-_LED = re.compile(r"^[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)\s*(?=[\d\\(.-])")
+_LED = re.compile(
+    r"^(?:[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)|exactly|precisely|just|only)\s*(?=[\d\\(.-])"
+)
 #: Any relation; and an approximation, which is an assignment of a rounded value.
 _ANY_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|lt|gt|equiv|approx|in|notin|to|sim)(?![A-Za-z])")
 _APPROXIMATED = re.compile(rf"^\s*{_NAME}\s*\\approx(?![A-Za-z])")
@@ -41,6 +43,8 @@ _COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
 #: A value that is ruled out, without a subject.
 _DENIED = re.compile(r"\\ne(?![A-Za-z])")
 _WORDS = re.compile(r"(?=.*[^\W\d_]{4}|[^\W\d_]{2})[^\W\d_]+(?:[\s'-]+[^\W\d_]+)*")
+#: Letters that are factors and no word.
+_PRODUCT = re.compile(r"[A-Z]{2}|[a-d]{2,3}|[b-df-hj-np-tv-z]{2,3}")
 _AND = re.compile(r"[,;&]|(?<![^\W_])(?:and|or)(?![^\W_])")
 #: Words that make the order of others matter.
 _ORDERED = {
@@ -166,10 +170,10 @@ def _compare_words(value: str, other: str) -> Decision:
     if not (_is_words(value) or _is_words(other)) or any(map(_OPERATOR.search, (value, other))):
         return None
     letters, other_letters = (re.sub(r"\s|,|;|\band\b", "", text) for text in (value, other))
-    is_product = len(letters) <= (2 if letters.isupper() else 3) and not re.search("[,;]", value + other)
-    # Choices, "BC" or "B, C", stand in the order of the alphabet.
-    is_choices = letters.isupper() and letters == "".join(sorted(set(letters)))
-    if (is_product or is_choices) and sorted(letters) == sorted(other_letters):
+    is_list = len(letters) < len(value) or len(other_letters) < len(other)
+    # Choices, "BC" or "B, C", stand in the order of the alphabet; of letters without vowels a product has any order.
+    is_choices = is_list and letters.isupper() and letters == "".join(sorted(set(letters)))
+    if (is_choices or _PRODUCT.fullmatch(value)) and sorted(letters) == sorted(other_letters):
         return Equality.EQUAL
 
     members, other_members = (sorted(map(_telling_words, _AND.split(text))) for text in (value, other))
@@ -199,7 +203,7 @@ def _is_words(text: str) -> bool:
 def _compare_solution_sets(value: str, other: str) -> Decision:
     """Sets of real numbers by their intervals, if one of the two is a relation or a union; set builders of other sets
     by their conditions."""
-    if not any(normal.is_relation(text) or re.search(r"\\(?:cup|setminus)", text) for text in (value, other)):
+    if not any(normal.is_relation(text) or re.search(r"\\(?:cup|setminus|mathbb)", text) for text in (value, other)):
         return None
     first = normal.intervals(value)
     second = normal.intervals(other)

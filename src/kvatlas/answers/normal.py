@@ -112,7 +112,8 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\pmod\s*(?:\{(\w+)\}|(\w))|\(\s*\\?b?mod\s*\{?(\w+)\}?\s*\)", r"(\\mod \1\2\3)"),
     # Digits that go on: 3.14...
     (r"(?<=\d)(\.\d+)(?:\s*\\dots(?![A-Za-z])|\.{2,3})\s*$", r"\1"),
-    (r"^\s*\\approx(?![A-Za-z])", ""),
+    (r"^\s*\\(?:approx|sim)(?![A-Za-z])|\\checkmark\s*$", ""),
+    (r"^\s*(?i:all\s+reals?(?:\s+numbers?)?)\s*$", r"\\mathbb{R}"),
     (r"\s*\(\s*(?:approximately|approx\.?|about|roughly|\\approx|=)(?![A-Za-z])\s*([^()]*)\)\s*$", r" \\approx \1"),
     # Typed mathematics.
     (r"(?<=[\w)}])\s*\*\*\s*(?=[\w({-])", "^"),
@@ -303,6 +304,8 @@ def intervals(text: str) -> list[Interval] | None:
         elif match := _INTERVAL.fullmatch(member):
             low, high = (re.sub(r"^\+\s*(?=\\infty)", "", end.strip()) for end in (match[2], match[3]))
             union.append((low, high, match[1] == "[", match[4] == "]"))
+        elif member == r"\mathbb{R}":
+            union.append((_LEFT, _RIGHT, False, False))
         elif match := _POINT.fullmatch(member):
             union.append((match[1], match[1], True, True))
         else:

@@ -128,7 +128,7 @@ def split_unit(text: str, loose: bool = False) -> tuple[str, str]:
     if not all(known):
         # Names of things, of three letters behind a space or in another script.
         is_latin = words[0].isascii() or unicodedata.name(words[0][0]).startswith("LATIN")
-        is_noun = not is_latin or (is_spaced and (len(words[0]) > 2 or bool(known[0])))
+        is_noun = not is_latin or (is_spaced and (len(words[0]) > 2 or words[0] == "of" or bool(known[0])))
         is_of_number = "times" in words or any(word.casefold() in _NO_NOUNS for word in words)
         is_unit = is_noun and not is_of_number and value[-1] in "0123456789})]%"
     elif any(len(word) > 1 for word in words):
