@@ -23,23 +23,8 @@ _FUNCTIONS = {
 }
 _INVERSES = {sympy.sin: sympy.asin, sympy.cos: sympy.acos, sympy.tan: sympy.atan, sympy.cot: sympy.acot}
 #: Functions that stay as they are, with any number of arguments.
-_UNKNOWN_FUNCTIONS = (
-    "gcd",
-    "lcm",
-    "max",
-    "min",
-    "det",
-    "arg",
-    "Re",
-    "Im",
-    "deg",
-    "dim",
-    "inf",
-    "sup",
-    "sgn",
-    "tr",
-    "rank",
-)
+_OPERATORS = "gcd lcm max min det arg Re Im deg dim inf sup sgn tr rank"
+_UNKNOWN_FUNCTIONS = tuple(_OPERATORS.split())
 _GREEK = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
     "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell emptyset square circ"
@@ -67,7 +52,6 @@ _RELATIONS = {
     **{"\\" + name: "\\" + name for name in _SIGNS.split()},
 }
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
-_MATRICES = {"pmatrix": "", "bmatrix": "", "matrix": "", "vmatrix": "det"}
 _UNTOLD_BASE = sympy.Symbol("base", positive=True)
 
 
@@ -383,8 +367,6 @@ class _Parser:
     def matrix(self) -> Any:
         """Read a matrix; of one between bars its determinant."""
         kind = self.raw()
-        if kind not in _MATRICES:
-            raise UnreadableError(kind)
         rows = [[self.sum()]]
         while sign := self.accept("&", "\\\\"):
             if sign == "&":
@@ -392,10 +374,10 @@ class _Parser:
             elif self.next != r"\end":
                 rows.append([self.sum()])
         self.take(r"\end")
-        if self.raw() != kind:
+        if kind not in ("pmatrix", "vmatrix") or self.raw() != kind:
             raise UnreadableError(kind)
         matrix = sympy.ImmutableMatrix(rows)
-        return matrix.det() if _MATRICES[kind] else matrix
+        return matrix if kind == "pmatrix" else matrix.det()
 
     def bounded(self, name: str) -> Any:
         """Read a sum, a product, an integral or a limit."""

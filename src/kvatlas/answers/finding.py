@@ -50,7 +50,7 @@ _STATED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 #: Words in bold or italics; and a formula on lines of its own.
-_EMPHASIS = re.compile(r"(?<![\w*])(\*\*|__|\*|_)(?=[^\s*_])([^\n]*?[^\s*_])\1(?![\w*])")
+_EMPHASIS = re.compile(r"</?(?:b|i|em|strong)>|(?<![\w*])(\*\*|__|\*|_)(?=[^\s*_])([^\n]*?[^\s*_])\1(?![\w*])")
 _DISPLAY = re.compile(r"\s*(?:\$\$(.+?)\$\$|\\\[(.+?)\\\])", re.DOTALL)
 #: Words before a statement that is not the writer's.
 _HEDGE = re.compile(
@@ -91,9 +91,11 @@ _TAG = re.compile(r"<(answer|final|final[_ -]?answer|result|solution)>", re.IGNO
 _MARK = re.compile(r"[$*~]|\\[()\[\],;! ]|\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 #: The name of a part: (b), ii), 2., Part b:
 _LABEL = r"(?:(?:for\s+)?[Pp]art\s*)?\(?(?:[a-h]|i{1,3}|iv|v|[1-9])[).:]+\s*"
+#: The same before words of its part, on a new line; no number, as steps have them, too.
+_PART = r"(?:[Pp]art\s*\(?|\()[a-h]\)?[.:]?\s[^\n]*"
 _JOINT = re.compile(
-    rf"\s*(?:for\s+(?:part\s*)?\(?\w{{1,3}}\)?\s*)?(?:(?:(?:[,;&]|\\q?quad|and|or)(?![A-Za-z])\s*)+(?:{_LABEL})?"
-    rf"|[.,;]?\s*\n\s*{_LABEL})(?:[A-Za-z](?:_\{{?\w\}}?)?\s*=\s*)?"
+    rf"\s*(?:\(?for\s+(?:part\s*)?\(?\w{{1,3}}\)*\s*)?(?:(?:(?:[,;&]|\\q?quad|and|or)(?![A-Za-z])\s*)+(?:{_LABEL})?"
+    rf"|[.,;]?\s*\n\s*(?:{_LABEL}|{_PART}))(?:[A-Za-z](?:_\{{?\w\}}?)?\s*=\s*)?"
 )
 
 

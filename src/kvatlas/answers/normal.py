@@ -87,6 +87,8 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\[()\[\]]", ""),
     *[(_FONTS + r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 3,
     (r"\{,\}|,\\!\s*", ","),
+    # Values side by side are a list.
+    (r"(?<=[\d)}])\s*\\q?quad(?![A-Za-z])\s*(?=-?\d|[A-Za-z]\s*=)", ", "),
     (rf"\\(?:{_SPACES})|~", " "),
     (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
     (r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![A-Za-z]))", r"\\ln "),
@@ -145,7 +147,7 @@ def tidy(text: str) -> str:
         if unicodedata.decomposition(c).startswith("<fraction>"):
             value = Fraction(unicodedata.numeric(c)).limit_denominator(10)
             characters.append(rf"\frac{{{value.numerator}}}{{{value.denominator}}}")
-        elif unicodedata.category(c) != "Cf":
+        elif ord(c) in _TABLE or unicodedata.category(c) not in ("Cf", "So"):
             characters.append(c)
     text = unicodedata.normalize("NFKC", "".join(characters).translate(_TABLE))
     text = "".join(str(unicodedata.decimal(c, c)) for c in text).translate(_TABLE)
