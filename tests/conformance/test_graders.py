@@ -1,15 +1,16 @@
-"""Our grader beside math-verify and the rules of DynTS, on test files of other graders that none of them was tuned to.
+"""Our grader beside math-verify and the rules of DynTS, on test files of other graders.
 
 `grader_files.jsonl` has the cases of up to 1,500 characters from
 
-- `math-verify`: tests/test_{all,boxed,numina_cases,open_thoughts,strict,yujianll}.py of huggingface/Math-Verify at
-  5d148cf (Apache 2.0, Copyright 2024 The HuggingFace Team),
+- `math-verify`: tests/test_{boxed,numina_cases,open_thoughts,strict,yujianll}.py of huggingface/Math-Verify at 5d148cf
+  (Apache 2.0, Copyright 2024 The HuggingFace Team), and `math-verify/test_all`: tests/test_all.py beside them,
 - `nemo-skills`: tests/test_math_equal.py of NVIDIA/NeMo-Skills at 0b012df (Apache 2.0, Copyright 2024 NVIDIA
   Corporation),
 - `hendrycks-math`: modeling/math_equivalence_test.py of hendrycks/math at 5f3bf91 (MIT, Copyright 2021 Dan Hendrycks).
 
-The verdicts are those of the files' authors, right or not: they expect a wrong sum to be refused as the grader that
-they test compares spelling, and the reverse. No rule of ours was written for a case of these files.
+The verdicts are those of the files' authors, right or not: some expect what their own grader does with prose or with
+another spelling. The wrong verdicts of ours on `math-verify/test_all` were read while its rules were written,
+those on the other files were not.
 """
 
 import json

@@ -250,8 +250,11 @@ class _Comparer:
         value, chain = (second, first) if first.signs else (first, second)
         if not set(chain.signs) <= {"=", r"\approx"} or not self._holds(chain):
             return False
-        # Each side of an equation between numbers states the value, else the last one.
-        sides = chain.sides if all(side.is_number for side in chain.sides) else chain.sides[-1:]
+        # Each side of an equation between numbers states the value, else the last one; 7 = x + y states none.
+        is_number = [side.is_number for side in chain.sides]
+        if is_number[0] and not is_number[-1]:
+            return False
+        sides = chain.sides if all(is_number) else chain.sides[-1:]
         return any(self._same_value(value.sides[0], side, last_digit) for side in sides)
 
     def _holds(self, chain: Any) -> bool:

@@ -78,6 +78,8 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (rf"^\s*({_SIGN_OF_MONEY})\s*({_AMOUNT})\s*$", lambda m: f"{m[2]} {_MONEY[m[1]]}"),
     (rf"^\s*({_AMOUNT})\s*({_SIGN_OF_MONEY})\s*$", lambda m: f"{m[1]} {_MONEY[m[2]]}"),
     (_CURRENCIES, ""),
+    # Commands whose backslash was escaped.
+    (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|infty|cup|[lg]eq?|in|times|cdot|text)(?![A-Za-z]))", r"\\"),
     # The distance of a line break in a matrix; then line breaks, which are no escaped spaces.
     (r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", r"\\\\"),
     (r"\\\\", "\n"),
