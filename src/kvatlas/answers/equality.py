@@ -27,7 +27,8 @@ _QUANTITY = re.compile(
 )
 #: Words before a value that say what it is: "The answer is 7".
 _LED = re.compile(
-    r"^(?:[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)|exactly|precisely|just|only)\s*(?=[\d\\(.-])"
+    r"^(?:[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)|exactly|precisely|just|only)\s*(?=[\d\\(\[.-])"
+    r"|^(?i:the\s(?:final\s)?answer\sis\s)"
 )
 #: Any relation; and an approximation, which is an assignment of a rounded value.
 _ANY_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|lt|gt|equiv|approx|in|notin|to|sim)(?![A-Za-z])")
@@ -340,11 +341,10 @@ def _drop_units(value: str, other: str) -> Decision:
 
 #: In order: the first rule that decides gives the result.
 RULES: tuple[Callable[[str, str], Decision], ...] = (
-    _compare_times,
-    _compare_spelling,
     _compare_denials,
     _drop_conditions,
     _drop_subjects,
+    _compare_times,
     _compare_spelling,
     _compare_units,
     _compare_numbers,

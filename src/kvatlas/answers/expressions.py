@@ -348,7 +348,8 @@ class _Parser:
         start = self.at
         parts = [self.raw(), self.raw()]
         for sign in ("d", r"\partial"):
-            if all(re.match(rf"{re.escape(sign)}(?:\^\d)?[A-Za-z\\]", part) for part in parts):
+            of = rf"{re.escape(sign)}(?:\^\d)?[A-Za-z\\]"
+            if re.match(of, parts[0]) and re.fullmatch(rf"{of}(?:\^\d)?", parts[1]):
                 return sympy.Symbol("/".join(parts), real=True)
         self.at = start
         top = self.argument()

@@ -134,9 +134,10 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\sqrt\s*(\w)(?!\w)", r"\\sqrt{\1}"),
     (r"\\sqrt\s*(\d)(\d*)", r"\\sqrt{\1\2}"),
     (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-    (r"(?:\{\s*\})?\^\s*\{?\s*\\circ\s*\}?|\\(?:text)?degree|(?<=[\d}])\s*deg(?:rees?)?(?!\s*[A-Za-z])", r"^\\circ"),
+    (r"(?:\{\s*\})?\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\(?:text)?degree", r"^\\circ"),
+    (r"(?<=[\d}])\s*deg(?:rees?)?(?!\s*[A-Za-z])", r"^\\circ"),
     # A base in words.
-    (r"_\s*\{?\s*(?:base\s*)?(\d+)\s*\}?|(?<=\w)\s+base\s+(\d+)(?!\w)", r"_{\1\2}"),
+    (r"_\s*\{\s*(?:base\s*)?(\d+)\s*\}|_\s*(\d+)|(?<=\w)\s+base\s+(\d+)(?!\w)", r"_{\1\2\3}"),
     (r"\(\s*(\w+)\s*\)(?=_\{\d)", r"\1"),
 )
 
