@@ -334,9 +334,11 @@ def _names_of_parts(parts: Sequence[str]) -> list[str]:
 
 
 def _drop_units(value: str, other: str) -> Decision:
-    value = quantities.without_unit(value)
-    other = quantities.without_unit(other)
-    return Equality.EQUAL if normal.compact(value) == normal.compact(other) else (value, other)
+    """Both without units, unless degrees are inside one of them."""
+    bare, other_bare = (quantities.without_unit(text) for text in (value, other))
+    if r"\circ" in bare + other_bare:
+        return None
+    return Equality.EQUAL if normal.compact(bare) == normal.compact(other_bare) else (bare, other_bare)
 
 
 #: In order: the first rule that decides gives the result.

@@ -64,7 +64,7 @@ def numerals(text: str) -> str:
 _UNITS = """
 m meter metre 米; cm centimeter centimetre 厘米; mm millimeter millimetre 毫米; dm decimeter decimetre 分米; ha hectare
 km kilometer kilometre 千米 公里; in inch inches; ft foot feet; yd yard; mi mile; acre; g gram 克; mg milligram
-t tonne 吨; kg kilogram kilo 千克 公斤; lb pound lbs; oz ounce; s second sec 秒; min minute 分钟; h hour hr hrs 小时
+tonne ton 吨; kg kilogram kilo 千克 公斤; lb pound lbs; oz ounce; s second sec 秒; min minute 分钟; h hour hr hrs 小时
 day 天; week; month; year 年; L liter litre l 升; mL milliliter millilitre ml 毫升; gal gallon; dollar usd; cent
 euro; yen 日元 円; yuan 元; rupee; deg degree 度; rad radian; N newton; J joule; kJ; W watt; kW; V volt; Pa pascal
 kPa; Hz hertz; mol mole; K kelvin; ohm Omega; mph"""
@@ -95,7 +95,10 @@ _FUNCTION = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 
 def _unit_name(word: str) -> str:
     """Return the name of a unit in any spelling; "" for another word."""
-    spellings = [word, word.casefold()]
+    spellings = [word]
+    # The M of 5 M is no m.
+    if len(word) > 1:
+        spellings.append(word.casefold())
     if len(word) > 2:
         spellings += [spelling.removesuffix("s") for spelling in spellings]
     return next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
