@@ -114,7 +114,7 @@ class JudgedChange:
         conditions = [] if self.repeat is None else [item.condition for item in self.repeat.pairs.differences]
         if conditions and conditions != ["seed"]:
             found.append(f"The two runs of the base differ in {', '.join(conditions)}.")
-        found += [note for note in self.pairs.notes if note.endswith("?")]
+        found += [note if note.endswith("?") else f"{note}." for note in self.pairs.notes if _is_told_first(self, note)]
         if self.pairs.unknown:
             found.append(_unknown_text(self.pairs))
         return found
@@ -538,8 +538,16 @@ def _loss_with_limits(limits: LossLimits, margin: float) -> str:
 
 
 def note_lines(result: JudgedChange) -> list[str]:
-    """Return the notes as sentences; those that ask are among the warnings."""
-    return [f"{note}." for note in result.pairs.notes if not note.endswith("?")]
+    """Return the notes as sentences, but those that are among the warnings."""
+    return [f"{note}." for note in result.pairs.notes if not _is_told_first(result, note)]
+
+
+def _is_told_first(result: JudgedChange, note: str) -> bool:
+    """Return whether a note asks something, or tells of an endpoint, as that its answers are old."""
+    if note.endswith("?"):
+        return True
+    sides = (result.before, result.after)
+    return any(side.kind == "endpoint" and note.removeprefix(f"{side.name}: ") in side.notes for side in sides)
 
 
 def difference_lines(result: JudgedChange) -> list[str]:
