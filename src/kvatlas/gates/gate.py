@@ -115,7 +115,10 @@ def _check_options(options: SideOptions, sides: Sequence[Side]) -> None:
                     "of one model with other seeds tell how far chance alone moves the score."
                 )
     if options.filter and all(side.kind != "lm-eval" for side in sides):
-        raise KvatlasError(f"--filter {options.filter}: a {sides[0].kind} has no filters; lm-eval's samples have.")
+        article = "an" if sides[0].kind.startswith(("I", "e")) else "a"
+        raise KvatlasError(
+            f"--filter {options.filter}: {article} {sides[0].kind} has no filters; lm-eval's samples have."
+        )
 
 
 def _check_sampling(pairs: PairedAnswers) -> None:
