@@ -325,7 +325,8 @@ def test_a_run_against_an_endpoint_and_two_endpoints(kvatlas: Call, run: Path, t
         second = json.loads(kvatlas(*words)[1])
         (told,) = second.pop("notes")
         assert told.startswith("48 of 48 answers were stored before (48 of ")
-        assert second == {name: value for name, value in document.items() if name != "notes"}
+        assert second.pop("warnings") == [f"{told}.", *document["warnings"]]
+        assert second == {name: value for name, value in document.items() if name not in ("notes", "warnings")}
         with Store.open(both) as store:
             assert store.keys() == stored
             questions = [trace.problem for _, trace in store.traces(texts=False)]
