@@ -331,7 +331,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store_run(tmp_path_factory.mktemp("kinds") / "run", plan, lambda setting: chances[setting.policy])
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_texts_of_every_other_kind_of_figure_stand_apart(
     mazes: RunData, stored: Path, llama: list[Map], dark: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
