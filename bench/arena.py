@@ -1,40 +1,32 @@
-"""The finding of the arena: each policy against random, and how much of the differences the prompt explains.
+"""The numbers of docs/findings/arena.md: each policy against random, and how much the prompt explains.
 
-    python bench/arena.py --decode embedded:tiny-llama --runs runs/arena     # and the same for embedded:tiny-qwen
-    python bench/arena.py --runs runs/arena --out bench/results/arena.json
-
-`--decode` decodes or resumes the recipe `arena` with one model on the problems of both looks: `PROBLEMS` of each
-benchmark from number `FIRST` on, and as many after these. The document has `outcomes` by problem and `numbers`, which
-docs/findings/arena.md quotes and `bench/audit.py` computes again. For each model and each look, `against` has the
-differences to each policy of `RIVALS` with the same values, in points, with 95 % limits for all settings of the model
-at once (kvatlas.stats.against_policy). For each budget, `prompt` has, over all policies that are there with the prompt
-kept and without: `kept_minus_not`, the mean gain by keeping the prompt, and `spread_kept` and `spread_not`, the
-standard deviation of Pass@1 between policies, from which the sampling error is taken out, so that policies which are
-alike have a spread near 0; `explained` is the share of the variance between policies that is gone when all of them keep
-the prompt. Intervals are 95 % and come from problems drawn again within each benchmark (bootstrap, 2,000 times).
+For each model and each look, `against` has the differences to each policy of `RIVALS` with the same values, in points,
+with 95 % limits for all settings of the model at once (kvatlas.stats.against_policy). For each budget, `prompt` has,
+over all policies that are there with the prompt kept and without: `kept_minus_not`, the mean gain by keeping the
+prompt, and `spread_kept` and `spread_not`, the standard deviation of Pass@1 between policies, from which the sampling
+error is taken out, so that policies which are alike have a spread near 0; `explained` is the share of the variance
+between policies that is gone when all of them keep the prompt. Intervals are 95 % and come from problems drawn again
+within each benchmark (bootstrap, 2,000 times).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common import arguments, keep, part_of
+from common import part_of
 from kvatlas.core import Setting, grouped
 from kvatlas.results import Store
 from kvatlas.stats.against_policy import AgainstTable, against_policy
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, TraceTable
-from kvatlas.sweeps import make_plan, read_spec, sweep
-from outcomes import Json, outcomes_of, write_run
+from outcomes import Json, write_run
 
 PAGES = ("docs/findings/arena.md",)
 #: The first problem of each benchmark, and their number in each look.
@@ -304,37 +296,5 @@ def value_lines(numbers: Json) -> list[str]:
     return lines
 
 
-def decode(model: str, folder: Path) -> None:
-    """Decode what is missing of the recipe with one model."""
-    spec = read_spec(Path("arena"))
-    models = [entry for entry in spec.models if entry.model == model]
-    plan = make_plan(spec.model_copy(update={"models": models, "problems": FIRST + 2 * PROBLEMS}))
-    problems = {name: found[FIRST:] for name, found in plan.problems.items()}
-    sweep(replace(plan, problems=problems), folder, on_message=print)
-
-
 def short(model: str) -> str:
     return model.removeprefix("embedded:")
-
-
-def main() -> None:
-    options = arguments(__doc__, runs=Path("runs/arena"), decode="")
-    if options.decode:
-        decode(options.decode, options.runs / short(options.decode))
-        return
-    outcomes = {}
-    for folder in sorted(options.runs.iterdir()):
-        with Store.open(folder) as store:
-            cells = store.manifest().expected
-        by_benchmark = {cell.benchmark: cell.problems for cell in cells}
-        outcomes[folder.name] = [
-            outcomes_of(folder, problems, 0, has_costs=False) for problems in by_benchmark.values()
-        ]
-    # Through JSON, as an audit reads them.
-    numbers = numbers_of(json.loads(json.dumps(outcomes)))
-    keep(options, bench="arena", numbers=numbers, outcomes=outcomes)
-    print("\n".join(lines(numbers)))
-
-
-if __name__ == "__main__":
-    main()

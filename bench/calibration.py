@@ -1,12 +1,10 @@
-"""Do the statistics keep their promises? Exact errors, and simulations on designs with known truth.
+"""Do the limits keep their promises? Exact errors, and simulations of one setting with known truth.
 
-    python bench/calibration.py [--quick] [--final] [--only PART ...] [--designs N] [--rounds N] [--out FILE]
-    python bench/calibration.py --final --only sequences --design "all beyond, 10, n 29" --rounds 6000 --seed 1
+    python bench/calibration.py [--quick] [--only PART ...] [--rounds N] [--seed N] [--out FILE]
 
-Designs are those of designs.py; `--final` takes those of designs_kept.py, which are run once, when nothing about the
-methods is changed any more. Prints one JSON document: each part has rows, and the `worst` row by each of its measures.
-A measure of a promise is a share of rounds. With `--out` the parts are kept in that file too, under "tuning" or
-"final": bench/results/calibration.json holds whole runs. `--designs` and `--rounds` make a run as small as you like.
+Prints one JSON document: each part has rows, and the `worst` row by each of its measures. With `--out` the parts are
+kept in that file too, under "final"; bench/results/calibration.json holds whole runs, and other parts, which programs
+of commit 2219da46 measured. Whole runs are judged by blind_designs.py.
 """
 
 from __future__ import annotations
@@ -25,57 +23,33 @@ from scipy import stats
 
 import exact_errors
 from common import arguments
-from design_kinds import Maps, Sequences, TwoSettings
-from design_parts import COLUMNS, SAME, Change, Copies, Difficulty, Trunk, beta, collapse, loss, two_points
-from designs import TUNING
-from designs_kept import KEPT
-from kvatlas.core import Estimate
-from kvatlas.stats.estimates import from_problem_means, mean_over_benchmarks
-from kvatlas.stats.metrics import Rule
-from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, weights
-from kvatlas.stats.numerics.averages import permute_benchmarks
-from kvatlas.stats.numerics.bounded import interval, upper_limit
-from kvatlas.stats.numerics.planning import needed_problems, scaled_sizes
-from simulations import (
-    DRAWS,
-    Row,
-    share,
-    simulate_depths,
-    simulate_differences,
-    simulate_maps,
-    simulate_prices,
-    simulate_sequences,
-)
+from kvatlas.stats.numerics.arrays import LEVEL, normal_quantile, weights
+from kvatlas.stats.numerics.bounded import upper_limit
 
 MARGIN = 0.03
+Row = dict[str, Any]
 Rows = Iterator[Row]
 
 
 @dataclass(frozen=True)
 class Job:
-    """The designs of a run by kind, how often each is drawn, and the seed."""
+    """The number of rounds of each design, and the seed."""
 
-    designs: Mapping[str, Mapping[str, Any]]
     rounds: int
     seed: int
-    most_designs: int | None = None
-    #: The name of the only design.
-    design: str = ""
-
-    def of_kind(self, kind: str) -> Iterator[tuple[str, Any, np.random.Generator]]:
-        """Yield the name of each design of a kind, the design, and random numbers of its own."""
-        yield from self.each(self.designs[kind])
 
     def each(self, designs: Mapping[str, Any]) -> Iterator[tuple[str, Any, np.random.Generator]]:
-        """Yield the same of these designs."""
-        for name in list(designs)[: self.most_designs]:
-            if self.design not in ("", name):
-                continue
-            yield name, designs[name], self.random(name)
+        """Yield the name of each design, the design, and random numbers of its own."""
+        for name, design in designs.items():
+            yield name, design, self.random(name)
 
     def random(self, name: str) -> np.random.Generator:
         """Return random numbers that depend on the seed and the name alone."""
         return np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+
+
+def share(hits: Any) -> float:
+    return float(np.mean(hits))
 
 
 # -- exact -------------------------------------------------------------------------------------------------------------
@@ -169,220 +143,26 @@ def scan(job: Job) -> Rows:
         yield row | {"searched": len(rows)}
 
 
-# -- designs -----------------------------------------------------------------------------------------------------------
-
-
-def of_kind(kind: str, simulate: Callable[[Any, np.random.Generator, int], Row]) -> Callable[[Job], Rows]:
-    """Return a part that simulates all designs of a kind."""
-
-    def rows(job: Job) -> Rows:
-        for name, design, rng in job.of_kind(kind):
-            yield {"design": name, **simulate(design, rng, job.rounds)}
-
-    return rows
-
-
-# -- numbers of problems -----------------------------------------------------------------------------------------------
-
-EASY_CHANCE = 0.95
-HARD_CHANCE = 0.1
-EASY_AND_HARD = two_points(0.6, EASY_CHANCE, HARD_CHANCE)
-PILOTS = 61
-#: Pilots: sizes, samples, and the shares of easy problems that collapse and of hard ones that are rescued.
-PILOT_DESIGNS = (
-    ((60,), 5, 0.03, 0.02),
-    ((30, 30), 5, 0.01, 0.01),
-    ((60, 60, 60, 60), 1, 0.02, 0.015),
-    ((8, 30, 198), 5, 0.02, 0.02),
-    ((30, 30, 40, 198), 5, 0.02, 0.02),
-    ((12, 198), 1, 0.02, 0.02),
-)
-
-
-def needed(job: Job) -> Rows:
-    """Say numbers of problems from pilots, at the true loss; try the median by fresh runs of that size."""
-    designs = {f"{plus(sizes)} problems, k {rest[0]}": (sizes, *rest) for sizes, *rest in PILOT_DESIGNS}
-    for name, (sizes, samples, lost, gained), rng in job.each(designs):
-        design = TwoSettings(sizes, samples, 0.7, EASY_AND_HARD, exchange_of_two_kinds(lost, gained))
-        pilots = lost_in(design, rng, PILOTS)
-        said = [needed_problems(pilot, design.strata, -design.truth, MARGIN) for pilot in pilots]
-        median = float(np.median([np.inf if number is None else number for number in said]))
-        row = {"design": name, "true_loss": -design.truth, "pilots_without_answer": said.count(None)}
-        if np.isfinite(median):
-            fresh = TwoSettings(
-                tuple(scaled_sizes(sizes, median / sum(sizes))), samples, 0.7, EASY_AND_HARD, design.change
-            )
-            limits = upper_limit(lost_in(fresh, rng, job.rounds), -1.0, 1.0, normal_quantile(LEVEL), fresh.strata)
-            row |= {"said": round(median), "power": share(limits <= MARGIN)}
-        yield row
-
-
-def exchange_of_two_kinds(lost: float, gained: float) -> Change:
-    """Return a change by which shares of easy problems fall to 1 - EASY_CHANCE and of hard ones rise to EASY_CHANCE."""
-    slope = (1 - EASY_CHANCE - HARD_CHANCE) / (EASY_CHANCE - HARD_CHANCE)
-    return Change(((lost, slope, HARD_CHANCE * (1 - slope)), (gained, 0.0, EASY_CHANCE)))
-
-
-def lost_in(design: TwoSettings, rng: np.random.Generator, rounds: int) -> Floats:
-    first, second = design.draw(rng, rounds)
-    return first - second
-
-
-def plus(sizes: Sequence[int]) -> str:
-    return " + ".join(map(str, sizes))
-
-
-# -- values of one setting ---------------------------------------------------------------------------------------------
-
-PROBLEMS = (8, 30, 60, 198)
-SAMPLES = (1, 4, 16)
-#: Samples, and k of pass@k.
-SAMPLES_AND_K = ((8, 4), (64, 16))
-
-
-def difficulties(job: Job) -> dict[str, Difficulty]:
-    """Return the distributions of difficulty of all designs of maps and of two settings, by a description."""
-    found = {}
-    for design in [*job.designs["maps"].values(), *job.designs["two settings"].values()]:
-        parts = design.difficulty if isinstance(design.difficulty, tuple) else (design.difficulty,)
-        for difficulty in parts:
-            kinds = [f"{weight:g} of Beta({mean:g}, {spread:g})" for weight, mean, spread in difficulty.parts]
-            found[", ".join(kinds)] = difficulty
-    return found
-
-
-def pass_at_1(job: Job) -> Rows:
-    """Return for each difficulty the numbers of problems and samples of the lowest coverage."""
-    for name, difficulty, rng in job.each(difficulties(job)):
-        rows = []
-        for problems in PROBLEMS:
-            for samples in SAMPLES:
-                means = rng.binomial(samples, difficulty.draw(rng, (job.rounds, problems))) / samples
-                row = {"design": name, "problems": problems, "samples": samples}
-                rows.append(row | {"coverage": covered(means, difficulty.mean)})
-        yield min(rows, key=lambda row: row["coverage"])
-
-
-def covered(values: Floats, truth: float) -> float:
-    low, high = interval(values)
-    return share((low <= truth + 1e-9) & (truth - 1e-9 <= high))
-
-
-def pass_at_k(job: Job) -> Rows:
-    for name, difficulty, rng in job.each(difficulties(job)):
-        rows = []
-        for samples, k in SAMPLES_AND_K:
-            truth = share(1 - (1 - difficulty.draw(rng, (400_000,))) ** k)
-            grades = [[1.0] * right + [0.0] * (samples - right) for right in range(samples + 1)]
-            by_right = Rule("pass", k).values(grades, grades)
-            for problems in PROBLEMS:
-                right = rng.binomial(samples, difficulty.draw(rng, (job.rounds, problems)))
-                row = {"design": name, "problems": problems, "samples": samples, "k": k}
-                rows.append(row | {"coverage": covered(by_right[right], truth)})
-        yield min(rows, key=lambda row: row["coverage"])
-
-
-def means_over_benchmarks(job: Job) -> Rows:
-    """Return coverage of means over benchmarks of unlike sizes and difficulties."""
-    known = list(difficulties(job).values())
-    for sizes in ((8, 198), (30, 30), (8, 30, 198), (30, 30, 40, 198), (60, 60, 60, 60)):
-        for start in range(0, len(known), 2):
-            mixed = [known[(start + place) % len(known)] for place in range(len(sizes))]
-            name = f"{plus(sizes)}, difficulties from {start}"
-            rng = job.random(name)
-            benchmarks = [drawn_estimates(*part, rng, job.rounds) for part in zip(mixed, sizes, strict=True)]
-            means = [mean_over_benchmarks(estimates) for estimates in zip(*benchmarks, strict=True)]
-            truth = np.mean([difficulty.mean for difficulty in mixed])
-            yield {"design": name, "coverage": share([mean.low <= truth <= mean.high for mean in means])}
-
-
-def drawn_estimates(difficulty: Difficulty, size: int, rng: np.random.Generator, rounds: int) -> list[Estimate]:
-    """Draw one sample of each problem of a benchmark, so many times."""
-    grades = rng.binomial(1, difficulty.draw(rng, (rounds, size))).astype(float)
-    rows = zip(grades, *interval(grades), strict=True)
-    return [from_problem_means(means, [1] * size, low, high) for means, low, high in rows]
-
-
-# -- maps of which only averages are known -----------------------------------------------------------------------------
-
-
-def permutation(job: Job) -> Rows:
-    """Return how often an axis that does nothing has an effect on 4 and on 8 maps of averages."""
-    for name, design, rng in job.of_kind("maps"):
-        is_whole = len(design.rows) == np.prod(design.shape)
-        if COLUMNS not in design.null or not is_whole:
-            continue
-        for count in (4, 8):
-            found = []
-            for number in range(job.rounds):
-                cells = [weights(design.strata) @ design.draw(rng) for _ in range(count)]
-                # Maps are printed with a digit behind the percent.
-                values = np.round(np.array(cells), 3).reshape(count, *design.shape)
-                effects, _ = permute_benchmarks(values, draws=DRAWS, seed=number)
-                found.append(min(effect.p for effect in effects) <= LEVEL)
-            kind = "exchangeable" if COLUMNS in design.exchangeable else "unlike"
-            yield {"design": f"{count} maps: {name}", f"false_alarm_{kind}": share(found)}
-
-
-# -- power -------------------------------------------------------------------------------------------------------------
-
-U_SHAPED = beta(0.5, 0.6)
-STRUCTURES = {
-    "independent": Copies(),
-    "70 % alike": Copies(0.7),
-    "columns alike": Copies(0.0, 0.0, 0.9),
-    "rows alike": Copies(0.0, 0.9),
-    "trunk": Trunk(),
-}
-MEASURES_OF_MAPS = ("omnibus", "power", "coverage", "contradictions")
-MEASURES_OF_SEQUENCES = ("recommended", "kept_but_breaks")
-HARMLESS_FIRST = (SAME,) * 8 + (collapse(0.1),) * 12
-
-
-def power(job: Job) -> Rows:
-    """Return how often one level of five that loses is found, and a setting recommended where 8 of 20 lose nothing."""
-    for problems, points in ((60, 0.067), (240, 0.028)):
-        for name, structure, rng in job.each(STRUCTURES):
-            change = ((None, 0), loss(points, U_SHAPED.mean))
-            design = Maps((4, 5), (problems,), 5, U_SHAPED, structure, (change,))
-            row = simulate_maps(design, rng, job.rounds)
-            title = f"{problems} x 5, a column loses {100 * points:g} points, {name}"
-            yield {"design": title, **{key: row[key] for key in MEASURES_OF_MAPS}}
-    for sizes, samples in (((30, 30), 5), ((240,), 1), ((240,), 5), ((30, 30, 40, 198), 5)):
-        for name, structure in STRUCTURES.items():
-            design = Sequences(sizes, samples, MARGIN, EASY_AND_HARD, HARMLESS_FIRST, structure)
-            title = f"{plus(sizes)} x {samples}, 8 of 20 lose nothing, {name}"
-            row = simulate_sequences(design, job.random(title), job.rounds)
-            yield {"design": title, **{key: row[key] for key in MEASURES_OF_SEQUENCES}}
-
-
 # -- the document ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the document: its rounds, and the measures of which the lowest or highest is the worst."""
+    """A part of the document: its rounds, and the measures of which the highest is the worst."""
 
     rows: Callable[[Job], Rows]
     rounds: int
-    lowest: tuple[str, ...] = ()
     highest: tuple[str, ...] = ()
 
     def worst(self, rows: Sequence[Row]) -> dict[str, Row]:
         """Return the worst value of each measure with the name of its design."""
         found = {}
-        for kind, pick, measures in (("lowest", min, self.lowest), ("highest", max, self.highest)):
-            for measure in measures:
-                known = [row for row in rows if row.get(measure) is not None]
-                if known:
-                    row = pick(known, key=itemgetter(measure))
-                    found[f"{kind} {measure}"] = {"value": row[measure], "design": row["design"]}
+        for measure in self.highest:
+            row = max(rows, key=itemgetter(measure))
+            found[f"highest {measure}"] = {"value": row[measure], "design": row["design"]}
         return found
 
 
-FALSE_ALARMS = ("false_alarm_exchangeable", "false_alarm_trunk", "false_alarm_unlike")
-WRONG_MARKS = ("kept_but_breaks", "broken_but_keeps")
-ONE_SIDED = ("truth_above", "truth_below", "width_over_normal", "contradictions")
 PARTS = {
     "exact": Part(exact, 1, highest=("over_level", "error")),
     "claims": Part(claims, 2_000),
@@ -390,35 +170,23 @@ PARTS = {
     "traces_of_three_values": Part(traces_of_three_values, 6_000, highest=("error",)),
     "recommendation": Part(recommendation, 1, highest=("error",)),
     "scan": Part(scan, 1_500, highest=("error",)),
-    "two_settings": Part(of_kind("two settings", simulate_differences), 6_000, ("coverage",), ONE_SIDED),
-    "policies": Part(of_kind("policies", simulate_differences), 3_000, ("coverage",), ONE_SIDED),
-    "maps": Part(of_kind("maps", simulate_maps), 400, ("coverage", "power"), (*FALSE_ALARMS, "contradictions")),
-    "sequences": Part(of_kind("sequences", simulate_sequences), 300, highest=WRONG_MARKS),
-    "depths": Part(of_kind("depths", simulate_depths), 1_000, ("coverage",), ("without_end",)),
-    "prices": Part(of_kind("prices", simulate_prices), 1_000, ("coverage", "nothing_false_said"), ("too_few_to_say",)),
-    "needed": Part(needed, 600, ("power",), ("power",)),
-    "pass_at_1": Part(pass_at_1, 3_000, ("coverage",)),
-    "pass_at_k": Part(pass_at_k, 3_000, ("coverage",)),
-    "means_over_benchmarks": Part(means_over_benchmarks, 1_000, ("coverage",)),
-    "permutation": Part(permutation, 200, highest=("false_alarm_exchangeable", "false_alarm_unlike")),
-    "power": Part(power, 100, ("power",), ("kept_but_breaks",)),
 }
 
 
 def main() -> None:
     only = {"nargs": "*", "choices": list(PARTS), "default": list(PARTS)}
-    options = arguments(__doc__, quick=False, final=False, seed=0, designs=int, design="", rounds=int, only=only)
+    options = arguments(__doc__, quick=False, seed=0, rounds=int, only=only)
     document = {}
     for name in options.only:
         part = PARTS[name]
         rounds = options.rounds or (max(part.rounds // 30, 20) if options.quick else part.rounds)
-        job = Job(KEPT if options.final else TUNING, rounds, options.seed, options.designs, options.design)
+        job = Job(rounds, options.seed)
         began = time.process_time()
         rows = list(part.rows(job))
         seconds = time.process_time() - began
         document[name] = rounded({"rounds": rounds, "seconds": seconds, "worst": part.worst(rows), "rows": rows})
         if options.out is not None:
-            keep({name: document[name]}, options.out, "final" if options.final else "tuning")
+            keep({name: document[name]}, options.out)
     print(json.dumps(document))
 
 
@@ -431,10 +199,10 @@ def rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def keep(document: Mapping[str, Any], path: Path, kind: str) -> None:
+def keep(document: Mapping[str, Any], path: Path) -> None:
     """Put the parts in place of those in a file; each row has a line."""
     stored = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    stored.setdefault(kind, {}).update(document)
+    stored.setdefault("final", {}).update(document)
     path.write_text(json.dumps(stored).replace('{"design"', '\n{"design"') + "\n", "utf-8")
 
 

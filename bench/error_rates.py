@@ -20,8 +20,8 @@ Json = dict[str, Any]
 #: Claims of calibration.json: what is claimed and promised, group and part, the measure, and words for its designs.
 CALIBRATED = (
     ("limit of a loss, right and wrong answers", "5 %", "final", "exact", "highest error", "exact sums"),
-    ("the same, traces of one problem as units, all alike", "5 %", "tuning", "traces", "highest error", "exact sums"),
-    ("the same, with gains and losses", "5 %", "tuning", "traces_of_three_values", "highest error", ""),
+    ("the same, traces of one problem as units, all alike", "5 %", "final", "traces", "highest error", "exact sums"),
+    ("the same, with gains and losses", "5 %", "final", "traces_of_three_values", "highest error", ""),
     ("the same, spreads that were searched for the worst", "5 %", "final", "scan", "highest error", ""),
     ("recommended setting breaks the margin", "5 %", "final", "recommendation", "highest error", "exact sums"),
     ("the same, simulated", "5 %", "final", "sequences", "highest kept_but_breaks", ""),

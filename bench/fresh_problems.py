@@ -1,77 +1,29 @@
-"""The demo's claims, judged on problems on which nothing was chosen.
+"""The numbers of docs/findings/embedded.md: the demo's claims, judged on problems on which nothing was chosen.
 
-    python bench/fresh_problems.py runs/demo --out bench/results/fresh_problems.json
-
-The demo's benchmarks and axes were chosen on other problems (900 to 939 of ledgers), its budget after a look at its own
-problems, which flatters it; the heads were trained on problems 300 to 474 of such sizes. This decodes the settings of
-`dynts`, `random` where `dynts` is recommended, and the full cache on the problems from `--first` on, and keeps them
-beside the demo, in a folder that ends in `-fresh`. Prints one JSON document: `outcomes` of both runs by problem, and
-the `numbers` that docs/findings/embedded.md quotes, which `bench/audit.py` computes again. By model: what the demo
-recommends and what that setting loses here, with its 95 % interval and the one-sided upper limit, and the Pass@1 of
-`random` there; how many of the settings proven in the demo are proven here, and which lose more than the margin; the
-same for the settings that the demo proves to lose more. Points.
+By model: what the demo recommends and what that setting loses on fresh problems, with its 95 % interval and the
+one-sided upper limit, and the Pass@1 of `random` there; how many of the settings proven in the demo are proven there,
+and which lose more than the margin; the same for the settings that the demo proves to lose more. Points.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 import kvatlas
-from common import arguments, keep
 from kvatlas.core import Setting
-from kvatlas.report.result import Result, analyse, open_result
-from kvatlas.results import Store
+from kvatlas.report.result import Result, analyse
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import SettingLoss
-from kvatlas.sweeps import make_plan, read_spec, sweep
-from kvatlas.sweeps.spec import SettingSpec
-from outcomes import Json, outcomes_of, write_run
+from outcomes import Json, write_run
 
 PAGES = ("docs/findings/embedded.md",)
 #: The policy whose settings the demo is about, and the one that it is compared with.
 POLICY, RIVAL = "dynts", "random"
 MARGIN = 5
-
-
-def main() -> None:
-    options = arguments(__doc__, "demo", first=500, problems=100)
-    folder = options.demo.with_name(f"{options.demo.name}-fresh")
-    choices = open_result([options.demo]).choices
-    decode(folder, choices, options.first, options.problems)
-    chosen = {choice.model: choice.by_memory.setting.values for choice in choices if choice.by_memory is not None}
-    outcomes = {"chosen": chosen, "demo": parts_of(options.demo), "fresh": parts_of(folder)}
-    # Through JSON, as an audit reads them.
-    numbers = numbers_of(json.loads(json.dumps(outcomes)))
-    keep(options, numbers=numbers, outcomes=outcomes)
-    print("\n".join(lines(numbers)))
-
-
-def decode(folder: Path, choices: Sequence[Choice], first: int, problems: int) -> None:
-    """Decode the demo's spec on problems from the `first` on; of the rival the settings that are chosen."""
-    spec = read_spec(Path("demo"))
-    settings = [entry for entry in spec.settings if entry.policy == POLICY]
-    for choice in choices:
-        if choice.by_memory is not None:
-            entry = SettingSpec(policy=RIVAL, **values_of(choice.by_memory.setting))
-            settings += [entry] if entry not in settings else []
-    baseline = [entry for entry in spec.baseline if entry.policy == "full"]
-    plan = make_plan(spec.model_copy(update={"problems": first + problems, "settings": settings, "baseline": baseline}))
-    sweep(replace(plan, problems={name: found[first:] for name, found in plan.problems.items()}), folder)
-
-
-def parts_of(folder: Path) -> list[Json]:
-    """Return the outcomes of a run by model and benchmark."""
-    with Store.open(folder) as store:
-        expected = store.manifest().expected
-    problems = {(cell.model, cell.benchmark): cell.problems for cell in expected}
-    return [outcomes_of(folder, names, 0, model) for (model, _), names in problems.items()]
 
 
 def numbers_of(outcomes: Json) -> Json:
@@ -145,7 +97,3 @@ def document(setting: str, losses: dict[str, SettingLoss]) -> dict[str, Any]:
     loss = losses[setting]
     points = {"loses": loss.value, "low": loss.low, "high": loss.high, "limit": loss.limit}
     return {"setting": setting, **{name: round(100 * share, 1) for name, share in points.items()}}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,12 @@
 """Outcomes by problem of a run, as compact data from which the run's statistics can be computed again.
 
-`outcomes_of` reads a store and `write_run` writes a store with the same outcomes, costs and settings and no tokens or
-texts, which `kvatlas describe` reads like the original. Right answers, compressed traces and missing traces are bits,
-the first problem first, as hexadecimal numbers.
+`write_run` writes a store with these outcomes, costs and settings and no tokens or texts, which `kvatlas describe`
+reads like the original. Right answers, compressed traces and missing traces are bits, the first problem first, as
+hexadecimal numbers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,69 +31,10 @@ def from_hex(text: str) -> list[bool]:
     return [digit == "1" for digit in f"{int(text, 16):b}"[1:]]
 
 
-def whole_problems(folder: Path) -> set[str]:
-    """Return the problems that are decoded under every setting of a run of one model and sample."""
-    with Store.open(folder) as store:
-        settings = len({cell.setting for cell in store.manifest().expected})
-        decoded = Counter(trace.problem for _, trace in store.traces(texts=False))
-    return {problem for problem, count in decoded.items() if count == settings}
-
-
 def mean_over_benchmarks(right: NDArray[np.float64], sizes: Sequence[int]) -> float:
     """Return the mean over benchmarks, whose problems lie one benchmark after the other."""
     parts = np.split(right, np.cumsum(sizes)[:-1])
     return float(np.mean([part.mean() for part in parts]))
-
-
-def outcomes_of(folder: Path, problems: Sequence[str], sample: int, model: str = "", *, has_costs: bool = True) -> Json:
-    """Return one sample of these problems of one benchmark under all settings of a `model`, or of the only one.
-
-    Without costs the outcomes alone are kept: some bits for each setting.
-    """
-    with Store.open(folder) as store:
-        manifest = store.manifest()
-        traces = {
-            (trace.setting.id, trace.problem): trace
-            for _, trace in store.traces(texts=False)
-            if trace.sample == sample and trace.problem in set(problems) and model in ("", trace.model)
-        }
-    cells = [cell for cell in manifest.expected if model in ("", cell.model) and problems[0] in cell.problems]
-
-    prompt_tokens = {problem: trace.usage.prompt_tokens for (_, problem), trace in traces.items()}
-    settings = []
-    for cell in cells:
-        found = [traces.get((cell.setting.id, problem)) for problem in problems]
-        usages = [trace.usage if trace else None for trace in found]
-        cap = cell.setting.values.get("thinking_tokens")
-        cut = (
-            {}
-            if cap is None
-            else {"cut": to_hex([usage is not None and usage.thinking_tokens >= cap for usage in usages])}
-        )
-        entry = {
-            **cut,
-            "policy": cell.setting.policy,
-            "values": cell.setting.values,
-            "baseline": cell.baseline,
-            "missing": to_hex([trace is None for trace in found]),
-            "right": to_hex([trace is not None and trace.grade.correct for trace in found]),
-            "truncated": to_hex([trace is not None and trace.grade.status == "truncated" for trace in found]),
-            "compressed": to_hex([usage is not None and bool(usage.compressions) for usage in usages]),
-        }
-        if has_costs:
-            entry["output_tokens"] = [usage.output_tokens if usage else 0 for usage in usages]
-            entry["mean_kv_tokens"] = [round(usage.mean_kv_tokens or 0) if usage else 0 for usage in usages]
-        settings.append(entry)
-    first = cells[0]
-    return {
-        "model": first.model,
-        "benchmark": first.benchmark,
-        "kv_bytes": first.kv_bytes,
-        "axes": manifest.axes,
-        "problems": [int(problem.rsplit("-", 1)[1]) for problem in problems],
-        "prompt_tokens": [prompt_tokens[problem] for problem in problems],
-        "settings": settings,
-    }
 
 
 def write_run(outcomes: Json, folder: Path, *others: Json) -> None:

@@ -1,39 +1,27 @@
-"""The map of Qwen2.5-Coder-1.5B on MATH500 that an H200 decoded: its numbers, and the outcomes by problem behind them.
-
-    python bench/real_gpu.py --run runs/real-gpu --out bench/results/real_gpu.json
+"""The numbers of docs/findings/real-gpu.md: the map of Qwen2.5-Coder-1.5B on MATH500 that an H200 decoded.
 
 `first` is the first sample of all problems, `second` the second sample of the problems that have it under all settings,
-`second_first` the first sample of these. `outcomes` has the outcomes by problem of `first` and `second`, `numbers` what
-docs/findings/real-gpu.md quotes. `bench/audit.py` computes the numbers again from the outcomes.
+`second_first` the first sample of these.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common import arguments, keep
 from kvatlas.report.result import analyse
 from kvatlas.report.view_options import ReadOptions
-from kvatlas.results import Store
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.table import CellTraces
-from outcomes import Json, from_hex, outcomes_of, to_hex, write_run
+from outcomes import Json, from_hex, to_hex, write_run
 
 PAGES = ("docs/findings/real-gpu.md",)
 MARGINS = (5, 3)
 #: The limit of new tokens of the run: differences of tokens are at most this.
 MAX_NEW_TOKENS = 1200
-ABOUT = {
-    "card": "one NVIDIA H200",
-    "model": "Qwen2.5-Coder-1.5B-Instruct, GGUF Q4_K_M, computed in bfloat16",
-    "versions": {"torch": "2.11.0", "transformers": "5.23.0"},
-    "sampling": {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": MAX_NEW_TOKENS},
-}
 
 
 def numbers_of(outcomes: Json) -> Json:
@@ -186,23 +174,3 @@ def lines(numbers: Json) -> list[str]:
 
 def loss_text(row: Json) -> str:
     return f"{row['loses']:.1f} ({row['loses_low']:.1f} to {row['loses_high']:.1f})"
-
-
-def main() -> None:
-    options = arguments(__doc__, run=str)
-    folder = Path(options.run)
-    with Store.open(folder) as store:
-        cells = store.manifest().expected
-        stored = store.keys()
-    traces = Counter((problem, sample) for _, _, _, problem, sample in stored)
-    problems = cells[0].problems
-    whole = [problem for problem in problems if traces[problem, 1] == len(cells)]
-    outcomes = {"first": outcomes_of(folder, problems, 0), "second": outcomes_of(folder, whole, 1)}
-    # Numbers are those of what is kept, so that an audit finds the same.
-    numbers = numbers_of(outcomes)
-    keep(options, run=ABOUT, numbers=numbers, outcomes=outcomes)
-    print("\n".join(lines(numbers)))
-
-
-if __name__ == "__main__":
-    main()

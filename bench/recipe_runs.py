@@ -1,148 +1,64 @@
-"""Recipes decoded on problems that no run had seen, with outcomes by problem.
+"""The numbers of docs/findings/bytes.md and real-model.md: recipes decoded on problems that no run had seen.
 
-    python bench/recipe_runs.py --decode bytes-tiny-llama maps-smollm --runs runs/recipes
-    python bench/recipe_runs.py --runs runs/recipes --out bench/results/recipe_runs.json
-
-The predictions are in the predictions.md of recipes/embedded and recipes/smollm. `--decode` decodes or resumes the
-named parts; without it the document is made of what is there. `outcomes` has the outcomes by problem, `numbers` what
-the pages under docs/findings quote. `losses` are Pass@1 of a setting minus the full cache's, in points, with limits
-that hold for all settings of a part at once (Bonferroni). `comparisons` were chosen before decoding; their limits hold
-for all comparisons of a part at once, and p-values are Holm's. All speak of problems like these.
+`losses` are Pass@1 of a setting minus the full cache's, in points, with limits that hold for all settings of a part at
+once (Bonferroni). `comparisons` were chosen before decoding; their limits hold for all comparisons of a part at once,
+and p-values are Holm's. All speak of problems like these.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import takewhile
-from pathlib import Path
 
 import numpy as np
 
-from common import arguments, keep
-from kvatlas.results import Store
 from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata_of_sizes
 from kvatlas.stats.numerics.bounded import mean_differences
 from kvatlas.stats.numerics.multiple import holm
-from kvatlas.sweeps import make_plan, read_spec, sweep
-from outcomes import Json, from_hex, mean_over_benchmarks, outcomes_of, whole_problems
+from outcomes import Json, from_hex, mean_over_benchmarks
 
-ROOT = Path(__file__).parents[1]
 PAGES = ("docs/findings/bytes.md", "docs/findings/real-model.md")
 FULL = "full"
 #: The settings that are compared as one, by their mean: a policy's map.
 MAP_OF = "map of "
 
 
-@dataclass(frozen=True)
-class Part:
-    """A recipe with one model on `problems` of each benchmark, from number `first` on."""
-
-    recipe: str
-    model: str
-    problems: int = 60
-    first: int = 300
-    weights: str = "auto"
-    comparisons: Sequence[tuple[str, str]] = field(default_factory=tuple)
-
-
-def bytes_part(model: str) -> Part:
-    """Many tokens in few bits against few in many, at equal bytes, and what fewer bits than 4 bring."""
-    return Part(
-        "recipes/embedded/bytes.yaml",
-        model,
-        comparisons=(
-            ("dynts 460 tokens, 4 bits", "dynts 160 tokens"),
-            ("dynts 460 tokens, 4 bits", "dynts 256 tokens, 8 bits"),
-            ("dynts 460 tokens, 4 bits", "dynts 576 tokens, 3 bits"),
-            ("dynts 460 tokens, 4 bits", "dynts 768 tokens, 2 bits"),
-        ),
-    )
-
-
+#: Many tokens in few bits against few in many, at equal bytes, and what fewer bits than 4 bring.
+BITS_OF_EMBEDDED = (
+    ("dynts 460 tokens, 4 bits", "dynts 160 tokens"),
+    ("dynts 460 tokens, 4 bits", "dynts 256 tokens, 8 bits"),
+    ("dynts 460 tokens, 4 bits", "dynts 576 tokens, 3 bits"),
+    ("dynts 460 tokens, 4 bits", "dynts 768 tokens, 2 bits"),
+)
 RIVALS = ("dynts", "window", "random", "snapkv", "h2o")
-PARTS = {
-    "bytes-tiny-llama": bytes_part("embedded:tiny-llama"),
-    "bytes-tiny-qwen": bytes_part("embedded:tiny-qwen"),
-    "bytes-smollm": Part(
-        "recipes/smollm/bytes.yaml",
-        "smollm2-135m-think",
-        weights="bfloat16",
-        comparisons=(("rkv 312 tokens, 8 bits", "rkv 192 tokens"),),
-    ),
-    "maps-smollm": Part(
-        "recipes/smollm/maps.yaml",
-        "smollm2-135m-think",
-        weights="bfloat16",
-        comparisons=(
-            (f"{MAP_OF}rkv", f"{MAP_OF}dynts"),
-            *(("rkv 64 0.3", f"{rival} 64 0.3") for rival in RIVALS),
-        ),
+#: The comparisons of each part, and the name of its model.
+COMPARISONS = {
+    "bytes-tiny-llama": BITS_OF_EMBEDDED,
+    "bytes-tiny-qwen": BITS_OF_EMBEDDED,
+    "bytes-smollm": (("rkv 312 tokens, 8 bits", "rkv 192 tokens"),),
+    "maps-smollm": (
+        (f"{MAP_OF}rkv", f"{MAP_OF}dynts"),
+        *(("rkv 64 0.3", f"{rival} 64 0.3") for rival in RIVALS),
     ),
 }
-
-
-def name_of(policy: str, values: Json) -> str:
-    """Return what the document calls a setting: the policy and what differs between settings of its recipe."""
-    bits = values.get("kv_bits")
-    in_bits = f"{bits} bits" if bits else ""
-    if policy == FULL:
-        return ", ".join(word for word in (FULL, in_bits) if word)
-    if values.get("budget_over") == "thinking":
-        return f"{policy} {values['local_window']} {values['ratio']}"
-    return ", ".join(word for word in (f"{policy} {values['kv_budget']} tokens", in_bits) if word)
-
-
-def decode(part: Part, folder: Path, workers: int) -> None:
-    """Decode what is missing of a part, the first problems first."""
-    spec = read_spec(ROOT / part.recipe)
-    models = [entry.model_copy(update={"weights": part.weights}) for entry in spec.models if entry.model == part.model]
-    plan = make_plan(spec.model_copy(update={"models": models, "problems": part.first + part.problems}))
-    problems = {name: found[part.first :] for name, found in plan.problems.items()}
-    sweep(replace(plan, problems=problems), folder, workers=workers, on_message=print)
-
-
-def outcomes_of_part(folder: Path) -> Json:
-    """Return the right answers of each setting on the first problems, as far as all settings have them, by benchmark.
-
-    Short traces finish first: later problems that are whole would be a choice by that.
-    """
-    with Store.open(folder) as store:
-        cells = store.manifest().expected
-    decoded = whole_problems(folder)
-    by_benchmark = {}
-    for cell in cells:
-        if cell.benchmark in by_benchmark:
-            continue
-        whole = list(takewhile(decoded.__contains__, cell.problems))
-        found = outcomes_of(folder, whole, 0, has_costs=False)
-        by_benchmark[cell.benchmark] = {
-            "problems": found["problems"],
-            "right": {name_of(entry["policy"], entry["values"]): entry["right"] for entry in found["settings"]},
-            "compressed": {
-                name_of(entry["policy"], entry["values"]): entry["compressed"] for entry in found["settings"]
-            },
-        }
-    return by_benchmark
+MODELS = {name: "smollm2" if name.endswith("smollm") else name.removeprefix("bytes-") for name in COMPARISONS}
 
 
 def numbers_of(outcomes: dict[str, Json]) -> Json:
     """Return Pass@1 of each setting in percent, and losses and comparisons in points."""
-    return {name: numbers_of_part(PARTS[name], of_part) for name, of_part in outcomes.items()}
+    return {name: numbers_of_part(COMPARISONS[name], of_part) for name, of_part in outcomes.items()}
 
 
-def numbers_of_part(part: Part, by_benchmark: Json) -> Json:
+def numbers_of_part(pairs: Sequence[tuple[str, str]], by_benchmark: Json) -> Json:
     names = list(next(iter(by_benchmark.values()))["right"])
     sizes = [len(found["problems"]) for found in by_benchmark.values()]
     tables = {name: right_of(by_benchmark, name) for name in names}
-    for name in dict.fromkeys(name for pair in part.comparisons for name in pair if name.startswith(MAP_OF)):
+    for name in dict.fromkeys(name for pair in pairs for name in pair if name.startswith(MAP_OF)):
         policy = name.removeprefix(MAP_OF)
         tables[name] = np.mean([table for other, table in tables.items() if other.split()[0] == policy], axis=0)
 
     settings = [name for name in names if name != FULL]
     losses = limits_of([tables[name] - tables[FULL] for name in settings], sizes)
-    comparisons = limits_of([tables[first] - tables[second] for first, second in part.comparisons], sizes)
+    comparisons = limits_of([tables[first] - tables[second] for first, second in pairs], sizes)
     return {
         "problems": sum(sizes),
         "value": {name: round(100 * mean_over_benchmarks(tables[name], sizes), 4) for name in tables},
@@ -152,7 +68,7 @@ def numbers_of_part(part: Part, by_benchmark: Json) -> Json:
         "losses": dict(zip(settings, losses, strict=True)),
         "comparisons": [
             {"first": first, "second": second, **limits}
-            for (first, second), limits in zip(part.comparisons, comparisons, strict=True)
+            for (first, second), limits in zip(pairs, comparisons, strict=True)
         ],
     }
 
@@ -197,9 +113,8 @@ def lines(numbers: Json) -> list[str]:
             rows.append(f"| {' | '.join([*cells, lost_text(found, FULL + ending)])} |")
     for name, found in numbers.items():
         for pair in found["comparisons"]:
-            model = PARTS[name].model.removeprefix("embedded:").removesuffix("-135m-think")
             limits = f"{pair['value']:.1f} ({pair['low']:.1f} to {pair['high']:.1f}){mark_of(pair)}"
-            rows.append(f"| {model} | {pair['first']} | {pair['second']} | {limits} |")
+            rows.append(f"| {MODELS[name]} | {pair['first']} | {pair['second']} | {limits} |")
     if "maps-smollm" in numbers:
         found = numbers["maps-smollm"]
         for policy in ("rkv", "dynts"):
@@ -228,27 +143,3 @@ def lost_text(found: Json, name: str) -> str:
     # Without a minus before a zero.
     lost, low, high = (round(-limits[end], 1) + 0 for end in ("value", "high", "low"))
     return f"{lost:.1f} ({low:.1f} to {high:.1f}){mark_of(limits)}"
-
-
-def main() -> None:
-    options = arguments(__doc__, runs=Path("runs/recipes"), decode=[""], workers=1)
-    asked = [name for name in options.decode if name]
-    for name in asked:
-        decode(PARTS[name], options.runs / name, options.workers)
-    if asked:
-        return
-
-    # A part whose run is not here keeps the outcomes that the document has.
-    outcomes: dict[str, Json] = {}
-    if options.out is not None and options.out.is_file():
-        outcomes = json.loads(options.out.read_text("utf-8"))["outcomes"]
-    for name in PARTS:
-        if (options.runs / name).is_dir():
-            outcomes[name] = outcomes_of_part(options.runs / name)
-    numbers = numbers_of(outcomes)
-    keep(options, bench="recipe_runs", numbers=numbers, outcomes=outcomes)
-    print("\n".join(lines(numbers)))
-
-
-if __name__ == "__main__":
-    main()

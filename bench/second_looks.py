@@ -1,204 +1,52 @@
-"""Windows at equal memory, and `learned` trained twice, on problems that no run had decoded.
+"""The numbers of docs/findings/second-looks.md: windows at equal memory, and `learned` trained twice.
 
-    python bench/second_looks.py --decode windows-tiny-llama learned-tiny-llama --heads HEADS --runs runs/second-looks
-    python bench/second_looks.py --runs runs/second-looks --heads HEADS --out bench/results/second_looks.json
-
-The predictions are in the predictions.md of recipes/embedded, recipes/smollm and recipes/real. `--decode` decodes or
-resumes the named parts; without it the document is made of what is there. The folder of `--heads` has the second
-training of each model as MODEL-second.safetensors (of the pretrained models also MODEL-first.safetensors), as
-
-    kvatlas predictor train HEADS/tiny-qwen-second.safetensors embedded:tiny-qwen CHAIN7-14 SEQBENCH-5x5 LEDGER12-28 \
-        --target kv_head --skip 2000 --problems 60 --held-out 10 --seed 1
-
-writes it. `outcomes` has the outcomes by problem, `numbers` what docs/findings/second-looks.md quotes: each comparison
-has limits that hold for all comparisons of the document at once (Bonferroni), and p-values after Holm.
+Each comparison was chosen before decoding, and has limits that hold for all comparisons of the document at once
+(Bonferroni), and p-values after Holm.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from common import arguments, keep
-from kvatlas import benchmarks
 from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata_of_sizes
 from kvatlas.stats.numerics.bounded import mean_differences
 from kvatlas.stats.numerics.equal_memory import compare_pairs, dominance_pairs
 from kvatlas.stats.numerics.multiple import holm
-from kvatlas.sweeps import make_plan, sweep
-from kvatlas.sweeps.spec import parse_spec
-from outcomes import Json, from_hex, mean_over_benchmarks, outcomes_of, whole_problems
+from outcomes import Json, from_hex, mean_over_benchmarks
 
 PAGES = ("docs/findings/second-looks.md",)
-#: The first problem that is decoded of each benchmark.
-FIRST = 3000
 #: The names of a head's two trainings, and of the policy that they are compared with.
 TRAININGS = ("first", "second")
 RIVAL = "random"
-SMOLLM = "smollm2-135m-think"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A grid of one model: `question` is windows or learned, `problems` the number on each benchmark."""
+    """A grid of one model: `question` is windows or learned."""
 
     question: str
-    model: str
-    benchmarks: tuple[str, ...]
-    problems: int
+    short_model: str
     policies: tuple[str, ...]
     budgets: tuple[int, ...]
-    windows: tuple[str | int, ...]
-    keep_prompt: tuple[bool, ...] = (True,)
-    every: int = 32
-    first: int = FIRST
-    weights: str = "auto"
-    temperature: float = 0.6
-    max_new_tokens: int = 700
-
-    @property
-    def short_model(self) -> str:
-        """The model's name without where it comes from."""
-        return self.model.removeprefix("embedded:").removesuffix(".gguf")
-
-    def problem_names(self, benchmark: str) -> list[str]:
-        """Return the names of the problems of a benchmark that the grid was declared with."""
-        found = benchmarks.find(benchmark).problems(self.first + self.problems)
-        return [problem.id for problem in found[self.first :]]
+    windows: tuple[str, ...] = ()
+    keep_prompt: tuple[bool, ...] = (False,)
 
 
-def embedded_windows(model: str) -> Part:
-    windows = ("10%", "40%", "75%")
-    return Part("windows", model, ("SEQBENCH-6x6",), 240, ("dynts", "rkv"), (48, 96), windows)
-
-
-def embedded_learned(model: str) -> Part:
-    benchmarks = ("SEQBENCH-4x4", "CHAIN7-16")
-    return Part("learned", model, benchmarks, 120, (*TRAININGS, RIVAL), (160, 208), (16,), (False, True))
-
-
-def qwen_learned(benchmark: str) -> Part:
-    return Part(
-        "learned",
-        "qwen2.5-coder-1.5b.gguf",
-        (benchmark,),
-        60,
-        (*TRAININGS, RIVAL),
-        (144, 208),
-        (32,),
-        (False,),
-        every=64,
-        first=0,
-        weights="bfloat16",
-        temperature=0.0,
-        max_new_tokens=900,
-    )
-
-
+EMBEDDED_WINDOWS = (("dynts", "rkv"), (48, 96), ("10%", "40%", "75%"))
+HEADS = (*TRAININGS, RIVAL)
 PARTS = {
-    "windows-tiny-llama": embedded_windows("embedded:tiny-llama"),
-    "windows-tiny-qwen": embedded_windows("embedded:tiny-qwen"),
-    "learned-tiny-llama": embedded_learned("embedded:tiny-llama"),
-    "learned-tiny-qwen": embedded_learned("embedded:tiny-qwen"),
-    "windows-smollm": Part(
-        "windows",
-        SMOLLM,
-        ("WORDS6-8",),
-        80,
-        ("rkv",),
-        (80, 128),
-        ("10%", "75%"),
-        weights="bfloat16",
-        max_new_tokens=500,
-    ),
-    "learned-smollm": Part(
-        "learned",
-        SMOLLM,
-        ("WORDS6-8",),
-        60,
-        (*TRAININGS, RIVAL),
-        (240, 288),
-        (16,),
-        (False,),
-        weights="bfloat16",
-        max_new_tokens=500,
-    ),
-    "learned-qwen": qwen_learned("MATH500@panel/level3-short.jsonl"),
-    "learned-qwen-gaokao": qwen_learned("GAOKAO2023EN@panel/gaokao-short.jsonl"),
+    "windows-tiny-llama": Part("windows", "tiny-llama", *EMBEDDED_WINDOWS),
+    "windows-tiny-qwen": Part("windows", "tiny-qwen", *EMBEDDED_WINDOWS),
+    "learned-tiny-llama": Part("learned", "tiny-llama", HEADS, (160, 208), keep_prompt=(False, True)),
+    "learned-tiny-qwen": Part("learned", "tiny-qwen", HEADS, (160, 208), keep_prompt=(False, True)),
+    "windows-smollm": Part("windows", "smollm2-135m-think", ("rkv",), (80, 128), ("10%", "75%")),
+    "learned-smollm": Part("learned", "smollm2-135m-think", HEADS, (240, 288)),
+    "learned-qwen": Part("learned", "qwen2.5-coder-1.5b", HEADS, (144, 208)),
+    "learned-qwen-gaokao": Part("learned", "qwen2.5-coder-1.5b", HEADS, (144, 208)),
 }
-
-
-def settings_of(part: Part, heads: Path) -> dict[str, Json]:
-    """Return the settings of a grid by what the document calls them."""
-    settings: dict[str, Json] = {}
-    for policy in part.policies:
-        for budget in part.budgets:
-            for window in part.windows:
-                for is_kept in part.keep_prompt:
-                    setting = {"policy": policy, "kv_budget": budget, "local_window": window, "every": part.every}
-                    if part.question == "windows":
-                        setting["budget_over"] = "thinking"
-                        settings[f"{policy} {budget} {window}"] = setting
-                        continue
-                    setting["keep_prompt"] = is_kept
-                    file = heads / f"{part.short_model}-{policy}.safetensors"
-                    if policy in TRAININGS:
-                        setting["policy"] = "learned"
-                        # The first training of an embedded model is in its own folder.
-                        if file.is_file():
-                            setting["scorer"] = str(file)
-                    settings[f"{policy} {budget} {'kept' if is_kept else 'competes'}"] = setting
-    return settings
-
-
-def decode(part: Part, heads: Path, folder: Path, workers: int) -> None:
-    """Decode what is missing of a grid, the first problems first."""
-    for benchmark in part.benchmarks:
-        sampling: Json = {"temperature": part.temperature, "max_new_tokens": part.max_new_tokens}
-        if part.temperature > 0:
-            sampling |= {"top_k": 20, "top_p": 0.95}
-        document = {
-            "models": [{"model": part.model, "weights": part.weights} if part.weights != "auto" else part.model],
-            "benchmarks": [benchmark],
-            "problems": part.first + part.problems,
-            "seed": 11,
-            "sampling": sampling,
-            "baseline": [{"policy": "full"}],
-            "settings": list(settings_of(part, heads).values()),
-        }
-        plan = make_plan(parse_spec(document))
-        problems = {name: found[part.first :] for name, found in plan.problems.items()}
-        out = folder / benchmark.partition("@")[0]
-        sweep(replace(plan, problems=problems), out, workers=workers, on_message=print)
-
-
-def outcomes_of_part(part: Part, heads: Path, folder: Path) -> Json:
-    """Return the right answers of each setting, on the problems that all settings have, by benchmark."""
-    settings = settings_of(part, heads)
-    by_benchmark = {}
-    for benchmark in part.benchmarks:
-        name, _, _ = benchmark.partition("@")
-        decoded = whole_problems(folder / name)
-        problems = [problem for problem in part.problem_names(benchmark) if problem in decoded]
-        found = outcomes_of(folder / name, problems, 0)
-        entries = {"full": next(entry for entry in found["settings"] if entry["baseline"])}
-        of_settings = [entry for entry in found["settings"] if not entry["baseline"]]
-        for (name, setting), entry in zip(settings.items(), of_settings, strict=True):
-            # Settings of a run keep the order of their spec.
-            assert entry["policy"] == setting["policy"]
-            assert all(
-                entry["values"].get(key, True) == setting[key] for key in ("kv_budget", "keep_prompt") if key in setting
-            )
-            entries[name] = entry
-        right = {name: entry["right"] for name, entry in entries.items()}
-        compressed = {name: entry["compressed"] for name, entry in entries.items()}
-        by_benchmark[name] = {"problems": found["problems"], "right": right, "compressed": compressed}
-    return {"model": part.short_model, "question": part.question, "benchmarks": by_benchmark}
 
 
 def numbers_of(outcomes: Json) -> Json:
@@ -319,27 +167,3 @@ def lines(numbers: Json) -> list[str]:
 def limits_text(item: Json) -> str:
     mark = "*" if item["adjusted_p"] <= LEVEL else ""
     return f"{item['value']:.1f} ({item['low']:.1f} to {item['high']:.1f}){mark}"
-
-
-def main() -> None:
-    options = arguments(__doc__, runs=Path("runs/second-looks"), heads=Path("runs/heads"), decode=[""], workers=1)
-    asked = [name for name in options.decode if name]
-    for name in asked:
-        decode(PARTS[name], options.heads, options.runs / name, options.workers)
-    if asked:
-        return
-
-    # A part whose run is not here keeps the outcomes that the document has.
-    outcomes: dict[str, Any] = {}
-    if options.out is not None and options.out.is_file():
-        outcomes = json.loads(options.out.read_text("utf-8"))["outcomes"]
-    for name, part in PARTS.items():
-        if (options.runs / name).is_dir():
-            outcomes[name] = outcomes_of_part(part, options.heads, options.runs / name)
-    numbers = numbers_of(outcomes)
-    keep(options, bench="second_looks", numbers=numbers, outcomes=outcomes)
-    print("\n".join(lines(numbers)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,37 +1,21 @@
-"""Tokens kept against tokens written: what settings lose and what they cost, over both, from finished runs.
-
-    kvatlas sweep recipes/embedded/thinking_cap.yaml --out runs/thinking-cap
-    kvatlas sweep recipes/smollm/thinking_cap.yaml --out runs/smollm-cap
-    python bench/thinking_cap.py --runs runs/thinking-cap runs/smollm-cap --out bench/results/thinking_cap.json
-
-`--figure` draws docs/images/thinking-cap.png. The predictions are in recipes/embedded/predictions.md. `outcomes` has
-the outcomes by problem of each model and benchmark, `numbers` what docs/findings/thinking-cap.md quotes.
-`bench/audit.py` computes the numbers again from the outcomes. A run that is not whole is read up to its last problem
-that is whole under all settings.
-"""
+"""The numbers of docs/findings/thinking-cap.md: what settings lose and cost, by tokens kept and tokens written."""
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common import arguments, keep
 from kvatlas.core import Claim
-from kvatlas.figures.style import NAME_TYPE, SMALL_TYPE, FigureOptions, Margins, line_axes, named_panels
 from kvatlas.report.result import analyse
 from kvatlas.report.view_options import ReadOptions
-from kvatlas.results import Store
-from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.paired import difference_of_cells
 from kvatlas.stats.table import CellTraces
-from outcomes import Json, outcomes_of, write_run
+from outcomes import Json, write_run
 
 PAGES = ("docs/findings/thinking-cap.md",)
 MARGIN = 5
@@ -191,88 +175,4 @@ def cell_text(row: Json) -> str:
 # -- the figure --------------------------------------------------------------------------------------------------------
 
 
-def draw(numbers: Json, path: Path) -> None:
-    options = FigureOptions()
-    margins = Margins(left=0.45, right=0.1, between=0.3, above=0.05, below=0.4)
-    counts = []
-    for family in FAMILIES:
-        pairs = [pair for model in family if model in numbers for pair in numbers[model]["pairs"]]
-        proven = sum(pair["low"] > 0 and pair["p_holm"] <= LEVEL for pair in pairs)
-        counts.append(f"{proven} of {len(pairs)}")
-    title = f"Forgetting is above stopping in {counts[0]} pairs on the embedded models, {counts[-1]} on SmolLM2"
-    about = (
-        f"Points lost by cost (memory × written tokens); grey: both ways at once; red: {MARGIN} points; limits: 95 %"
-    )
-    names = [model.removeprefix("embedded:") for model in numbers]
-    with options.applied():
-        figure, panels = named_panels(
-            options, names, 7.0, len(names), margins, (1.9, 1.9), title=title, about=[about]
-        )  # fmt: skip
-        for panel, of_model in zip(panels, numbers.values(), strict=True):
-            draw_model(panel, of_model, options)
-            panel.set_xlabel("cost, % of the full cache's", fontsize=SMALL_TYPE, labelpad=2)
-        figure.savefig(path, dpi=200)
-
-
-def draw_model(panel: Any, of_model: Json, options: FigureOptions) -> None:
-    """Draw what settings of a model lose over what they cost, with a line for each of the two ways to save."""
-    line_axes(panel, options)
-    rows = of_model["settings"]
-    both = [row for row in rows if row["kept"] != ALL and row["cap"] != UNLIMITED]
-    panel.axhline(MARGIN, color=options.colours.warning, linewidth=0.8)
-    panel.scatter(
-        [row["work"] for row in both], [row["loses"] for row in both], s=9, color=options.colours.published, zorder=2
-    )
-
-    forgetting = sorted((row for row in rows if row["cap"] == UNLIMITED), key=lambda row: row["kept"])
-    stopping = [row for row in rows if row["kept"] == ALL]
-    series = (("forget", "o", forgetting, "right", (-6, -3)), ("stop", "s", stopping, "left", (6, 3)))
-    for (label, marker, points, side, shift), colour in zip(series, options.colours.lines, strict=False):
-        losses = np.array([row["loses"] for row in points])
-        limits = np.array([[row["low"], row["high"]] for row in points]).T
-        panel.errorbar(
-            [row["work"] for row in points], losses, yerr=abs(limits - losses), color=colour, marker=marker,
-            markersize=3.5, linewidth=1.2, elinewidth=0.6, zorder=3,
-        )  # fmt: skip
-        named = points[0] if label == "forget" else points[len(points) // 2 - 1]
-        panel.annotate(
-            label, (named["work"], named["loses"]), shift, textcoords="offset points", ha=side, color=colour,
-            fontsize=NAME_TYPE, fontweight="bold",
-        )  # fmt: skip
-    panel.set(xlim=(18, 108), ylim=(-10, 100))
-
-
 # -- runs --------------------------------------------------------------------------------------------------------------
-
-
-def parts_of(folder: Path) -> list[Json]:
-    """Return the outcomes of each model and benchmark, up to the last problem that is whole under all settings."""
-    with Store.open(folder) as store:
-        expected = store.manifest().expected
-        stored = Counter((trace.model, trace.benchmark, trace.problem) for _, trace in store.traces(texts=False))
-    parts = []
-    for model, benchmark in dict.fromkeys((cell.model, cell.benchmark) for cell in expected):
-        cells = [cell for cell in expected if (cell.model, cell.benchmark) == (model, benchmark)]
-        problems: list[str] = []
-        for problem in cells[0].problems:
-            if stored[model, benchmark, problem] < len(cells):
-                break
-            problems.append(problem)
-        if problems:
-            parts.append(outcomes_of(folder, problems, 0, model))
-    return parts
-
-
-def main() -> None:
-    options = arguments(__doc__, runs=["runs/thinking-cap", "runs/smollm-cap"], figure=Path)
-    outcomes = {"parts": [part for folder in options.runs for part in parts_of(Path(folder))]}
-    # Through JSON, as an audit reads them.
-    numbers = numbers_of(json.loads(json.dumps(outcomes)))
-    if options.figure:
-        draw(numbers, options.figure)
-    keep(options, numbers=numbers, outcomes=outcomes)
-    print("\n".join(lines(numbers)))
-
-
-if __name__ == "__main__":
-    main()

@@ -31,13 +31,12 @@ def commands(run: str) -> dict[str, list[str]]:
     curves = options_of([f"{model} {setting}" for model in ("tiny-llama", "tiny-qwen") for setting in ("full", wide)])
     return {
         "demo-map": ["map", run, "--mean"],
-        "demo-losses": ["map", run, "--loss-by-memory"],
+        "demo-losses": ["map", run, "--by-memory"],
         "gallery-plain": ["map", llama, "--look", "plain=true"],
         "gallery-llama": ["map", llama],
         "gallery-qwen": ["map", qwen, "--own"],
         "gallery-means": ["map", llama, qwen, "--mean", "--own"],
         "gallery-pairs": ["compare", run, *pairs, "--metric", "progress"],
-        "gallery-density": ["compare", run, *pairs, "--metric", "progress", "--look", "kind=density"],
         "gallery-decay": ["draw", "curves", run, *curves],
     }
 
@@ -65,8 +64,7 @@ def caption(words: list[str]) -> str:
         svg = path.read_text("utf-8")
     # Bold text of the size of titles, and of the size of names.
     title, names = (re.findall(rf"font-weight: 700; font-size: {size}px[^>]*>([^<]*)", svg) for size in ("9", "7.5"))
-    text = html.unescape(" ".join(title) or ", ".join(dict.fromkeys(names)))
-    return f"{text}, as densities" if "kind=density" in words else text
+    return html.unescape(" ".join(title) or ", ".join(dict.fromkeys(names)))
 
 
 def with_caption(guide: str, name: str, text: str) -> str:
@@ -76,7 +74,7 @@ def with_caption(guide: str, name: str, text: str) -> str:
 
 
 def draw_autopsies() -> None:
-    """Redraw the picture of docs/findings/saving-tokens.md from the results of `bench/autopsies.py`."""
+    """Redraw the picture of docs/findings/saving-tokens.md from the outcomes in bench/results."""
     document = json.loads((IMAGES.parents[1] / "bench" / "results" / "equal_arms.json").read_text("utf-8"))
     summaries = {}
     for model, numbers in document["numbers"].items():

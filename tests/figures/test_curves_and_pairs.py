@@ -11,7 +11,6 @@ import pytest
 
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
 from kvatlas.figures.curves import curves_csv, line_figure
-from kvatlas.figures.density import reflected_density
 from kvatlas.figures.difficulty import decay_text, depth_figure, depth_text, told_difficulty
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
 from kvatlas.figures.style import FigureOptions, save
@@ -155,7 +154,7 @@ def test_what_all_systems_have_in_common_stands_once(tmp_path: Path) -> None:
     outcomes = [{("B", str(n)): {0: float(n % modulus == 0)} for n in range(12)} for modulus in (2, 3)]
     settings = [Setting.from_parameters("window", local_window=window, ratio=0.1) for window in (8, 16)]
     systems = [ModelSetting("A", setting, values) for setting, values in zip(settings, outcomes, strict=True)]
-    figure = pairwise_figure(systems, pairs_of(systems), "progress", options=FigureOptions(kind="density"))
+    figure = pairwise_figure(systems, pairs_of(systems), "progress")
     words = " ".join(texts(figure, tmp_path))
     assert "window, ratio=0.1" in words
     assert figure.axes[0].get_xlabel() == "local_window=8"
@@ -297,18 +296,6 @@ def test_settings_of_long_names_are_rows(tmp_path):
     assert faults(figure) == []
     heights = [round(line.get_ydata()[0]) for line in figure.axes[0].lines if line.get_marker() == "o"]
     assert heights == list(range(len(names)))
-
-
-def test_a_density_is_one_over_the_square_and_not_pale_at_its_edges() -> None:
-    places = np.linspace(0, 1, 201)
-    generator = np.random.default_rng(1)
-    x = np.clip(generator.normal(0.9, 0.3, 300), 0, 1)
-    density = reflected_density(x, np.clip(x + generator.normal(0, 0.2, 300), 0, 1), places)
-    weights = np.full(201, 1 / 200)
-    weights[[0, -1]] /= 2
-    assert weights @ density @ weights == pytest.approx(1, abs=0.01)
-    uniform = reflected_density(generator.random(20_000), generator.random(20_000), places)
-    assert uniform[0].mean() == pytest.approx(1, abs=0.1)
 
 
 def test_words_get_points_with_bars(policies):

@@ -17,7 +17,7 @@ from kvatlas.figures.panels import loss_panels, metric_panels
 from kvatlas.figures.style import FigureOptions
 from kvatlas.report.headline import short_headline
 from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure, plot_sources
-from kvatlas.report.memory_sentences import best_pair_words, effect_title, memory_title
+from kvatlas.report.memory_sentences import effect_title
 from kvatlas.report.result import open_result
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.stats.choice import choices
@@ -108,7 +108,7 @@ def test_losses_by_memory_show_each_setting_the_margin_and_the_offered_one(run: 
         assert f"{title}: dynts" in words
         assert faults(figure) == [], look
     assert losses_csv([choice]).count("\n") == 19
-    with pytest.raises(KvatlasError, match="--loss-by-memory: no losses against a full cache"):
+    with pytest.raises(KvatlasError, match="--by-memory: no losses against a full cache"):
         loss_figure([], "pass@1")
 
 
@@ -169,10 +169,10 @@ def test_short_headlines_have_16_words_and_claim_no_more_than_is_proven(run: Run
 def test_losses_by_memory_are_drawn_for_runs_and_refuse_other_figures(tmp_path) -> None:
     folder = store_run(tmp_path / "run", manifest(grid("dynts")), lambda setting: 0.5)
     out = tmp_path / "losses.svg"
-    plot_sources([folder], out, ReadOptions(metric=None), MapOptions(loss_by_memory=True))
+    plot_sources([folder], out, ReadOptions(metric=None), MapOptions(by_memory=True))
     assert "KV memory saved, % of the full cache" in out.read_text()
-    for show, other in ((MapOptions(mean=True, loss_by_memory=True), "--mean"),):
-        with pytest.raises(KvatlasError, match=f"--loss-by-memory and {other} are different figures"):
+    for show, other in ((MapOptions(mean=True, by_memory=True), "--mean"),):
+        with pytest.raises(KvatlasError, match=f"--by-memory and {other} are different figures"):
             plot_sources([folder], out, ReadOptions(metric=None), show)
 
 
@@ -189,7 +189,7 @@ def test_runs_of_equal_bytes_are_drawn_by_what_they_lose_in_them(tmp_path) -> No
     assert {"dynts, 4 bits", "dynts, 8 bits"} <= {
         bits for bits in ("dynts, 4 bits", "dynts, 8 bits") if bits in by_memory
     }
-    plot_sources([folder], out, show=MapOptions(loss_by_memory=False))
+    plot_sources([folder], out, show=MapOptions(by_memory=False))
     assert "KV memory saved" not in out.read_text()
 
 
@@ -230,21 +230,6 @@ def test_line_charts_have_the_finding_as_their_title(tmp_path) -> None:
     # Of one policy it is what is proven of that.
     (title,) = re.findall(r"font-size: 9px[^>]*>([^<]*)", out.read_text())
     assert title == "Every setting loses more than 40 points against the full cache for problems like these"
-
-
-def test_titles_of_maps_by_memory_name_the_windows_and_panels_the_settings(tmp_path) -> None:
-    def chance(setting: Setting) -> float:
-        return 0.2 if setting.values.get("local_window") == 32 else 0.95
-
-    plan = manifest(grid("dynts", "random"), problems=60)
-    folder = store_run(tmp_path / "run", plan, chance)
-    result = open_result([folder])
-    title = memory_title(result.grids, result.single)
-    assert len(title.split()) <= 16
-    memories = [one.verdict.memory for one in result.grids]
-    for memory in memories:
-        words = best_pair_words(memory)
-        assert bool(words) is (memory is not None and memory.best is not None)
 
 
 def test_warnings_of_one_kind_stand_together_with_their_panels(llama: list[Map]) -> None:

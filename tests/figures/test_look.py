@@ -23,7 +23,7 @@ from kvatlas.stats.maps import curves_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, pairs_of
 from kvatlas.text import fixed, model_name, percent_text, signed
-from tests.figures.conftest import dense, faults
+from tests.figures.conftest import dense, faults, texts
 from tests.stats.synthetic import grid, manifest, traces
 
 POLICIES = ("dynts", "random", "window", "h2o")
@@ -175,7 +175,6 @@ def test_a_font_is_that_of_all_texts(llama, line):
         ({"font": "No Such Font"}, "--look font: expected the name of an installed font, got 'No Such Font'"),
         ({"width": 0.5}, "--look width: expected 2 to 40 inches, got 0.5"),
         ({"width": 3.0, "columns": 1}, "--look columns and --look width are both given"),
-        ({"kind": "dots"}, "--look kind: expected counts, density, got 'dots'"),
     ],
 )
 def test_a_look_that_no_figure_has_is_refused(look, message: str):
@@ -220,3 +219,14 @@ def test_black_type_is_readable_on_every_colour_and_the_page_mixes_the_same(pale
         assert contrast(background, colours.ON_COLOUR) >= 4.5, background
     steps = colours.colour_steps(palette)
     assert [to_hex(colours.colour_map(palette)(end)) for end in (0.0, 1.0)] == [steps[0], steps[-1]]
+
+
+def test_small_numbers_in_cells_are_the_tokens_that_stay(llama: list[Map], tmp_path: Path) -> None:
+    found = texts(map_figure(llama[:1], options=FigureOptions(kept=True)), tmp_path)
+    assert {"950", "1,400", "4,000"} <= set(found)
+    assert "small type: tokens after a compression" in " ".join(found)
+    assert "4,000" not in texts(map_figure(llama[:1]), tmp_path)
+    with pytest.raises(KvatlasError, match="known of no cell"):
+        map_figure([dense(3)], options=FigureOptions(kept=True))
+    with pytest.raises(KvatlasError, match="leave one out"):
+        FigureOptions(kept=True, intervals=True)

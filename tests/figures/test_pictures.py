@@ -1,7 +1,6 @@
 """Figures as pictures: frames, colour bars and published forms, seen in the pixels of PNG, SVG and PDF."""
 
 import importlib
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
 from kvatlas.core import Cell, CellCoord, Estimate, Map, Setting
 from kvatlas.figures import colours
-from kvatlas.figures.by_memory import memory_figure
 from kvatlas.figures.difficulty import depth_figure
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.pairwise import names_of, pairwise_figure
@@ -29,12 +26,11 @@ from kvatlas.report.map_figure import MapOptions, plot_sources
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.against_policy import against_policy
-from kvatlas.stats.maps import mean_map, mean_maps
+from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import pairs_of, systems_of
 from tests.figures.conftest import dense, faults, pixels
-from tests.figures.test_by_memory import with_memory
 from tests.figures.test_curves_and_pairs import FULL, WINDOW
 from tests.stats.synthetic import grid, manifest
 from tests.stats.test_against import arena
@@ -313,36 +309,6 @@ def mazes(tmp_path_factory: pytest.TempPathFactory) -> RunData:
 
 
 @pytest.mark.parametrize("suffix", PNG_OF_ALL)
-def test_published_pairs_are_densities_from_yellow_to_dark_purple(mazes, tmp_path: Path, suffix: str) -> None:
-    systems = systems_of([mazes])
-    figure = pairwise_figure(systems, pairs_of(systems), "progress", options=FigureOptions(2, kind="density"))
-    panels = [axes for axes in figure.axes if axes.get_xlabel()]
-    assert len(panels) == 6
-    path, *_ = save(figure, tmp_path / f"density{suffix}")
-    picture = pixels(path)
-    shown = []
-    for axes in panels:
-        assert axes.get_xlim() == axes.get_ylim() == (0, 1)
-        assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
-        box = axes.get_position()
-        height, width = picture.shape[:2]
-        rows = slice(round((1 - box.y1) * height) + 2, round((1 - box.y0) * height) - 2)
-        columns = slice(round(box.x0 * width) + 2, round(box.x1 * width) - 2)
-        shown.append(picture[rows, columns].reshape(1, -1, 3))
-        assert close(shown[-1], colormaps["viridis"](0.02), 0.08).mean() > 0.001
-    bars = [axes for axes in figure.axes if axes not in panels]
-    assert [[text.get_text() for text in bar.get_yticklabels()] for bar in bars] == [["low", "high"]] * len(bars)
-    everything = np.concatenate(shown, 1)
-    assert close(everything, colormaps["viridis"](1.0), 0.08).mean() > 0.05
-    assert close(everything, "#ffffff").mean() > 0.05
-    names = names_of(systems)
-    heads = " ".join(text.get_text() for text in panels[0].texts)
-    assert re.search(r"[xy] ahead by \d+ points ± ", heads)
-    assert panels[0].get_xlabel() == names[0]
-    assert "reflected at 0 and 1" in " ".join(text.get_text() for text in figure.texts)
-
-
-@pytest.mark.parametrize("suffix", PNG_OF_ALL)
 def test_published_decays_are_grey_lines(mazes, tmp_path: Path, suffix: str) -> None:
     systems = systems_of([mazes], "pass@1")
     figure, _ = depth_figure(systems, systems, names_of(systems), by="L", options=FigureOptions(2))
@@ -379,7 +345,7 @@ def test_texts_of_every_other_kind_of_figure_stand_apart(
         (ReadOptions(metric="pass@1"), MapOptions(mean=True)),
         (ReadOptions(metric=None), MapOptions(against="full")),
         (ReadOptions(metric=None), MapOptions(mean=True, against="random")),
-        (ReadOptions(metric=None), MapOptions(loss_by_memory=True)),
+        (ReadOptions(metric=None), MapOptions(by_memory=True)),
         (fixed_axis, MapOptions()),
     ):
         plot_sources([stored], tmp_path / "figure.png", options, replace(show, figure=look))
@@ -387,12 +353,9 @@ def test_texts_of_every_other_kind_of_figure_stand_apart(
 
     run = arena({"random": 0.5, "rkv": 0.95, "window": 0.5})
     drawn.append(against_figure(against_policy(run, "random"), options=look))
-    mean = mean_map(llama)
-    drawn.append(memory_figure([mean], [with_memory(mean)], options=look))
     drawn.append(map_figure(llama, options=replace(look, plain=True)))
     systems = systems_of([mazes])
     pairs = pairs_of(systems)
-    drawn.append(pairwise_figure(systems, pairs, "progress", options=replace(look, kind="density")))
     drawn.append(pairwise_figure(systems, pairs, "progress", options=look))
     drawn.append(depth_figure(systems_of([mazes], "pass@1"), systems, names_of(systems), by="L", options=look)[0])
     for number, figure in enumerate(drawn):
@@ -418,9 +381,7 @@ def test_commands_of_the_gallery_are_those_of_its_pictures(monkeypatch: pytest.M
         frozenset(words[1 : words.index("--out")]) - {"--look", "columns=2"} for words in gallery if "--out" in words
     ]
     for name, words in pictures.commands("runs/demo").items():
-        # The density of pairs has the command of their numbers.
-        plain = frozenset(words) - {"--look", "kind=density"}
-        assert plain in [words - {"kind=density"} for words in shown], name
+        assert frozenset(words) - {"--look"} in shown, name
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -46,8 +46,10 @@ def test_answers_of_any_program_make_a_run_that_everything_reads(kvatlas: Call, 
         reference, wide, narrow = (written[each, f"p{problem}"] for each in (Setting("reference"), *windows))
         assert reference == wide != narrow
 
-    values = json.loads(kvatlas.succeed("describe", run, "--json"))
-    assert "served(window=256)" in json.dumps(values) or "window" in json.dumps(values)
+    # Two of twelve are right.
+    lines = kvatlas.succeed("describe", run).splitlines()
+    (line,) = [line for line in lines if line.startswith("| served(window=256)")]
+    assert " 16.7" in line
     kvatlas.succeed("map", run, "--out", tmp_path / "map.png")
     kvatlas.succeed("view", run, "--out", tmp_path / "run.html")
     code, out, _ = kvatlas("gate", f"{run}@reference", f"{run}@served window=256", "--json")

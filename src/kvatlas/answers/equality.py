@@ -7,30 +7,35 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TypeVar
 
-from kvatlas.answers import judges, normal
+from kvatlas.answers import judges, normal, quantities
 from kvatlas.answers.judges import Equality
 
 T = TypeVar("T")
 #: The decision of a rule on two tidy answers: equal or not, or both rewritten for the rules that follow, or None.
 Decision = Equality | tuple[str, str] | None
 
-#: The left side of an assignment: a name, a function, a tuple of names, an event and its probability, a named point.
-_NAME = r"[A-Za-z]'{0,3}(?:_\{?\w{1,3}\}?)?"
-_EVENT = r"[A-Za-z]\w{0,3}(?:\s*(?:\\cap|\\cup)\s*\w+)*"
-_ASSIGNED = re.compile(
-    rf"^\s*(?:(?:{_NAME}\s*(?:\({_EVENT}(?:\s*[|=,]\s*\w+)*\))?|\({_NAME}(?:\s*,\s*{_NAME})+\s*\)|{_EVENT})\s*"
-    r"(?:=(?!.*=)|\\in(?![A-Za-z]))\s*(?=\S))"
-)
-#: The left side of an equation that is one quantity of some object: \gcd(a,b), \angle ABC, \frac{dy}{dx}, \sigma^2.
+_GREEK = r"\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|rho|sigma|tau|phi|psi|omega|ell)(?![A-Za-z])"
+_NAME = rf"(?:[A-Za-z]|{_GREEK})'{{0,3}}(?:_\{{?\w{{1,3}}\}}?)?"
+#: A letter or a word, as a name has one: no command but those of Greek letters and angles.
+_LETTER = re.compile(rf"(?<![\\A-Za-z])[A-Za-z]|{_GREEK}|\\(?:angle|max|min)(?![A-Za-z])")
+#: What a name of one quantity may hold: an index, the argument of a function.
+_OF_A_NAME = re.compile(r"_\{[^{}]*\}|(?<=[f-hF-HPQ'])\([^()]*\)")
+#: The beginning of a name that is one quantity of some object: \gcd(a,b), \angle ABC, \frac{dy}{dx}, \sigma^2.
 _QUANTITY = re.compile(
-    r"^\s*(?:\\(?:gcd|det|lim|max|min|sup|inf|arg|deg|dim|int|iint|sum|prod|angle|nabla)(?![A-Za-z])(?:\{[^{}]*\}|[^=<>{}])*"
-    r"|\\frac\{(?:d|\\partial)\s*\w*\}\{(?:d|\\partial)\s*\w\}|\\sigma\s*\^\s*\{?2\}?)\s*=(?!.*=)\s*(?=\S)"
+    r"\s*\\(?:(?:gcd|det|lim|max|min|sup|inf|arg|deg|dim|int|iint|sum|prod|angle|nabla)(?![A-Za-z])"
+    r"|frac\{(?:d|\\partial)|sigma\s*\^\s*\{?2\}?\s*$)"
 )
 #: Words before a value that say what it is: "The answer is 7".
-_LED = re.compile(r"^[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)\s*(?=[\d\\(.-])")
+_LED = re.compile(
+    r"^(?:[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)|exactly|precisely|just|only)\s*(?=[\d\\(\[.-])"
+    r"|^(?i:the\s(?:final\s)?answer\sis\s)"
+)
 #: Any relation; and an approximation, which is an assignment of a rounded value.
 _ANY_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|lt|gt|equiv|approx|in|notin|to|sim)(?![A-Za-z])")
 _APPROXIMATED = re.compile(rf"^\s*{_NAME}\s*\\approx(?![A-Za-z])")
+_VALUE_FIRST = re.compile(rf"([^=<>,;]+)=\s*({_NAME})\s*")
+#: The range of a parameter, behind a solution that has it.
+_CONDITION = re.compile(r"\s*[,(]\s*([a-z]\s*\\in\s*(?:\\mathbb\{[NZR]\}|[NZR])(?:\^?[+*])?)\s*\)?$")
 _MODULUS = re.compile(r"\s*\(\\mod \w+\)\s*$|\s*\\b?mod(?![A-Za-z])\s*\w+\s*$")
 #: The name of a point, before its coordinates.
 _POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
@@ -38,14 +43,25 @@ _POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
 _COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
 #: A value that is ruled out, without a subject.
 _DENIED = re.compile(r"\\ne(?![A-Za-z])")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z]+(?:[\s'-]+[A-Za-z]+)*")
+_WORDS = re.compile(r"(?=.*[^\W\d_]{4}|[^\W\d_]{2})[^\W\d_]+(?:[\s'-]+[^\W\d_]+)*")
+#: Letters that are factors and no word.
+_PRODUCT = re.compile(r"[A-Z]{2}|[a-d]{2,3}|[b-df-hj-np-tv-z]{2,3}")
+_AND = re.compile(r"[,;&]|(?<![^\W_])(?:and|or)(?![^\W_])")
+#: Words that make the order of others matter.
+_ORDERED = {
+    *("not", "no", "but", "than", "if", "then", "to", "from", "before", "after", "of", "over", "by"),
+    *("never", "only", "with", "without"),
+}
 _OPERATOR = re.compile(r"[+*/^=<>|]|(?:^|\s)-|\\[A-Za-z]")
-_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?\s*([ap])\.?\s?m\.?", re.IGNORECASE)
+#: A time of day, with minutes or with "am" or "pm".
+_CLOCK = re.compile(r"(2[0-4]|[01]?\d)(?::([0-5]\d))?(?:\s*([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])")
 #: The most parts of a list that are compared.
 PARTS = 12
 #: The brackets of lists without order: no brackets, and those of sets.
-_LOOSE = {("", ""), (r"\{", r"\}")}
+_SET = (r"\{", r"\}")
+_LOOSE = {("", ""), _SET}
+_COLUMN = re.compile(r"\\begin\{pmatrix\}([^&]*)\\end\{pmatrix\}")
 
 
 def same(reference: str, answer: str) -> Equality:
@@ -83,24 +99,25 @@ def _compare_denials(value: str, other: str) -> Decision:
 
 
 def _compare_units(value: str, other: str) -> Decision:
-    first = normal.unit_exponents(value)
-    second = normal.unit_exponents(other)
+    first = quantities.unit_exponents(value)
+    second = quantities.unit_exponents(other, loose=True)
     return Equality.UNEQUAL if first and second and first != second else None
 
 
 def _compare_times(value: str, other: str) -> Decision:
-    """Times of day, `5am` or `1:58 p.m.`."""
-    clocks = [
-        (int(match[1]), int(match[2] or 0), match[3].lower())
-        for match in (_CLOCK.fullmatch(value), _CLOCK.fullmatch(other))
-        if match
-    ]
-    return Equality(clocks[0] == clocks[1]) if len(clocks) == 2 else None
+    """Times of day, `5am`, `1:58 p.m.` or `13:58`, which equal no number and no ratio."""
+    clocks = [match for match in map(_CLOCK.fullmatch, (value, other)) if match and (match[2] or match[3])]
+    if len(clocks) == 2:
+        times = [(int(match[1]), int(match[2] or 0), (match[3] or "").lower()) for match in clocks]
+        return Equality(times[0] == times[1])
+    return Equality.UNEQUAL if clocks and re.search(r"\d", value) and re.search(r"\d", other) else None
 
 
 def _compare_numbers(value: str, other: str) -> Decision:
     """Plain numbers, in any spelling and with any unit."""
-    first, second = (normal.rational(normal.without_unit(text)) for text in (value, other))
+    first = normal.rational(quantities.without_unit(value))
+    # The m of 12m is a unit where the reference is a number.
+    second = normal.rational(quantities.without_unit(other, loose=first is not None))
     if first is None or second is None:
         return None
     if first == second:
@@ -109,19 +126,23 @@ def _compare_numbers(value: str, other: str) -> Decision:
     percent, other_percent = (text.rstrip().endswith("%") for text in (value, other))
     if percent != other_percent and (first * 100 == second if percent else second * 100 == first):
         return Equality.EQUAL
-    return Equality(abs(first - second) <= abs(first) / 10**6 and "." in value + other)
+    # A decimal is a rounded number, an integer is not.
+    decimals = [len(digits) for digits in re.findall(r"\.(\d+)", value + other)]
+    if not decimals or first.denominator == 1 or second.denominator == 1:
+        return Equality.UNEQUAL
+    return Equality(abs(first - second) <= min(abs(first) / 10**6, Fraction(1, 10 ** max(decimals))))
 
 
 def _compare_bases(value: str, other: str) -> Decision:
     """Numbers with a base, which the answer may omit, as the question states it."""
-    first, second = (re.fullmatch(r"(\d+)(?:_\{?(\d+)\}?)?", normal.compact(text)) for text in (value, other))
+    first, second = (re.fullmatch(r"([\dA-F]+)(?:_\{?(\d+)\}?)?", normal.compact(text)) for text in (value, other))
     if first is None or second is None or not (first[2] or second[2]):
         return None
     return Equality(first[1] == second[1] and second[2] in (first[2], None))
 
 
 def _compare_ratios(value: str, other: str) -> Decision:
-    """Ratios, `2:3:4`: numbers in proportion; other terms one by one."""
+    """Ratios, `2:3:4`: numbers in proportion, none of them zero; other terms one by one."""
     first, second = (re.split(r":|(?<=\d)\s+to\s+(?=\d)", text) for text in (value, other))
     if len(first) < 2 or len(second) < 2 or any(re.search(r"\\\{|\(|\[|=", text) for text in (value, other)):
         return None
@@ -131,6 +152,8 @@ def _compare_ratios(value: str, other: str) -> Decision:
     other_terms = _numbers_in(second)
     if terms is None or other_terms is None:
         return _all_equal(first, second)
+    if not all(terms + other_terms):
+        return Equality(terms == other_terms)
     pairs = zip(terms, other_terms, strict=True)
     return Equality(all(a * other_terms[0] == b * terms[0] for a, b in pairs))
 
@@ -143,25 +166,45 @@ def _numbers_in(terms: Sequence[str]) -> list[Fraction] | None:
 
 
 def _compare_words(value: str, other: str) -> Decision:
+    """Words in any case and number; the members of an enumeration and adjectives in any order."""
     # Letters beside an operator or a relation are symbols: xy is x*y.
     if not (_is_words(value) or _is_words(other)) or any(map(_OPERATOR.search, (value, other))):
         return None
+    letters, other_letters = (re.sub(r"\s|,|;|\band\b", "", text) for text in (value, other))
+    is_list = len(letters) < len(value) or len(other_letters) < len(other)
+    # Choices, "BC" or "B, C", stand in the order of the alphabet; of letters without vowels a product has any order.
+    is_choices = is_list and letters.isupper() and letters == "".join(sorted(set(letters)))
+    if (is_choices or _PRODUCT.fullmatch(value)) and sorted(letters) == sorted(other_letters):
+        return Equality.EQUAL
 
-    def telling_words(text: str) -> list[str]:
-        folded = [word.casefold() for word in re.findall(r"[A-Za-z]+|\d+", text)]
-        return [word for word in folded if word not in ("a", "an", "the", "is", "it")]
+    members, other_members = (sorted(map(_telling_words, _AND.split(text))) for text in (value, other))
+    is_alternative = [re.search(r"\bor\b", text) is None for text in (value, other)]
+    return Equality(members == other_members and any(members) and is_alternative[0] == is_alternative[1])
 
-    return Equality(telling_words(value) == telling_words(other) and bool(telling_words(value)))
+
+def _telling_words(text: str) -> list[str]:
+    """Return the words of a text without articles, in the singular; adjectives in alphabetical order."""
+    words = [
+        word
+        for word in re.findall(r"[^\W\d_]+|\d+", text)
+        if word not in ("a", "an", "An", "the", "The", "is", "It", "it", "on")
+    ]
+    singular = [word.casefold() for word in words]
+    singular = [word[:-1] if re.fullmatch(r".{2,}[^s]s", word) else word for word in singular]
+    if _ORDERED & set(singular) or any(len(word) == 1 for word in words):
+        return singular
+    # The noun is the last of several words.
+    return sorted(singular) if len(singular) == 2 else [*sorted(singular[:-1]), *singular[-1:]]
 
 
 def _is_words(text: str) -> bool:
-    return bool(_WORDS.fullmatch(normal.without_unit(text).strip()))
+    return bool(_WORDS.fullmatch(quantities.without_unit(text).strip()))
 
 
 def _compare_solution_sets(value: str, other: str) -> Decision:
     """Sets of real numbers by their intervals, if one of the two is a relation or a union; set builders of other sets
     by their conditions."""
-    if not any(normal.is_relation(text) or r"\cup" in text for text in (value, other)):
+    if not any(normal.is_relation(text) or re.search(r"\\(?:cup|setminus|mathbb)", text) for text in (value, other)):
         return None
     first = normal.intervals(value)
     second = normal.intervals(other)
@@ -184,12 +227,21 @@ def _same_interval(interval: normal.Interval, other: normal.Interval) -> Equalit
     return _all_equal(interval[:2], other[:2]) if interval[2:] == other[2:] else Equality.UNEQUAL
 
 
-def _compare_equations(value: str, other: str) -> Decision:
-    """An equation between expressions, which does not only name a value, differs from every value."""
-    left, sign, right = value.partition("=")
-    relates = bool(sign) and "=" not in right and not _ASSIGNED.match(value) and not _QUANTITY.match(value)
-    relates = relates and _COMPOUND.search(left) is not None
-    return Equality.UNEQUAL if relates and not re.search(r"[=<>]|\\(?:le|ge)(?![A-Za-z])", other) else None
+def _statement(text: str) -> tuple[str, str] | None:
+    r"""Return the first and last side of an equation, `x = 5`, or a membership, `x \in A`; None for another text."""
+    if re.search(r"\s(?:or|and)\s", text):
+        return None
+    sides = [""]
+    depth = 0
+    for token in re.findall(r"\\[A-Za-z]+|\\.|.", text):
+        depth += (token[-1] in "([{") - (token[-1] in ")]}")
+        if depth == 0 and (token in ",;" or (token not in ("=", r"\in") and _ANY_RELATION.fullmatch(token))):
+            return None
+        if depth == 0 and token in ("=", r"\in"):
+            sides.append("")
+        else:
+            sides[-1] += token
+    return (sides[0], sides[-1].strip()) if len(sides) > 1 and all(side.strip() for side in sides) else None
 
 
 def _drop_subjects(value: str, other: str) -> Decision:
@@ -198,38 +250,62 @@ def _drop_subjects(value: str, other: str) -> Decision:
         value = _POINT.sub("", value)
         other = _POINT.sub("", other)
 
-    value = _LED.sub("", value)
+    value = _turned(_LED.sub("", value))
     # An answer may name the modulus of a residue, and say that it is rounded.
-    other = _APPROXIMATED.sub("", _LED.sub("", other))
+    other = _turned(_LED.sub("", other))
+    if not _ANY_RELATION.search(value):
+        other = _APPROXIMATED.sub("", other)
     if "mod" not in value:
         other = _MODULUS.sub("", other)
 
-    first = _ASSIGNED.match(value) or _quantity(value, other)
-    second = _ASSIGNED.match(other) or _quantity(other, value)
+    first = _statement(value)
+    second = _statement(other)
     if first and second:
-        if normal.compact(first[0]) != normal.compact(second[0]):
-            return None
-        return value[first.end() :], other[second.end() :]
-    if first and "=" not in other:
-        return value[first.end() :], other
-    if second and "=" not in value:
-        return value, other[second.end() :]
+        is_same_name = normal.compact(first[0]) == normal.compact(second[0])
+        return (first[1], second[1]) if is_same_name else (value, other)
+    if first and _LETTER.search(first[0]) and not _ANY_RELATION.search(other):
+        # An equation between expressions, which does not only name a value, differs from every value.
+        name = _OF_A_NAME.sub("", _OF_A_NAME.sub("", first[0]))
+        is_name = _QUANTITY.match(name) or not _COMPOUND.search(name)
+        return (first[1], other) if is_name else Equality.UNEQUAL
+    if second and _LETTER.search(second[0]) and not _ANY_RELATION.search(value):
+        return value, second[1]
     return value, other
 
 
-def _quantity(equation: str, value: str) -> re.Match[str] | None:
-    """Return the left side of an equation that states one quantity; None beside another relation."""
-    return None if _ANY_RELATION.search(value) else _QUANTITY.match(equation)
+def _turned(equation: str) -> str:
+    """Return an equation with the name of its value on the left: `x = 5` for `5 = x`."""
+    match = _VALUE_FIRST.fullmatch(equation)
+    return f"{match[2]} = {match[1]}" if match and not re.fullmatch(_NAME, match[1].strip()) else equation
+
+
+def _drop_conditions(value: str, other: str) -> Decision:
+    r"""Both without a range of a parameter behind them, `k \in \mathbb{Z}`, of which two have to be the same."""
+    conditions = [_CONDITION.search(text) for text in (value, other)]
+    ranges = {normal.compact(match[1]) for match in conditions if match}
+    if len(ranges) > 1:
+        return Equality.UNEQUAL
+    value, other = (
+        text[: match.start()] if match else text for text, match in zip((value, other), conditions, strict=True)
+    )
+    return value, other
 
 
 def _compare_lists(value: str, other: str) -> Decision:
     """Tuples, intervals, sets and bare lists, part by part."""
     first = _parts(value)
     second = _parts(other)
+    # A column of a matrix is a vector, as a tuple is.
+    if first is None and second and second[0] == ("(", ")"):
+        first = _column(value)
+    elif second is None and first and first[0] == ("(", ")"):
+        second = _column(other)
     if first is None or second is None:
-        # math-verify would make a set of a bare list: "3, 3, 3" is not 3.
-        listed = first or second
-        return Equality.UNEQUAL if listed and listed[0] == ("", "") else None
+        brackets, parts = first or second or (None, [])
+        # A set of one number may go without its braces; "3, 3" is not 3.
+        if brackets == _SET and len(parts) == 1:
+            return _same(parts[0], other) if first else _same(value, parts[0])
+        return Equality.UNEQUAL if brackets == ("", "") else None
 
     brackets, parts = first
     other_brackets, other_parts = second
@@ -239,7 +315,11 @@ def _compare_lists(value: str, other: str) -> Decision:
     other_names = _names_of_parts(other_parts)
     if names and other_names and set(names) == set(other_names):
         return _all_equal(parts, [other_parts[other_names.index(name)] for name in names])
-    if {brackets, other_brackets} <= _LOOSE:
+    # Values of several letters are in order, those of x_1 and x_2 are solutions for x.
+    is_ordered = bool(names) != bool(other_names) and len({name[0] for name in names or other_names}) > 1
+    if is_ordered and _SET in (brackets, other_brackets):
+        return Equality.UNEQUAL
+    if {brackets, other_brackets} <= _LOOSE and not is_ordered:
         return _matched(parts, other_parts, _same)
     # The answer may put brackets around a bare list, or name each part of a tuple; a bare list is no tuple.
     alike = brackets in (other_brackets, ("", "")) or (bool(other_names) and other_brackets == ("", ""))
@@ -254,31 +334,28 @@ def _names_of_parts(parts: Sequence[str]) -> list[str]:
 
 
 def _drop_units(value: str, other: str) -> Decision:
-    value = normal.without_unit(value)
-    other = normal.without_unit(other)
-    return Equality.EQUAL if normal.compact(value) == normal.compact(other) else (value, other)
+    """Both without units, unless degrees are inside one of them."""
+    bare, other_bare = (quantities.without_unit(text) for text in (value, other))
+    if r"\circ" in bare + other_bare:
+        return None
+    return Equality.EQUAL if normal.compact(bare) == normal.compact(other_bare) else (bare, other_bare)
 
 
 #: In order: the first rule that decides gives the result.
 RULES: tuple[Callable[[str, str], Decision], ...] = (
+    _compare_denials,
+    _drop_conditions,
+    _drop_subjects,
     _compare_times,
     _compare_spelling,
-    _compare_denials,
     _compare_units,
     _compare_numbers,
     _compare_bases,
     _compare_ratios,
     _compare_words,
     _compare_solution_sets,
-    _compare_equations,
-    # The others compare what is left without the subject of an assignment.
-    _drop_subjects,
-    _compare_spelling,
-    _compare_words,
     _compare_lists,
     _drop_units,
-    _compare_numbers,
-    _compare_bases,
 )
 
 
@@ -308,13 +385,19 @@ def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Eq
     return Equality.EQUAL
 
 
+def _column(text: str) -> tuple[tuple[str, str], list[str]] | None:
+    """Return the parts of a matrix of one column as those of a tuple; None for anything else."""
+    match = _COLUMN.fullmatch(text.strip())
+    return (("(", ")"), [part.strip() for part in match[1].split("\\\\")]) if match else None
+
+
 def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
     """Return the brackets and parts of a list; None for a single expression."""
     text = text.strip()
     brackets = "", ""
     # The brackets around all of the text.
     if normal.closing(text) in (-1, len(text) - 1):
-        pairs = ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"))
+        pairs = (_SET, ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"))
         enclosing = (pair for pair in pairs if text.startswith(pair[0]) and text.endswith(pair[1]))
         brackets = next(enclosing, brackets)
     inner = text[len(brackets[0]) : len(text) - len(brackets[1])]
@@ -340,4 +423,4 @@ def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
             parts += [_PLUS_MINUS.sub(sign, item).strip() for sign in "+-"]
         else:
             parts.append(item)
-    return (brackets, parts) if len(parts) > 1 or brackets == (r"\{", r"\}") else None
+    return (brackets, parts) if len(parts) > 1 or brackets == _SET else None

@@ -33,7 +33,7 @@ _ANNOUNCED = re.compile(r"(?:(?<![A-Za-z])(?:is|are|be|equals|get|give)|[:=])[\s
 #: Signs of other scripts that stand for those of Latin.
 _SIGNS = str.maketrans({"：": ":", "＝": "=", "，": ",", "；": ";", "（": "(", "）": ")", "。": ". ", "！": "! "})
 _NOUN = (
-    r"(?:final\s{1,3}answer|answer|result|Antwort|Ergebnis|Lösung|respuesta|resultado|réponse|résultat|resposta|risposta"
+    r"(?:final\s{1,3}answers?|answers?|result|Antwort|Ergebnis|Lösung|respuesta|resultado|réponse|résultat|resposta|risposta"
     r"|risultato|antwoord|svaret|svar|odpowiedź|ответ|відповідь|cevap|jawaban|đáp\sán|答案|答え|回答|正解|정답|답"
     r"|(?:الإجابة|الاجابة|الجواب)|उत्तर)"
 )
@@ -46,9 +46,12 @@ _COPULA = (
 _THUS = r"(?:\s(?:therefore|thus|then|hence|indeed|donc|also|daher|somit|entonces|portanto|quindi)\s)?"
 _STATED = re.compile(
     rf"{_NOUN}{_WHICH}[*_`]{{0,3}}\s{{0,3}}(?:(?:to|of|for)\s[^\n.:=]{{1,80}}?\s)?{_COPULA}{_THUS}[\s:=*]{{0,8}}"
-    r"|^(?:#{1,6}\s{1,3}|\*\*)(?:the\s)?final\s{1,3}answer[*_]{0,3}[ \t]{0,3}\n\s{0,8}",
+    rf"|^(?:#{{1,6}}\s{{1,3}})?(?:the\s)?(?:final\s{{1,3}})?{_NOUN}[ \t]{{0,3}}(?:\n\s{{0,8}}|(?=\$|\\\[|\\\())",
     re.IGNORECASE | re.MULTILINE,
 )
+#: Words in bold or italics; and a formula on lines of its own.
+_EMPHASIS = re.compile(r"</?(?:b|i|em|strong)>|(?<![\w*])(\*\*|__|\*|_)(?=[^\s*_])([^\n]*?[^\s*_])\1(?![\w*])")
+_DISPLAY = re.compile(r"\s*(?:\$\$(.+?)\$\$|\\\[(.+?)\\\])", re.DOTALL)
 #: Words before a statement that is not the writer's.
 _HEDGE = re.compile(
     r"\b(?:(?:thought|initially|at\sfirst|(?:might|may|could|some|people)\s(?:say|think|guess)|if|suppose|assum\w+"
@@ -84,13 +87,15 @@ _QUOTES = '`*="“”„«»「」『』 '
 _WRAPPED = re.compile(r"\[([^\[\],;]*)\]|(`+|==|[\"“«「『])([^\n]*?)(?:`+|==|[\"”»」』])|'([^']*)'")
 _FENCE = re.compile(r"```[a-z]*\n([^\n]*)\n```\s*\Z")
 _TAG = re.compile(r"<(answer|final|final[_ -]?answer|result|solution)>", re.IGNORECASE)
-#: The text between two boxes of one list.
-_MARK = r"\s|\$|\*|\\[()\[\]]"
-#: The label of a part of an answer at the beginning of a line: (b), ii), 2., Part b:
-_LABEL = r"\n(?:\s|[*_$])*(?:[Pp]art\s)?\(?(?:[a-h]|i{1,3}|iv|v|[1-9])(?:\)|[.:])[*_]*:?"
+#: Signs and spaces between two boxes of one list, and words in a formula.
+_MARK = re.compile(r"[$*~]|\\[()\[\],;! ]|\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
+#: The name of a part: (b), ii), 2., Part b:
+_LABEL = r"(?:(?:for\s+)?[Pp]art\s*)?\(?(?:[a-h]|i{1,3}|iv|v|[1-9])[).:]+\s*"
+#: The same before words of its part, on a new line; no number, as steps have them, too.
+_PART = r"(?:[Pp]art\s*\(?|\()[a-h]\)?[.:]?\s[^\n]*"
 _JOINT = re.compile(
-    rf"(?:{_MARK})*(?:,(?:\s*(?:and|or))?|;|and|or|[.,;]?\s*{_LABEL})(?![A-Za-z])"
-    rf"(?:{_MARK}|[A-Za-z](?:_\{{?\w\}}?)?\s*=)*"
+    rf"\s*(?:\(?for\s+(?:part\s*)?\(?\w{{1,3}}\)*\s*)?(?:(?:(?:[,;&]|\\q?quad|and|or)(?![A-Za-z])\s*)+(?:{_LABEL})?"
+    rf"|[.,;]?\s*\n\s*(?:{_LABEL}|{_PART}))(?:[A-Za-z](?:_\{{?\w\}}?)?\s*=\s*)?"
 )
 
 
@@ -125,7 +130,7 @@ def _boxes(text: str) -> list[str]:
         if boxes and end >= following_end:
             # The current box encloses the following one: the outer one is the answer.
             boxes.pop(0)
-        elif boxes and not _JOINT.fullmatch(text[end + 1 : following_start][: SHORT + 1]):
+        elif boxes and not _JOINT.fullmatch(_MARK.sub(r" \1", text[end + 1 : following_start][: SHORT + 1])):
             break
 
         # Of boxes within boxes the content of the innermost counts; what is behind it is dropped.
@@ -205,9 +210,11 @@ def _is_taken_back(tail: str, start: int) -> bool:
 
 def stated_answer(text: str) -> str | None:
     """Return the last "the answer is ..." of a text without boxes; None without any."""
-    tail = text[-TAIL:].translate(_SIGNS)
+    tail = _EMPHASIS.sub(r"\2", text[-TAIL:].translate(_SIGNS))
     for match in reversed(list(_STATED.finditer(tail))):
         answer = tail[match.end() : match.end() + LONGEST]
+        if display := _DISPLAY.match(answer):
+            answer = " ".join((display[1] or display[2]).split())
         if _BOX.match(answer):
             return None
         if _is_taken_back(tail, match.start()):
@@ -430,6 +437,6 @@ def _letter_of_choice(text: str, choices: Sequence[str]) -> str | None:
 
 
 def boxed_or_stated(text: str) -> str | None:
-    """Return the boxes of a text, each content once, else its statement."""
+    """Return the boxes of a text, else its statement."""
     boxes = (_REMARK.sub("", without_signs(box)) for box in _boxes(text))
-    return ", ".join(dict.fromkeys(filter(None, boxes))) or stated_answer(text)
+    return ", ".join(filter(None, boxes)) or stated_answer(text)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
-from kvatlas.answers import equality, judges, normal
+from kvatlas.answers import equality, judges, normal, quantities
 from kvatlas.answers.finding import (
     SHORT,
     TAIL,
@@ -31,7 +31,7 @@ from kvatlas.core import Grade, Status
 
 OWN = "kvatlas"
 #: Rises whenever a grade of another grader changes.
-VERSION = 3
+VERSION = 4
 
 
 def reference_letter(reference: str) -> str:
@@ -94,7 +94,7 @@ def _grade_as_dynts(reference: str, choices: Sequence[str], text: str, _: bool) 
         return answer, Equality(_dynts_letter(answer) == reference)
 
     # Numbers within 1e-4, with or without percent.
-    tidy = [normal.without_unit(normal.tidy(value)).rstrip("%\\ ") for value in (reference, answer)]
+    tidy = [quantities.without_unit(normal.tidy(value)).rstrip("%\\ ") for value in (reference, answer)]
     expected, given = (normal.rational(value) for value in tidy)
     if expected is not None and given is not None:
         tolerance = max(abs(expected), abs(given)) / 10_000

@@ -1,4 +1,4 @@
-"""Comparison of expressions by math-verify and sympy, in a process with limits on time and memory.
+"""Comparison of expressions by sympy, in a process with limits on time and memory.
 
 Symbolic algebra on a model's answer may take any time and memory. The process is a plain subprocess with pipes
 (`python -P -m kvatlas.answers.judges BYTES`), because that starts from any thread, daemonic worker or actor; with -P
@@ -18,7 +18,6 @@ import math
 import os
 import re
 import signal
-import string
 import subprocess
 import sys
 import threading
@@ -95,7 +94,7 @@ class ComparisonProcess:
             encoding="utf-8",
         )
         if self._exchange(("1", "1", False), COMPARISON_SECONDS, START_SECONDS)[0] is Equality.TIMEOUT:
-            raise KvatlasError("Answers cannot be compared: the process that runs math-verify does not start.")
+            raise KvatlasError("Answers cannot be compared: the process that runs sympy does not start.")
 
     def _exchange(self, request: _Request, seconds: float, clock_seconds: float) -> tuple[Equality, float]:
         """Send a request that may take so many CPU seconds; return the reply and the seconds that it took.
@@ -171,42 +170,8 @@ def compare_expressions(reference: str, text: str, find_in_text: bool = False) -
     return _process.ask(reference, text, find_in_text)
 
 
-#: Functions and constants that typed mathematics and sympy call alike, and those with another name in sympy.
-_SAME_NAMES = (
-    *("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh"),
-    *("sqrt", "cbrt", "exp", "log", "binomial", "pi", "oo"),
-)
-_OTHER_NAMES = {
-    "arcsin": "asin",
-    "arccos": "acos",
-    "arctan": "atan",
-    "abs": "Abs",
-    "ln": "log",
-    "binom": "binomial",
-    "infty": "oo",
-}
-_SYMPY_NAMES = {**dict(zip(_SAME_NAMES, _SAME_NAMES, strict=True)), **_OTHER_NAMES}
-# Longer names first, so that "binom" does not match the beginning of "binomial".
-_NAME = re.compile("|".join(sorted(_SYMPY_NAMES, key=len, reverse=True)))
-_TYPED_NAME = re.compile(rf"(?<![\\A-Za-z])(?:{_NAME.pattern}|C(?=\())(?![a-z])")
-#: Texts of numbers, these names, single letters and signs alone: safe for sympy's parser, which evaluates Python.
-_TYPED = re.compile(
-    rf"(?:\d+(?:\.\d+)?(?:[eE][+-]?\d{{1,3}}(?!\d))?|\.\d+|\\?(?:{_NAME.pattern})(?![a-z])|[a-zA-Z]|[-+*/^()!,\s])*"
-)
-
-
-#: Marks that latex2sympy accepts without reading them (derivatives, omitted terms, bases of numbers, transposed
-#: matrices, approximations, indices of I), and symbols whose order or case it does not keep.
-_NOT_READ = re.compile(
-    r"'|\\(?:[lcvd]?dots|prime|approx|angle|triangle|nabla|Gamma)(?![A-Za-z])|\d\s*_"
-    r"|\^\s*\{?\s*\\?T(?![A-Za-z])|(?<![A-Za-z\\])I\s*[_^]"
-)
-#: The exponent of 2^(1/3), of which LaTeX would raise to the bracket alone.
-_TYPED_POWER = re.compile(r"\^\s*\(((?:[^()]|\([^()]*\))*)\)")
-_COMMAND = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\}|\\[A-Za-z]+")
 #: A logarithm whose base is not stated, and the same with a symbol as its base.
 _BASELESS_LOG = re.compile(r"\\log(?![A-Za-z])(?!\s*_)")
-_LOG_OF_UNKNOWN_BASE = r"\\log_{\\varsigma}"
 #: A natural and a common logarithm in a reference, which tell the base of a \log in the answer.
 _NATURAL_LOG = re.compile(r"\\ln(?![A-Za-z])")
 _COMMON_LOG = re.compile(r"\\log\s*_\s*(?:\{\s*10\s*\}|10)")
@@ -214,123 +179,12 @@ _COMMON_LOG = re.compile(r"\\log\s*_\s*(?:\{\s*10\s*\}|10)")
 _TYPED_LOG = re.compile(r"(?<![\\A-Za-z])log(?=[\s(\d])")
 #: The largest difference of two equal numbers as a share of the reference, where one is written as a decimal.
 ROUNDING = 1e-6
-#: The same where both are exact, evaluated with `DIGITS` digits.
+#: The largest difference of two exact numbers that are equal, alone and as a share, evaluated with `DIGITS` digits.
 EXACT = 1e-25
-DIGITS = 30
-
-
-class _Reader:
-    r"""Reads whole expressions, in typed mathematics (2*sqrt(3), pi/2) or LaTeX; None for one that is read in part.
-
-    Each letter of a text has to be a symbol in its reading, and each number has to matter: another number in its place
-    gives another reading.
-    """
-
-    def __init__(self) -> None:
-        import sympy
-        from latex2sympy2_extended import latex2sympy2
-        from sympy.core.function import AppliedUndef
-        from sympy.parsing import sympy_parser as parser
-
-        self._sympy = sympy
-        self._parser = parser
-        self._latex = latex2sympy2
-        # A capital letter is another symbol than a small one.
-        self._conversion = latex2sympy2.ConversionConfig(lowercase_symbols=False)
-        self._unknown_function = AppliedUndef
-        letters = {letter: sympy.Symbol(letter, real=True) for letter in string.ascii_letters}
-        letters |= {"i": sympy.I, "I": sympy.I, "e": sympy.E}
-        self._names = {**letters, **{name: getattr(sympy, value) for name, value in _SYMPY_NAMES.items()}}
-        self._builders = {
-            name: getattr(sympy, name) for name in ("Symbol", "Integer", "Float", "Rational", "factorial")
-        }
-        self._steps = (
-            *parser.standard_transformations,
-            parser.convert_xor,
-            parser.implicit_multiplication_application,
-            parser.rationalize,
-        )
-
-    def read(self, text: str) -> Any:
-        """Return the reading of all of a text; None if it has no reading."""
-        # In LaTeX names without a backslash are products of letters.
-        if not _TYPED_NAME.search(text):
-            reading = self._read_latex(text)
-            if reading is not None and self._covers(reading, text):
-                return reading
-
-        # Typed mathematics; C(5, 2) is a binomial coefficient.
-        text = re.sub(r"(?<![A-Za-z])C\(", "binomial(", text)
-        if not _NAME.search(text) or not _TYPED.fullmatch(text) or _BASELESS_LOG.search(text):
-            return None
-        text = text.replace("\\", "")
-        with contextlib.suppress(SyntaxError, TypeError, ValueError, AttributeError, self._parser.TokenError):
-            return self._parser.parse_expr(text, self._names, self._steps, {"__builtins__": {}, **self._builders})
-        return None
-
-    def _read_latex(self, text: str) -> Any:
-        """Return the reading of LaTeX with exact decimals, one imaginary unit, and symbols for derivatives of unknown
-        functions.
-
-        None for a text that is not read whole, and for a statement that becomes true or false by that.
-        """
-        text = _BASELESS_LOG.sub(_LOG_OF_UNKNOWN_BASE, _TYPED_POWER.sub(r"^{\1}", text))
-        if _NOT_READ.search(text):
-            return None
-        # All commands have to be read whole: to latex2sympy an unknown \pmod is \pm and the letters o, d.
-        lexer = self._latex.PSLexer(self._latex.InputStream(text))
-        lexer.removeErrorListeners()
-        ends = {token.start: token.stop + 1 for token in lexer.getAllTokens()}
-        if any(ends.get(command.start(), command.end()) < command.end() for command in _COMMAND.finditer(text)):
-            return None
-
-        sympy = self._sympy
-        try:
-            # Degrees are numbers, so that \sin 30^\circ is 1/2.
-            reading = self._latex.latex2sympy(
-                text, is_real=True, convert_degrees=True, normalization_config=None, conversion_config=self._conversion
-            )
-            terms = {decimal: sympy.Rational(str(decimal)) for decimal in reading.atoms(sympy.Float)}
-            terms |= {symbol: sympy.I for symbol in reading.free_symbols if symbol.name == "i"}
-            for derivative in reading.atoms(sympy.Derivative):
-                # Sympy takes the derivative of y by x for zero.
-                if not derivative.expr.has(*derivative.variables):
-                    variables = " d".join(map(str, derivative.variables))
-                    terms[derivative] = sympy.Symbol(f"d{derivative.expr}/d{variables}", real=True)
-            if isinstance(reading, sympy.And):
-                # The order of a chain is lost otherwise.
-                return type(reading)(*(relation.xreplace(terms) for relation in reading._unsorted_args))
-            reading = reading.xreplace(terms)
-            return None if isinstance(reading, sympy.logic.boolalg.BooleanAtom) else reading
-        except MemoryError:
-            raise
-        except Exception:
-            return None
-
-    def _covers(self, reading: Any, text: str) -> bool:
-        """Return whether a reading holds each letter of a text, and each number matters to it."""
-        sympy = self._sympy
-        names = [symbol.name for symbol in reading.atoms(sympy.Symbol)]
-        names += [str(function.func) for function in reading.atoms(self._unknown_function)]
-        constants = {"iI": (sympy.I,), "e": (sympy.E, sympy.exp), "d": (sympy.Derivative, sympy.Integral)}
-        names += [letters for letters, readings in constants.items() if reading.has(*readings)]
-        if r"\mathbb" in text:
-            names.append("NZQRC")
-        letters_of_text = set(re.findall("[A-Za-z]", _COMMAND.sub(" ", text)))
-        if not letters_of_text <= set("".join(names)):
-            return False
-
-        numbers: set[str] = set()
-        for rational in reading.atoms(sympy.Rational):
-            numbers |= {str(abs(rational.p)), str(abs(rational.q))}
-        for match in re.finditer(r"\d+", text):
-            if match[0] in numbers:
-                continue
-            # Of two other numbers one may have the same value, as in the binomial coefficients of 5 and 2 or 3.
-            others = [f"{text[: match.start()]}{int(match[0]) + more}{text[match.end() :]}" for more in (1, 2)]
-            if all(self._read_latex(other) == reading for other in others):
-                return False
-        return True
+EXACT_SHARE = 1e-50
+DIGITS = 400
+_DECIMALS = re.compile(r"\.(\d+)")
+_TURNED = {">": "<", r"\ge": r"\le"}
 
 
 def _log_spellings(reference: str, text: str) -> list[str]:
@@ -349,111 +203,160 @@ def _log_spellings(reference: str, text: str) -> list[str]:
 
 
 class _Comparer:
-    """Comparison of expressions by sympy and math-verify, in the process of comparisons."""
+    """Comparison of expressions by sympy, and of texts by math-verify, in the process of comparisons."""
 
     def __init__(self) -> None:
-        import math_verify
         import sympy
 
-        self._library = math_verify
+        from kvatlas.answers.expressions import Chain, read_expression
+
         self._sympy = sympy
-        self._reader = _Reader()
+        self._read = read_expression
+        self._value = Chain
 
     def equal(self, reference: str, text: str, find_in_text: bool) -> bool:
         """Return whether two expressions are equal; False if one cannot be read (see `compare_expressions`)."""
         try:
             if find_in_text:
-                return self._verified(self._find(f"${reference}$"), self._find(text))
-            tolerance = ROUNDING if "." in reference + text else EXACT
-            first = self._reader.read(reference)
-            for spelling in _log_spellings(reference, text):
-                second = self._reader.read(spelling)
-                if first is not None and second is not None and self._same(first, second, tolerance):
-                    return True
-            return False
+                return self._verified(reference, text)
+            decimals = [len(digits) for digits in _DECIMALS.findall(f"{reference} {text}")]
+            last_digit = 10.0 ** -max(decimals) if decimals else 0.0
+            first = self._read(reference)
+            readings = map(self._read, _log_spellings(reference, text))
+            return first is not None and any(
+                second is not None and self._same(first, second, last_digit) for second in readings
+            )
         except MemoryError:
             raise
         except Exception:
             return False
 
-    def _find(self, text: str) -> Any:
-        """Return math-verify's readings of the first expression in a text."""
+    def _verified(self, reference: str, text: str) -> bool:
+        """Return whether math-verify finds the reference in a text.
+
+        In both orders: an interval and the equivalent inequality are equal in one order only.
+        """
+        import math_verify
+
         # The library's own time limits need the main thread's alarm, which is ours.
-        return self._library.parse(text, parsing_timeout=None)
-
-    def _verified(self, first: Any, second: Any) -> bool:
-        # In both orders: an interval and the equivalent inequality are equal in one order only.
+        first, second = (math_verify.parse(each, parsing_timeout=None) for each in (f"${reference}$", text))
         orders = ((first, second), (second, first))
-        return any(self._library.verify(gold, answer, timeout_seconds=None) for gold, answer in orders)
+        return any(math_verify.verify(gold, answer, timeout_seconds=None) for gold, answer in orders)
 
-    def _same(self, first: Any, second: Any, tolerance: float) -> bool:
+    def _same(self, first: Any, second: Any, last_digit: float) -> bool:
         """Return whether two readings are equal."""
-        first_links = self._links(first)
-        second_links = self._links(second)
+        if first.signs and second.signs:
+            return self._same_relations(first, second, last_digit)
+        value, chain = (second, first) if first.signs else (first, second)
+        if not set(chain.signs) <= {"=", r"\approx"} or not self._holds(chain):
+            return False
+        # Each side of an equation between numbers states the value, else the last one; 7 = x + y states none.
+        is_number = [side.is_number for side in chain.sides]
+        if is_number[0] and not is_number[-1]:
+            return False
+        sides = chain.sides if all(is_number) else chain.sides[-1:]
+        return any(self._same_value(value.sides[0], side, last_digit) for side in sides)
 
-        # A statement about constants differs from every other statement, and a false one from every value.
-        for links in (first_links, second_links):
-            if links and not any(link.free_symbols for link in links):
-                if (first_links and second_links) or not self._is_equation(links):
-                    return False
-                if not all(self._same(link.lhs, link.rhs, tolerance) for link in links):
-                    return False
+    def _holds(self, chain: Any) -> bool:
+        """Return whether the neighbouring numbers of an equation are equal; a decimal may be rounded."""
+        for sign, left, right in zip(chain.signs, chain.sides, chain.sides[1:], strict=False):
+            if not (left.is_number and right.is_number) or self._same_value(left, right, 0.0):
+                continue
+            places = max(self._places(left), self._places(right))
+            # The last digit may be cut off where the sign tells of it, else it is rounded.
+            error = 10.0**-places * (1.0 if sign == r"\approx" else 0.5)
+            if places < (1 if sign == r"\approx" else 2) or abs(self._sympy.N(left - right)) > error:
+                return False
+        return True
+
+    def _places(self, number: Any) -> int:
+        """Return the decimal places of a number; 0 for an integer and for one that is no decimal."""
+        if not number.is_Rational:
+            return 0
+        return next((places for places in range(1, 16) if (number * 10**places).is_integer), 0)
+
+    def _same_value(self, first: Any, second: Any, last_digit: float) -> bool:
+        """Return whether two values are equal: numbers by their digits, others by algebra."""
+        sympy = self._sympy
         if first == second:
             return True
-
-        if first_links and second_links:
-            if self._is_equation(first_links) and self._is_equation(second_links):
-                return self._same_equation(first_links, second_links, tolerance)
-            return self._verified(first, second)
-        if self._is_equation(first_links or second_links):
-            # Of an equation and a value the right side counts.
-            first = first_links[-1].rhs if first_links else first
-            second = second_links[-1].rhs if second_links else second
-            return self._same(first, second, tolerance)
-        return self._same_value(first, second, tolerance)
-
-    def _links(self, reading: Any) -> Sequence[Any]:
-        """Return the relations of a chain, or the one of a relation; none for a value."""
-        if isinstance(reading, self._sympy.And):
-            return list(reading._unsorted_args)
-        return [reading] if isinstance(reading, self._sympy.core.relational.Relational) else []
-
-    def _is_equation(self, links: Sequence[Any]) -> bool:
-        return bool(links) and all(isinstance(link, self._sympy.Eq) for link in links)
-
-    def _same_value(self, first: Any, second: Any, tolerance: float) -> bool:
-        """Return whether two expressions are equal: numbers by their digits, others by algebra."""
-        sympy = self._sympy
         if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
-            return self._verified(first, second)
-        if not (first.is_number and second.is_number):
-            return bool(sympy.simplify(first - second) == 0)
-
-        values = [sympy.N(quantity.doit(), DIGITS) for quantity in (first, second)]
-        if not all(value.is_finite for value in values):
-            return bool(values[0] == values[1] and values[0].is_infinite and values[0].is_extended_real)
-        difference = abs(values[0] - values[1])
-        if difference <= tolerance * abs(values[0]):
+            is_matrix = all(isinstance(each, sympy.MatrixBase) for each in (first, second))
+            if not is_matrix or first.shape != second.shape:
+                return False
+            return all(self._same_value(a, b, last_digit) for a, b in zip(first, second, strict=True))
+        # A product from 1 to n is one from 2 to n, but not what was written.
+        first, second = (
+            each if each.free_symbols and each.has(sympy.Product) else each.doit() for each in (first, second)
+        )
+        if first == second:
             return True
-        # Zero has no digits.
-        return bool(difference <= EXACT and sympy.simplify(first - second) == 0)
+        if not (first.is_number and second.is_number):
+            return self._same_formula(first, second)
 
-    def _same_equation(self, first: Sequence[Any], second: Sequence[Any], tolerance: float) -> bool:
-        """Return whether two equations have proportional sides or the same solutions, or two chains equal ends."""
+        sizes = [abs(sympy.N(number)) for number in (first, second)]
+        if not all(size.is_finite for size in sizes):
+            return bool(first == second and first.is_extended_real)
+        difference = abs(sympy.N(first - second, 15, maxn=DIGITS))
+        # A decimal is a rounded number, an integer is not.
+        is_rounded = last_digit and not (first.is_Integer or second.is_Integer)
+        if is_rounded and difference <= min(ROUNDING * sizes[0], last_digit):
+            return True
+        if first.is_Rational and second.is_Rational:
+            return False
+        return bool(difference <= min(EXACT, EXACT_SHARE * max(sizes))) or (
+            bool(difference <= EXACT) and sympy.simplify(first - second) == 0
+        )
+
+    def _same_formula(self, first: Any, second: Any) -> bool:
+        """Return whether two expressions with symbols are equal; of roots for positive values of the symbols."""
         sympy = self._sympy
-        if len(first) > 1 or len(second) > 1:
-            # The steps of a chain are on the way to its last value.
-            return self._same(first[0].lhs, second[0].lhs, tolerance) and self._same(
-                first[-1].rhs, second[-1].rhs, tolerance
-            )
-        (equation,) = first
-        (other,) = second
-        sides = (equation.lhs, equation.rhs, other.lhs, other.rhs)
-        if not all(isinstance(side, sympy.Expr) for side in sides):
-            return bool(equation.lhs == other.lhs) and self._same(equation.rhs, other.rhs, tolerance)
+        if sympy.simplify(first - second) == 0:
+            return True
 
-        difference = equation.lhs - equation.rhs
-        other_difference = other.lhs - other.rhs
+        def has_root(formula: Any) -> bool:
+            return any(power.exp.is_Rational and power.exp.q == 2 for power in formula.atoms(sympy.Pow))
+
+        if not (has_root(first) and has_root(second)) or first.has(sympy.Abs) or second.has(sympy.Abs):
+            return False
+        difference = first - second
+        positive = {symbol: sympy.Symbol(symbol.name, positive=True) for symbol in difference.free_symbols}
+        return bool(sympy.simplify(difference.subs(positive)) == 0)
+
+    def _same_relations(self, first: Any, second: Any, last_digit: float) -> bool:
+        """Return whether two chains of relations are equal, from left to right or turned round."""
+        sympy = self._sympy
+        chains = []
+        for chain in (first, second):
+            if _TURNED.keys() & set(chain.signs):
+                signs = tuple(_TURNED.get(sign, f"not {sign}") for sign in reversed(chain.signs))
+                chain = self._value(chain.sides[::-1], signs)
+            # A statement about numbers differs from every other statement.
+            if all(side.is_number for side in chain.sides):
+                return False
+            chains.append(chain)
+        first, second = chains
+
+        is_equation = set(first.signs) == set(second.signs) == {"="}
+        if is_equation and max(len(first.signs), len(second.signs)) > 1:
+            # The steps of a chain are on the way to its last value.
+            pairs = [(first.sides[0], second.sides[0]), (first.sides[-1], second.sides[-1])]
+            return all(self._same_value(*pair, last_digit) for pair in pairs)
+        if first.signs != second.signs:
+            return False
+        is_single = len(first.signs) == 1 and all(isinstance(side, sympy.Expr) for side in first.sides + second.sides)
+        if is_single and first.signs[0] in ("=", r"\ne"):
+            return self._same_equation(first.sides, second.sides)
+        if is_single and first.signs[0] in ("<", r"\le"):
+            ratio = sympy.simplify((first.sides[0] - first.sides[1]) / (second.sides[0] - second.sides[1]))
+            return bool(ratio.is_number and ratio.is_finite and ratio > 0)
+        return all(self._same_value(a, b, last_digit) for a, b in zip(first.sides, second.sides, strict=True))
+
+    def _same_equation(self, first: Sequence[Any], second: Sequence[Any]) -> bool:
+        """Return whether two equations, of two sides each, have proportional sides or the same solutions."""
+        sympy = self._sympy
+        difference = first[0] - first[1]
+        other_difference = second[0] - second[1]
         ratio = sympy.simplify(difference / other_difference)
         if ratio.is_number:
             return bool(ratio.is_finite and ratio != 0)
@@ -463,7 +366,7 @@ class _Comparer:
         if difference.has(*periodic) or other_difference.has(*periodic):
             return False
         symbols = difference.free_symbols
-        if symbols != other_difference.free_symbols:
+        if not symbols or symbols != other_difference.free_symbols:
             return False
         for symbol in symbols:
             zeros = {sympy.simplify(zero) for zero in sympy.solve(difference, symbol)}

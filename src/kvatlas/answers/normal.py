@@ -1,15 +1,17 @@
-r"""Normal forms of answers: one spelling for each expression, its number, its unit, its set of real numbers.
+r"""Normal forms of answers: one spelling for each expression, its number, its set of real numbers.
 
-This is spelling alone; math-verify does the algebra (answers/judges.py).
+This is spelling alone; the algebra is in answers/judges.py.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+
+from kvatlas.answers import quantities
 
 #: Longer answers are cut, in characters: all reference answers are much shorter.
 LONGEST = 1000
@@ -18,32 +20,66 @@ _SIGNS = {
     **{digit: f"^{{{i}}}" for i, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
     **{digit: f"_{{{i}}}" for i, digit in enumerate("₀₁₂₃₄₅₆₇₈₉")},
     **dict.fromkeys("−–—‐‑﹣－", "-"),
-    **dict(zip("（），", "(),", strict=True)),
+    **dict(zip("（），、", "(),,", strict=True)),
     "°": r"^\circ ",
 }
 #: A sign and its command.
 _COMMANDS = (
     r"√\sqrt π\pi ∞\infty ∪\cup ∩\cap ≤\le ≥\ge ≠\ne ∈\in ×\times ·\cdot ±\pm ∅\emptyset θ\theta "
-    r"≡\equiv ≈\approx"
+    r"≡\equiv ≈\approx α\alpha β\beta γ\gamma δ\delta λ\lambda μ\mu ρ\rho σ\sigma φ\phi ω\omega Δ\Delta Ω\Omega"
 )
 _TABLE = str.maketrans(_SIGNS | {word[0]: f"{word[1:]} " for word in _COMMANDS.split()})
 #: Commands with another name.
 _SYNONYMS = {
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "frac"),
     **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
-    **{"leq": "le", "geq": "ge", "neq": "ne", "varnothing": "emptyset", "overrightarrow": "vec"},
+    **{"leq": "le", "geq": "ge", "leqslant": "le", "geqslant": "ge", "neq": "ne"},
+    **{"varnothing": "emptyset", "overrightarrow": "vec"},
     **{"colon": ":", "lbrace": "{", "rbrace": "}"},
     **dict.fromkeys(("cdots", "ldots", "dotsc", "dotsb"), "dots"),
     **{"varepsilon": "epsilon", "varphi": "phi", "simeq": "approx"},
 }
-_CURRENCIES = r"[£€¥₹₩₽]|\\(?:pounds|euro|texteuro|yen|EUR)(?![A-Za-z])|\b(?:USD|EUR|GBP|CNY|JPY)\b"
-_FONTS = r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|hbox|boldsymbol|bm|underline)"
-_SPACES = r"[,;:! ]|quad|qquad|thinspace|displaystyle|limits|middle(?![a-z])|left(?![a-z])|right(?![a-z])|big|Big"
+_CURRENCIES = (
+    r"[£€¥₹₩₽¢]|\\(?:pounds|euro|texteuro|yen|EUR)(?![A-Za-z])|\b(?:USD|EUR|GBP|CNY|JPY)\b"
+    r"|\b(?:US|R|HK|A)(?=\\?\$)|\bRs\.?(?=[\s}]*\d)"
+)
+_FONTS = (
+    r"\\(?:text(?:normal|bf|it|rm|sf|tt|up|sl)?|mbox|math(?:rm|bf|it|sf|normal)|operatorname|hbox|boldsymbol|bm|underline"
+    r"|f?boxed)"
+)
+_SPACES = (
+    r"[,;:! ]|quad|qquad|thinspace|displaystyle|textstyle|limits|big|Big"
+    r"|(?:middle|left|right|bf|rm|it|sf|tt|small|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])"
+)
+
+#: Signs of money as the names of units, around an amount alone.
+_MONEY = {
+    r"\$": "dollar",
+    "USD": "dollar",
+    "€": "euro",
+    r"\euro": "euro",
+    "EUR": "euro",
+    "£": "pound",
+    "₹": "rupee",
+    "¢": "cent",
+}
+_SIGN_OF_MONEY = "|".join(map(re.escape, _MONEY))
+_AMOUNT = r"\d[\d.,{}!\\]*"
+#: An index, alone or in braces; and one that stands before a C or P.
+_ITEM = r"(?:\{\s*(\w+)\s*\}|(\w))"
+_UPPER = rf"(?<![\w)}}\]\\])(?:\{{\s*\}}\s*)?[_^]\s*{_ITEM}"
+
+#: The rows of a matrix.
+_ROWS = r"((?:[^\\]|\\(?!begin|end))*)"
+_MATRIX = rf"\\begin\{{pmatrix\}}{_ROWS}\\end\{{pmatrix\}}"
 
 #: The steps that remove decoration, in order: a pattern and its replacement.
 _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
-    (r"^\s*\\\$\s*(\d[\d.,{}!\\]*)\s*$", r"\1 dollars"),
+    (rf"^\s*({_SIGN_OF_MONEY})\s*({_AMOUNT})\s*$", lambda m: f"{m[2]} {_MONEY[m[1]]}"),
+    (rf"^\s*({_AMOUNT})\s*({_SIGN_OF_MONEY})\s*$", lambda m: f"{m[1]} {_MONEY[m[2]]}"),
     (_CURRENCIES, ""),
+    # Commands whose backslash was escaped.
+    (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|infty|cup|[lg]eq?|in|times|cdot|text)(?![A-Za-z]))", r"\\"),
     # The distance of a line break in a matrix; then line breaks, which are no escaped spaces.
     (r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", r"\\\\"),
     (r"\\\\", "\n"),
@@ -53,24 +89,44 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\[()\[\]]", ""),
     *[(_FONTS + r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 3,
     (r"\{,\}|,\\!\s*", ","),
+    # Values side by side are a list.
+    (r"(?<=[\d)}])\s*\\q?quad(?![A-Za-z])\s*(?=-?\d|[A-Za-z]\s*=)", ", "),
     (rf"\\(?:{_SPACES})|~", " "),
     (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
+    (r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![A-Za-z]))", r"\\ln "),
     (r"\\not\s*=", r"\\ne "),
     (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
     (r"\\([A-Za-z]+)", lambda m: "\\" + _SYNONYMS.get(m[1], m[1])),
     (r"\\([|:])", r"\1"),
     (r"\\mathbb\s+([A-Z])(?![A-Za-z])|\\mathbb([A-Z])(?![A-Za-z])", r"\\mathbb{\1\2}"),
     (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
+    # Combinations and arrangements, {}_nC_k and {}^nP_k; of C_n^k those that are no power of C_5.
+    (rf"{_UPPER}\s*C\s*_\s*{_ITEM}", lambda m: r"\binom{{{}}}{{{}}}".format(*filter(None, m.groups()))),
+    (rf"{_UPPER}\s*P\s*_\s*{_ITEM}", lambda m: r"\frac{{{0}!}}{{({0}-{1})!}}".format(*filter(None, m.groups()))),
+    (r"(?<![\w\\])C\s*_\s*\{?(\d{2,}|[a-z])\}?\s*\^\s*(?:\{(\w+)\}|(\w))", r"\\binom{\1}{\2\3}"),
+    # Arrays and brackets around a matrix; cases as a list; vectors in angle brackets.
+    (r"\\begin\s*\{array\}\s*\{[^{}]*\}", r"\\begin{pmatrix}"),
+    (r"\\(begin|end)\s*\{(?:array|[Bpb]?(?:small)?matrix)\}", r"\\\1{pmatrix}"),
+    (rf"\\\{{\s*{_MATRIX}\s*\.?\s*$", r"\\begin{cases}\1\\end{cases}"),
+    (rf"[(\[]\s*{_MATRIX}\s*[)\]]", r"\\begin{pmatrix}\1\\end{pmatrix}"),
+    (rf"\|\s*{_MATRIX}\s*\|", r"\\begin{vmatrix}\1\\end{vmatrix}"),
+    (r"\\begin\{cases\}([^&]*)\\end\{cases\}", lambda m: ", ".join(filter(None, map(str.strip, m[1].split("\n"))))),
+    (r"\\langle(?![A-Za-z])([^<>|]*)\\rangle(?![A-Za-z])", r"(\1)"),
     # One spelling of a modulus: (mod 3).
     (r"\\pmod\s*(?:\{(\w+)\}|(\w))|\(\s*\\?b?mod\s*\{?(\w+)\}?\s*\)", r"(\\mod \1\2\3)"),
     # Digits that go on: 3.14...
     (r"(?<=\d)(\.\d+)(?:\s*\\dots(?![A-Za-z])|\.{2,3})\s*$", r"\1"),
-    (r"^\s*\\approx(?![A-Za-z])", ""),
+    (r"^\s*\\(?:approx|sim)(?![A-Za-z])|\\checkmark\s*$", ""),
+    (r"^\s*(?i:all\s+reals?(?:\s+numbers?)?)\s*$", r"\\mathbb{R}"),
+    (r"\s*\(\s*(?:approximately|approx\.?|about|roughly|\\approx|=)(?![A-Za-z])\s*([^()]*)\)\s*$", r" \\approx \1"),
     # Typed mathematics.
     (r"(?<=[\w)}])\s*\*\*\s*(?=[\w({-])", "^"),
     (r"(?<![\\A-Za-z])(?:oo|inf(?:ty|inity)?)(?![A-Za-z])", r"\\infty "),
     (r"(?<![\\A-Za-z])(pi|alpha|beta|gamma|theta|lambda|phi|omega)(?![A-Za-z])", r"\\\1 "),
     (r"(?<=[\d}])\s*per\s?cent(?![A-Za-z])", "%"),
+    (r"<=|=<", r"\\le "),
+    (r">=|=>", r"\\ge "),
+    (r"(?<=\s)!=", r"\\ne "),
     (r"\\frac\s*(\d|\\pi(?![A-Za-z]))\s*([A-Za-z0-9]|\\pi(?![A-Za-z]))", r"\\frac{\1}{\2}"),
     (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
     (r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
@@ -78,7 +134,11 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\sqrt\s*(\w)(?!\w)", r"\\sqrt{\1}"),
     (r"\\sqrt\s*(\d)(\d*)", r"\\sqrt{\1\2}"),
     (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-    (r"\^\s*\{?\s*\\circ\s*\}?|(?<=[\d}])\s*deg(?:rees?)?(?!\s*[A-Za-z])", r"^\\circ"),
+    (r"(?:\{\s*\})?\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\(?:text)?degree", r"^\\circ"),
+    (r"(?<=[\d}])\s*deg(?:rees?)?(?!\s*[A-Za-z])", r"^\\circ"),
+    # A base in words.
+    (r"_\s*\{\s*(?:base\s*)?(\d+)\s*\}|_\s*(\d+)|(?<=\w)\s+base\s+(\d+)(?!\w)", r"_{\1\2\3}"),
+    (r"\(\s*(\w+)\s*\)(?=_\{\d)", r"\1"),
 )
 
 
@@ -90,15 +150,18 @@ def tidy(text: str) -> str:
         if unicodedata.decomposition(c).startswith("<fraction>"):
             value = Fraction(unicodedata.numeric(c)).limit_denominator(10)
             characters.append(rf"\frac{{{value.numerator}}}{{{value.denominator}}}")
-        elif unicodedata.category(c) != "Cf":
+        elif ord(c) in _TABLE or unicodedata.category(c) not in ("Cf", "So"):
             characters.append(c)
     text = unicodedata.normalize("NFKC", "".join(characters).translate(_TABLE))
     text = "".join(str(unicodedata.decimal(c, c)) for c in text).translate(_TABLE)
 
     for pattern, replacement in _STEPS:
         text = re.sub(pattern, replacement, text)
+    text = quantities.numerals(text)
+    if r"\pm" not in text:
+        text = text.replace(r"\mp", r"\pm")
     text = re.sub(r" *\n *", lambda _: r"\\", text) if r"\begin" in text else text
-    text = re.sub(r"\s+", " ", text).strip().rstrip(".\\").strip()
+    text = re.sub(r"\s+", " ", text).strip(" :").rstrip(".,;\\").strip()
 
     # Braces and parentheses that enclose all of it and no list.
     while text[:1] + text[-1:] in ("{}", "()") and closing(text) == len(text) - 1:
@@ -120,7 +183,7 @@ def closing(text: str) -> int:
 
 #: Not right behind a bracket: (12,102) is an interval or a point.
 _THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:,\d{3})+(?![\d,])")
-_NUMBER = r"[+-]?(?:\d{1,60}(?:\.\d{0,60})?|\.\d{1,60})"
+_NUMBER = rf"[+-]?(?:\d{{1,{LONGEST}}}(?:\.\d{{0,60}})?|\.\d{{1,60}})"
 _PLAIN = re.compile(_NUMBER)
 _MIXED = re.compile(r"(-?)(\d{1,12})\s*\\frac\{(\d{1,12})\}\{(\d{1,12})\}|(-?)(\d{1,12})\s+(\d{1,12})/(\d{1,12})(?!\d)")
 _REPEATING = re.compile(r"([+-]?)(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot)\{?(\d{1,30})\}?")
@@ -190,120 +253,6 @@ def algebra(text: str) -> str:
     return without_thousands(_MIXED.sub(lambda match: r"{}({}+\frac{{{}}}{{{}}})".format(*_mixed(match)), text))
 
 
-#: The spellings of units, the name first; a plural s may follow each that has more than two letters.
-_UNITS: tuple[tuple[str, ...], ...] = (
-    ("m", "meter", "metre"),
-    ("cm", "centimeter", "centimetre"),
-    ("mm", "millimeter", "millimetre"),
-    ("dm", "decimeter", "decimetre"),
-    ("km", "kilometer", "kilometre"),
-    ("in", "inch", "inches"),
-    ("ft", "foot", "feet"),
-    ("yd", "yard"),
-    ("mi", "mile"),
-    ("g", "gram"),
-    ("mg", "milligram"),
-    ("kg", "kilogram", "kilo"),
-    ("lb", "pound", "lbs"),
-    ("oz", "ounce"),
-    ("s", "second", "sec"),
-    ("min", "minute"),
-    ("h", "hour", "hr", "hrs"),
-    ("day",),
-    ("week",),
-    ("month",),
-    ("year",),
-    ("L", "liter", "litre", "l"),
-    ("mL", "milliliter", "millilitre", "ml"),
-    ("dollar", "usd"),
-    ("cent",),
-    ("deg", "degree"),
-    ("rad", "radian"),
-    ("N", "newton"),
-    ("J", "joule"),
-    ("W", "watt"),
-    ("V", "volt"),
-    ("Pa", "pascal"),
-    ("Hz", "hertz"),
-    ("mol", "mole"),
-    ("K", "kelvin"),
-)
-
-
-_NAMES: dict[str, str] = {}
-for _spellings in _UNITS:
-    _NAMES |= dict.fromkeys(_spellings, _spellings[0])
-_POWERS = {"square": 2, "sq": 2, "cubic": 3}
-#: Words behind a number that belong to the number or an expression.
-_NO_NOUNS = (
-    "and|or|to|hundreds?|thousands?|millions?|billions?|trillions?|dozens?|scores?|tens|half|halves|thirds?|quarters?"
-    "|fifths?|percent|plus|minus|times\\s+\\w+|over|squared|cubed|factorial|mod|base|pi|infinity|log|ln|exp|sin|cos|tan"
-    "|cot|sec|csc|sqrt|alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|am|pm|AM|PM|January|February|March|April|May"
-    "|June|July|August|September|October|November|December"
-)
-_ANY = "|".join(sorted(_NAMES, key=len, reverse=True))
-_LONG = "|".join(sorted((name for name in _NAMES if len(name) > 1), key=len, reverse=True))
-_POWER = r"(?:\s*\^\s*\{?-?\d\}?)?"
-#: Letters of one unit are units only after a space or in a quotient.
-_UNIT = re.compile(
-    rf"(?:(?<=[\d}}\s)\]a-zA-Z])(?<![a-zA-Z](?=[a-zA-Z]))\s*(?:(?:{_ANY})\s*/\s*(?:{_ANY})|mph|square|cubic|sq|units?|points?|people|students?"
-    rf"|ways|times|percent|(?:{_LONG})s?){_POWER}|(?<=\s)[smgLhN]{_POWER}|(?<=\d)\s*''?|\^\{{?\\circ\}}?\s*[CF]?)\s*$"
-)
-_NOUNS = re.compile(
-    rf"(?<=[\d}})\]])\s+(?!(?:{_NO_NOUNS})\b)(?:[A-Za-z][A-Za-z-]{{2,}}|(?:{_LONG})\b)"
-    rf"(?:\s+(?!(?:{_NO_NOUNS})\b)[A-Za-z][A-Za-z-]+)*\s*$"
-)
-
-
-def without_unit(text: str) -> str:
-    """Return a tidy answer without the units or names of things behind it."""
-    text = _NOUNS.sub("", text)
-    for _ in range(3):
-        shorter = _UNIT.sub("", text).strip()
-        if not re.search(r"\w", shorter):
-            break
-
-        end = text[len(shorter) :]
-        # What looks like a unit may be a factor (the h of `\pi r^2 h`) or the angle of a function.
-        if re.match(r"\s+[smgLhN](?![A-Za-z])", end):
-            belongs_to_formula = re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", shorter)) is not None
-        else:
-            is_function = re.search(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])", shorter) is not None
-            belongs_to_formula = "circ" in end and is_function
-        if belongs_to_formula:
-            break
-        text = shorter
-    return text
-
-
-def unit_exponents(text: str) -> Counter[str] | None:
-    r"""Return the exponents of the units behind a tidy answer (`5 cm^2`, `60 kilometers per hour`), empty without any;
-    None for a word that is no unit."""
-    counts: Counter[str] = Counter()
-    # The sign and the power of the units that follow, and the unit before.
-    sign = 1
-    power = 1
-    last = ""
-
-    suffix = text[len(without_unit(text)) :].replace("mph", "mi/h").replace("''", "in").replace("'", "ft")
-    for token in re.findall(r"[A-Za-z]+|/|-?\d+", suffix.replace(r"\circ", "deg ")):
-        if token in ("/", "per"):
-            sign = -1
-        elif token in _POWERS:
-            power = _POWERS[token]
-        elif token.lstrip("-").isdecimal():
-            counts[last] *= int(token)
-        else:
-            folded = token.casefold()
-            spellings = (token, token.removesuffix("s"), folded, folded.removesuffix("s"))
-            last = next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
-            if not last:
-                return None
-            counts[last] += sign * power
-            power = 1
-    return counts
-
-
 #: An interval of real numbers: its ends, and if each belongs to it; a point has equal ends that belong to it.
 Interval = tuple[str, str, bool, bool]
 _LEFT = r"-\infty"
@@ -317,6 +266,7 @@ _BUILDER = re.compile(
 )
 _INTERVAL = re.compile(r"([(\[])([^()\[\],]*),([^()\[\],]*)([)\]])")
 _POINT = re.compile(r"\\\{([^{}|:,]*)\\\}")
+_WITHOUT_POINTS = re.compile(r"(?:\\mathbb\{R\}|R)\s*(?:\\setminus|\\backslash|-)\s*\\\{([^{}|:]*)\\\}")
 _UNION = re.compile(r"\s+or\s+|\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])")
 
 
@@ -354,9 +304,13 @@ def intervals(text: str) -> list[Interval] | None:
     variables = set()
     for member in _UNION.split(f" {inner} "):
         member = member.strip()
-        if match := _INTERVAL.fullmatch(member):
+        if match := _WITHOUT_POINTS.fullmatch(member):
+            union += _intervals_between([point.strip() for point in match[1].split(",")])
+        elif match := _INTERVAL.fullmatch(member):
             low, high = (re.sub(r"^\+\s*(?=\\infty)", "", end.strip()) for end in (match[2], match[3]))
             union.append((low, high, match[1] == "[", match[4] == "]"))
+        elif member == r"\mathbb{R}":
+            union.append((_LEFT, _RIGHT, False, False))
         elif match := _POINT.fullmatch(member):
             union.append((match[1], match[1], True, True))
         else:
@@ -366,6 +320,15 @@ def intervals(text: str) -> list[Interval] | None:
             union += solutions
         variables.add(variable(member))
     return union if len(variables) == 1 else None
+
+
+def _intervals_between(points: list[str]) -> list[Interval]:
+    """Return the intervals of all real numbers but these points, numbers in their order."""
+    numbers = {point: value for point in points if (value := rational(point)) is not None}
+    if len(numbers) == len(points):
+        points = sorted(numbers, key=numbers.__getitem__)
+    ends = [_LEFT, *points, _RIGHT]
+    return [(low, high, False, False) for low, high in itertools.pairwise(ends)]
 
 
 def _solutions(text: str) -> list[Interval] | None:

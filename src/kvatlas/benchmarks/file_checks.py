@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvatlas.answers import normal
+from kvatlas.answers import normal, quantities
 from kvatlas.benchmarks import problem_files
 from kvatlas.benchmarks.base import Benchmark
 from kvatlas.benchmarks.public import SOURCES, Questions
@@ -87,7 +87,7 @@ def notes_on(benchmark: Benchmark, limit: int | None = None) -> list[str]:
 
 def fingerprint(problems: Problems) -> str:
     """Return a digest of the reference answers that does not depend on their order and spelling."""
-    texts = [normal.without_unit(normal.tidy(problem.answer)) for problem in problems]
+    texts = [quantities.without_unit(normal.tidy(problem.answer)) for problem in problems]
     return digest(sorted(str(value if (value := normal.rational(text)) is not None else text) for text in texts))[:12]
 
 
@@ -181,17 +181,29 @@ def _check_references(problems: Problems) -> CheckResult:
     return CheckResult(name, Check.OK, f"{max(len(p.answer) for p in problems)} characters at most")
 
 
+#: A number before words or brackets that say of what it is one.
+_COUNTED = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s+(?!(?:and|or|to|mod)\b)\(?[^\W\d_]{3,}[^\d=<>+*^\\]*")
+
+
 def _check_own_answers(benchmark: Questions, problems: Problems) -> CheckResult:
-    """Look for reference answers that, boxed, are graded wrong."""
+    """Look for reference answers that, boxed, are graded wrong, whole or without the words behind their number."""
     name = "own answers"
     # Integers are always graded right.
     spelled = (p for p in problems if not re.fullmatch(r"-?\d{1,9}", p.answer))
-    refused = (p for p in spelled if not benchmark.grade(p, rf"\boxed{{{p.answer}}}").correct)
+
+    def spellings(problem: Problem) -> list[str]:
+        counted_things = _COUNTED.fullmatch(normal.tidy(problem.answer))
+        return [problem.answer, *([counted_things[1]] if counted_things else [])]
+
+    refused = (
+        (p, text) for p in spelled for text in spellings(p) if not benchmark.grade(p, rf"\boxed{{{text}}}").correct
+    )
     wrong = list(itertools.islice(refused, ENOUGH))
     if not wrong:
         return CheckResult(name, Check.OK, "every reference answer is graded right")
     many = "or more " if len(wrong) == ENOUGH else ""
-    first = f"first {wrong[0].id}: {wrong[0].answer[:80]!r}"
+    problem, text = wrong[0]
+    first = f"first {problem.id}: {text[:80]!r}" + ("" if text == problem.answer else f" for {problem.answer[:80]!r}")
     message = f"{len(wrong)} {many}of {len(problems)} reference answers are graded wrong themselves ({first})"
     return CheckResult(name, Check.FAILED if len(wrong) >= MANY * len(problems) else Check.WARNING, message)
 

@@ -36,12 +36,9 @@ def map_command(
     against: Annotated[
         str | None, typer.Option(metavar="NAME|RUN|CSV", help="Paired differences to a policy, model, run or map.")
     ] = None,
-    loss_by_memory: Annotated[
-        bool | None, typer.Option("--loss-by-memory/--heatmaps", help="Points lost against memory saved, or maps.")
-    ] = None,
     by_memory: Annotated[
-        bool, typer.Option("--by-memory", help="The metric by the tokens that stay, a line for each local window.")
-    ] = False,
+        bool | None, typer.Option("--by-memory/--heatmaps", help="Points lost against memory saved, or maps.")
+    ] = None,
     lose_at_most: options.LoseAtMost = None,
     claim: options.ClaimOption = None,
     partial: options.Partial = False,
@@ -58,7 +55,7 @@ def map_command(
     from kvatlas.report.view_options import ReadOptions
 
     read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, claim=claim)
-    show = MapOptions(mean, shared, against, options.figure_options(look), loss_by_memory, by_memory)
+    show = MapOptions(mean, shared, against, options.figure_options(look), by_memory)
     written = plot_sources(inputs, out, read, show)
     for path in written:
         typer.echo(path)
@@ -71,24 +68,22 @@ def compare_command(
     metric: options.Metric = "pass@1",
     policy: options.Systems = None,
     benchmark: Annotated[list[str] | None, typer.Option(help="Only this benchmark. Repeat it for more.")] = None,
-    published: Annotated[str | None, typer.Option(metavar="M.csv", help="Published mean of two CSV maps.")] = None,
     partial: options.Partial = False,
     as_json: options.Json = False,
     look: options.LookOption = None,
 ) -> None:
-    """Compare systems problem by problem, two maps cell by cell, or two runs token by token.
+    """Compare systems problem by problem, or two runs token by token.
 
-    With --out every two systems of the runs are drawn against each other. Without it two maps are compared with each
-    other and with a published mean; exit code 1 if two runs do not hold the same tokens.
+    With --out every two systems of the runs are drawn against each other. Without it the exit code is 1 if two runs do
+    not hold the same tokens.
     """
     of_figure = {"--metric": metric != "pass@1", "--policy": policy, "--benchmark": benchmark, "--look": look}
     for option, is_given in of_figure.items():
         if is_given and out is None:
             raise KvatlasError(f"{option} is for a figure of systems, and none is asked for; name it with --out.")
     if out is None:
-        _print_agreement(inputs, published, partial, as_json)
+        _print_agreement(inputs, as_json)
         return
-    _check_no_mean(published, "a figure of systems")
     from kvatlas.figures.pairwise import check_panels, names_of, pair_text, pairwise_figure, save_pairwise
     from kvatlas.figures.style import check_figure
     from kvatlas.stats.systems import pairs_of
@@ -110,31 +105,18 @@ def compare_command(
         typer.echo(pair_text(compared, names[i], names[j]))
 
 
-def _print_agreement(inputs: list[str], published: str | None, partial: bool, as_json: bool) -> None:
-    from kvatlas.report.agreement import compare_maps, compare_runs, maps_as_text, runs_as_text
-    from kvatlas.report.view_options import ReadOptions, bare_maps
+def _print_agreement(inputs: list[str], as_json: bool) -> None:
+    from kvatlas.report.agreement import compare_runs, runs_as_text
 
-    if len(inputs) != 2:
-        raise KvatlasError(f"compare: expected two runs or maps, or --out for a figure of systems, got {len(inputs)}.")
-    first, second = inputs
-    if Path(first).is_dir() and Path(second).is_dir():
-        _check_no_mean(published, "a comparison of the tokens of two runs")
-        compared = compare_runs(Path(first), Path(second))
-        typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
-        raise typer.Exit(0 if compared["same"] else 1)
-    read = ReadOptions(metric=None, partial=partial)
-    maps = {name: bare_maps(read.open_source(name)) for name in inputs}
-    if len(maps) < 2:
-        maps = {"A": maps[first], "B": maps[first]}
-    means = bare_maps(ReadOptions(partial=True).open_source(published)) if published else None
-    compared = compare_maps(maps, means)
-    typer.echo(json.dumps(compared, indent=2, allow_nan=False) if as_json else maps_as_text(compared), nl=as_json)
-
-
-def _check_no_mean(published: str | None, output: str) -> None:
-    """Raise KvatlasError for a published mean beside an output that does not read it."""
-    if published is not None:
-        raise KvatlasError(f"--published {published} is for a comparison of two maps, and this is {output}.")
+    if len(inputs) != 2 or not all(Path(name).is_dir() for name in inputs):
+        raise KvatlasError(
+            f"compare: expected two folders of runs, or --out for a figure of systems, got {', '.join(inputs)}. Two "
+            "maps are compared by map MAP --against MAP."
+        )
+    first, second = map(Path, inputs)
+    compared = compare_runs(first, second)
+    typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
+    raise typer.Exit(0 if compared["same"] else 1)
 
 
 def _chosen_systems(

@@ -200,7 +200,7 @@ LookOption = Annotated[
         "--look",
         metavar="NAME=VALUE",
         help="columns=1|2, width=INCHES, font=NAME, title=TEXT, dark=true, intervals=true|false, kept=true, "
-        "plain=true, kind=density, or NAME=TEXT to rename what a figure shows. Repeat it.",
+        "plain=true, or NAME=TEXT to rename what a figure shows. Repeat it.",
     ),
 ]
 
@@ -215,7 +215,7 @@ _LOOK: Mapping[str, tuple[tuple[type, ...], str]] = {
     "kept": ((bool,), "true or false"),
 }
 #: Those that are texts.
-_LOOK_TEXTS = ("title", "font", "kind")
+_LOOK_TEXTS = ("title", "font")
 
 
 def figure_options(texts: Sequence[str] | None) -> FigureOptions:

@@ -58,19 +58,19 @@ class MeasuredCell:
             model = system.model
             setting = system.setting
         else:
-            from kvatlas.stats.choice import choices as choices_of_run
+            from kvatlas.stats.choice import choices
             from kvatlas.stats.losses import losses_of
 
             # Without a name only what is proven for problems like these, too, may be served.
-            by_loss = choices_of_run(run, losses_of(run))
-            choices = [(choice.model, choice.deployable) for choice in by_loss if choice.deployable]
-            if len(choices) != 1:
-                found = "; ".join(f"{model} {cell.setting}" for model, cell in choices) or "none"
+            found_choices = choices(run, losses_of(run))
+            proven = [(choice.model, choice.deployable) for choice in found_choices if choice.deployable]
+            if len(proven) != 1:
+                found = "; ".join(f"{model} {cell.setting}" for model, cell in proven) or "none"
                 raise KvatlasError(
                     f"Expected one setting proven for problems like these, the run has: {found}. Name a cell with "
                     "--policy."
                 )
-            model, recommended = choices[0]
+            model, recommended = proven[0]
             setting = recommended.setting
         cells = tuple(cell for cell in run.manifest.expected if (cell.model, cell.setting) == (model, setting))
         return cls(run, model, setting, cells, run.manifest.spec["sampling"])

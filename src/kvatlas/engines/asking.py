@@ -108,7 +108,7 @@ _Arrived = tuple[Question, EndpointAnswer | BaseException | None]
 
 @dataclass
 class AskedAnswers:
-    """What asking came to.
+    """The outcome of asking for what is missing.
 
     earlier: answers that were stored before, by the day of each. now: those that came now.
     missing: questions that had no stored answer. failures: one for each that failed.
@@ -178,7 +178,8 @@ def ask_in_folder(
 
         # The cells of this attempt take the place of those before; others stay.
         promised = [cell.expected for cell in cells]
-        former = {cell.run_key for cell in stored.expected if cell.name in {each.name for each in promised}}
+        names = {cell.name for cell in promised}
+        former = {cell.run_key for cell in stored.expected if cell.name in names}
         former -= {cell.run_key for cell in promised}
         unused = 0 if again else sum(run_key in former for run_key, *_ in store.keys())  # noqa: SIM118
         stored = stored.with_cells(promised, **manifest.provenance, attempts=attempts)

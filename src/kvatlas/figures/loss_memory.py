@@ -83,9 +83,7 @@ def loss_figure(
     options = options or FigureOptions()
     drawn = [choice for choice in choices if choice.losses and choice.savings]
     if not drawn:
-        raise KvatlasError(
-            "--loss-by-memory: no losses against a full cache; run one with the sweep, as `baseline: full`."
-        )
+        raise KvatlasError("--by-memory: no losses against a full cache; run one with the sweep, as `baseline: full`.")
     marks = [_marks_of_choice(choice) for choice in drawn]
     series = list(dict.fromkeys(mark.series for mark in chain.from_iterable(marks)))
     marks = [sorted(of_model, key=lambda mark: mark.saved) for of_model in marks]

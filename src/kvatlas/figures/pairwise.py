@@ -1,6 +1,6 @@
 """Pairwise maps: one panel for every two systems, the number of problems at each pair of values, and the system ahead.
 
-After the pairwise figure of seqBench (arXiv 2509.16866), with counts in place of densities, which `density` draws.
+After the pairwise figure of seqBench (arXiv 2509.16866), with counts in place of densities.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from kvatlas.core import SERVED, KvatlasError, Note, differing
 from kvatlas.figures import colours, style
-from kvatlas.figures.density import BAR_ROOM, draw_densities, draw_parity
 from kvatlas.figures.style import (
     FigureOptions,
     Line,
@@ -49,8 +48,6 @@ _PANEL_LEAST = 0.7
 _TICKS = 0.24
 #: Equal bins of values between 0 and 1.
 _INNER = 5
-#: The form in which the figure was published.
-DENSITY = "density"
 #: The parameters of a setting that names of systems have.
 _NAMED_PARAMETERS = ("local_window", "ratio")
 #: Inches of a narrow figure, and the names of its systems.
@@ -124,7 +121,6 @@ def pairwise_figure(
     """
     check_panels(systems)
     options = options or FigureOptions()
-    is_density = options.kind == DENSITY
     # Names with the window and the ratio of their settings, where they do not say them; those of all stand above.
     shared = _shared_parameters(systems)
     names = []
@@ -141,8 +137,8 @@ def pairwise_figure(
     with options.applied():
         bins = _ValueBins.of(pairs)
         counts = [bins.counts(pair) for _, _, pair in pairs]
-        most = 0 if is_density else max(int(count.max()) for count in counts)
-        about = _about_pairs(systems, pairs, label, options)
+        most = max(int(count.max()) for count in counts)
+        about = _about_pairs(systems, pairs, options)
         shown = names
         if options.widest < _NARROW and len(pairs) > 2:
             # In a narrow figure the names leave no room beside each other, so letters stand for them.
@@ -150,11 +146,6 @@ def pairwise_figure(
             about = [", ".join(f"{letter}: {name}" for letter, name in zip(shown, names, strict=True)), *about]
         layout = _pair_layout(len(pairs), shown, most, options)
 
-        if is_density:
-            # The colour bar right of each row takes room from its panels.
-            room = max(BAR_ROOM - layout.margins.right, 0.0)
-            margins = layout.margins._replace(right=layout.margins.right + room)
-            layout = layout._replace(inner=layout.inner - room / layout.across, margins=margins)
         # The text above each panel says which system is ahead.
         heads = []
         for (_, _, pair), is_proven in zip(pairs, proven, strict=True):
@@ -170,10 +161,7 @@ def pairwise_figure(
             about=about,
             notes=notes,
         )
-        if is_density:
-            draw_densities(panels, [pair for _, _, pair in pairs], layout.across, options)
-        else:
-            _draw_counts(panels, counts, bins, layout.inner, options)
+        _draw_counts(panels, counts, bins, layout.inner, options)
         for panel, (x, y, _), head in zip(panels, pairs, heads, strict=True):
             panel.set_xlabel("\n".join(layout.labels[x]), labelpad=2, fontsize=style.SMALL_TYPE)
             panel.set_ylabel("\n".join(layout.labels[y]), labelpad=2, fontsize=style.SMALL_TYPE)
@@ -222,7 +210,7 @@ def _pairs_title(
 
 
 def _about_pairs(
-    systems: Sequence[ModelSetting], pairs: Sequence[tuple[int, int, Pair]], label: str, options: FigureOptions
+    systems: Sequence[ModelSetting], pairs: Sequence[tuple[int, int, Pair]], options: FigureOptions
 ) -> list[str]:
     """Return the clauses about all panels: what all systems have in common, the problems, and the marks."""
     about = []
@@ -248,22 +236,16 @@ def _about_pairs(
     if len(pairs) > 1:
         about.append("bold: proven, allowing for all pairs")
 
-    if options.kind == DENSITY:
-        about.append("dots: problems")
-        about.append(
-            f"colours: their density over {label}, as a share of the highest (Gaussian kernels, reflected at 0 and 1)"
-        )
-        return [*about, "dashed: equal values"]
     return [*about, "numbers: problems at these values"]
 
 
 def _pair_layout(count: int, names: Sequence[str], most: int, options: FigureOptions) -> _PairLayout:
-    """Return the layout of `count` panels whose largest number is `most`, 0 for panels without numbers."""
+    """Return the layout of `count` panels whose largest number is `most`."""
 
     def is_legible(across: int) -> bool:
         margins, _ = _pair_margins(names, across, options.widest)
         inner = margins.inner(options.widest, across)
-        size = font_size(inner / (_INNER + 2), [str(most)] if most else [], style.SMALL_TYPE)
+        size = font_size(inner / (_INNER + 2), [str(most)], style.SMALL_TYPE)
         return inner >= _PANEL_LEAST and size >= style.LEAST_TYPE
 
     across = style.panels_in_row(count, 3 if count <= 9 else 4, is_legible) or 1
@@ -317,7 +299,8 @@ def _draw_counts(
 
         panel.set(xticks=bins.places, xticklabels=bins.texts, yticks=bins.places, yticklabels=bins.texts)
         # The line of equal values runs behind the numbers and their bins.
-        draw_parity(panel, ends, options, order=0.5)
+        soft = options.colours.soft
+        panel.plot(ends, ends, linestyle=(0, (4, 3)), color=soft, linewidth=0.8, zorder=0.5)
         panel.set(xlim=ends, ylim=ends)
         panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
 

@@ -42,8 +42,6 @@ LEAST_WIDTH = 2.0
 MOST_WIDTH = 40.0
 #: Inches of a figure that a page holds with its caption.
 PAGE_HEIGHT = 9.0
-#: The forms of a figure of pairs: counts of problems, or their density as published.
-KINDS = ("", "counts", "density")
 #: Points of a figure's title.
 TITLE_TYPE = 9.0
 #: Points of a panel's name.
@@ -84,9 +82,8 @@ class FigureOptions:
     A figure fills the `columns` of a paper, or is `width` inches wide; by default it is as wide as it needs. `labels`
     are texts by the names of models, benchmarks, policies, axes and metrics. `intervals` is True for intervals in the
     cells of maps, False for no intervals at all. `title` replaces the finding; an empty one leaves it out. A `plain`
-    figure has panels alone, without sentences. `kind` is `density` for the density of problems in place of their
-    number. With `kept` the cells of maps have the tokens that stay after a compression in small type. Raises
-    KvatlasError for values that no figure can have.
+    figure has panels alone, without sentences. With `kept` the cells of maps have the tokens that stay after a
+    compression in small type. Raises KvatlasError for values that no figure can have.
     """
 
     columns: int | None = None
@@ -97,7 +94,6 @@ class FigureOptions:
     width: float | None = None
     font: str = ""
     plain: bool = False
-    kind: str = ""
     kept: bool | None = None
     #: The names that a figure shows, which labels may replace.
     _names: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -109,8 +105,6 @@ class FigureOptions:
             raise KvatlasError(f"--look width: expected {LEAST_WIDTH:g} to {MOST_WIDTH:g} inches, got {self.width:g}.")
         if self.width is not None and self.columns is not None:
             raise KvatlasError("--look columns and --look width are both given; leave one of them out.")
-        if self.kind not in KINDS:
-            raise KvatlasError(f"--look kind: expected {', '.join(filter(None, KINDS))}, got {self.kind!r}.")
         if self.kept and self.intervals:
             raise KvatlasError("--look kept and --look intervals both need the small type of cells; leave one out.")
         if self.font:

@@ -145,11 +145,11 @@ def _check_same_comparison(folder: Path, manifest: Manifest) -> None:
     if not (folder / FILE).is_file():
         return
     with Store.open(folder) as store:
-        spec = dict(store.manifest(manifest).spec)
+        spec = store.manifest(manifest).spec
     if spec != manifest.spec:
         raise KvatlasError(
-            f"{str(folder)!r} holds answers of another comparison ({spec}; now: {dict(manifest.spec)}); name another "
-            "folder with --answers."
+            f"{str(folder)!r} holds answers of another comparison ({dict(spec)}; now: {dict(manifest.spec)}); name "
+            "another folder with --answers."
         )
 
 

@@ -18,14 +18,12 @@ from kvatlas.benchmarks import Benchmark, find
 from kvatlas.benchmarks.base import grade_reading
 from kvatlas.benchmarks.problem_files import read_rows
 from kvatlas.class_files import permit
-from kvatlas.core import Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest
+from kvatlas.core import REFERENCE, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import contents_of
 from kvatlas.results.records import MAX_SAMPLES, is_cost
 from kvatlas.text import number
 
-#: The setting without a change, against which losses are counted.
-REFERENCE = Setting.from_parameters("reference")
 #: What the sentences on such a file call it.
 _NOUN = "file of answers"
 _COLUMNS = ("problem", "sample", "benchmark", "model", "correct", "text", "finish", "output_tokens")
@@ -101,10 +99,14 @@ def import_answers(
         cell = Expected(model, name, setting, key, tuple(ids[name]), count, baseline=setting == REFERENCE)
         cells[model, name, setting] = cell
 
-    values = {axis: dict.fromkeys(s.values[axis] for _, _, s in by_cell if s != REFERENCE) for axis in axes}
+    settings = [setting for *_, setting in by_cell if setting != REFERENCE]
+
+    def levels(axis: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(setting.values[axis] for setting in settings))
+
     answered = [problems[id_] for id_ in ids[asked.name]] if asked else []
     manifest = Manifest(
-        axes=tuple((axis, tuple(of_axis)) for axis, of_axis in values.items()),
+        axes=tuple((axis, levels(axis)) for axis in axes),
         expected=tuple(cells.values()),
         spec={},
         provenance={"kvatlas": __version__, "answers": {"file": file.name, "digest": source}},

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvatlas.columns import cell_document
-from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
+from kvatlas.core import Cell, CellCoord, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Changes, Control
 from kvatlas.stats.losses import LossFamily, Required, SettingLoss
@@ -16,6 +16,7 @@ from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.setting_tables import SettingTable
+from kvatlas.stats.windows_at_memory import EqualMemory, MemoryPair
 
 Json = dict[str, Any]
 
@@ -269,4 +270,42 @@ def pooled_document(effect: PooledEffect) -> Json:
         ],
         "maps": effect.maps or None,
         "below": list(effect.below) or None,
+    }
+
+
+def memory_document(memory: EqualMemory) -> Json:
+    """Return local windows at equal memory as data."""
+    estimate = memory.estimate
+    return {
+        "pairs": len(memory.tests),
+        "proven": [_pair_document(memory, pair) for pair in memory.proven],
+        "strongest": _pair_document(memory, memory.best) if memory.best else None,
+        "estimate": None
+        if estimate is None
+        else {
+            "wide": estimate.wide,
+            "narrow": estimate.narrow,
+            "low_tokens": round(estimate.low, 3),
+            "high_tokens": round(estimate.high, 3),
+            **contrast_document(estimate.difference, "difference"),
+        },
+        "nothing_in_common": [list(pair) for pair in memory.apart],
+    }
+
+
+def _coord(memory: EqualMemory, coord: CellCoord) -> Json:
+    return dict(zip(memory.axes, coord, strict=True))
+
+
+def _pair_document(memory: EqualMemory, pair: MemoryPair) -> Json:
+    difference = pair.test.difference
+    return {
+        "better": {**_coord(memory, pair.better), "stays_tokens": round(pair.tokens[0], 3)},
+        "other": {**_coord(memory, pair.other), "stays_tokens": round(pair.tokens[1], 3)},
+        "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in pair.keeps_more.items()},
+        "difference": percent(difference.value),
+        "low": percent(difference.low),
+        "high": percent(difference.high),
+        "p": rounded_p(difference.p),
+        "adjusted_p": rounded_p(pair.test.adjusted_p),
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import AGAIN, Cell, CellCoord, Claim, Setting, grouped
 from kvatlas.policies import all_values
-from kvatlas.report.memory_sentences import averages_sentences, level_sentence, memory_lines
+from kvatlas.report.memory_sentences import level_sentence, memory_lines
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
 from kvatlas.stats.losses import SettingLoss
@@ -91,7 +91,6 @@ def _environment() -> Environment:
         "estimates": estimates_text,
         "level_sentence": level_sentence,
         "memory_lines": memory_lines,
-        "averages_sentences": averages_sentences,
     }
     environment.globals |= {
         "say": say,

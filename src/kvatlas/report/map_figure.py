@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from kvatlas import models
 from kvatlas.columns import KV_MEMORY, cost_names
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
-from kvatlas.figures.by_memory import memory_csv, memory_figure
 from kvatlas.figures.curves import curves_csv, line_figure
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.loss_memory import has_losses, loss_figure, losses_csv
@@ -27,7 +26,7 @@ from kvatlas.figures.panels import (
 from kvatlas.figures.policy_differences import against_csv, against_figure
 from kvatlas.figures.style import FigureOptions, check_figure, save
 from kvatlas.report.headline import recommended_words, short_headline
-from kvatlas.report.memory_sentences import best_pair_words, effect_title, memory_title
+from kvatlas.report.memory_sentences import effect_title
 from kvatlas.report.result import Result, of_policy, open_result
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
@@ -56,16 +55,14 @@ class MapOptions:
         shared: how far scales go (see `kvatlas.figures.heatmap.plot`).
         against: differences to a baseline, a policy, a model, or the maps of another run or CSV file.
         figure: the options of all figures.
-        loss_by_memory: losses against memory saved in place of maps; by default for runs of equal bytes.
-        by_memory: the metric by the tokens that stay after a compression, a line for each local window.
+        by_memory: losses against memory saved in place of maps; by default for runs of equal bytes.
     """
 
     mean: bool = False
     shared: bool | None = None
     against: str | None = None
     figure: FigureOptions | None = None
-    loss_by_memory: bool | None = None
-    by_memory: bool = False
+    by_memory: bool | None = None
 
 
 def plot_sources(
@@ -95,8 +92,6 @@ def plot_sources(
             "side on one colour scale."
         )
 
-    if show.by_memory:
-        return _draw_by_memory(result, out, cost, show)
     if _shows_losses(result, cost, show):
         notes = list(chain.from_iterable(one.map.notes for one in result.grids))
         metric = result.opened_runs[0].metric if result.opened_runs else ""
@@ -136,15 +131,15 @@ def _shows_losses(result: Result, cost: str | None, show: MapOptions) -> bool:
     """Return whether the figure is that of losses by memory; raises KvatlasError for options that do not fit it."""
     others = {"--mean": show.mean, f"--against {show.against}": show.against, f"--metric {cost}": cost}
     other = next((option for option, is_given in others.items() if is_given), None)
-    if show.loss_by_memory is None:
+    if show.by_memory is None:
         # Tokens and bits that take equal memory are compared by what they lose in it.
         axes = {run.axes for run in result.opened_runs}
         return other is None and axes == {("kv_budget", "kv_bits")} and has_losses(result.choices)
-    if show.loss_by_memory and other is not None:
-        raise KvatlasError(f"--loss-by-memory and {other} are different figures; leave one of them out.")
-    if show.loss_by_memory:
+    if show.by_memory and other is not None:
+        raise KvatlasError(f"--by-memory and {other} are different figures; leave one of them out.")
+    if show.by_memory:
         _check_heatmap_options(show, "losses by memory")
-    return show.loss_by_memory
+    return show.by_memory
 
 
 def _check_heatmap_options(show: MapOptions, figure: str) -> None:
@@ -154,34 +149,13 @@ def _check_heatmap_options(show: MapOptions, figure: str) -> None:
         "--shared": show.shared is True,
         "--own": show.shared is False,
         "--look kept=true": show.figure is not None and bool(show.figure.kept),
-        "--by-memory": show.by_memory and figure != "the tokens that stay",
-        "--loss-by-memory": show.loss_by_memory is True and figure != "losses by memory",
-        "--heatmaps": show.loss_by_memory is False and figure != "losses by memory",
+        "--by-memory": show.by_memory is True and figure != "losses by memory",
+        "--heatmaps": show.by_memory is False and figure != "losses by memory",
     }
 
     for option, is_given in given.items():
         if is_given:
             raise KvatlasError(f"{option} is for runs with two axes, and this figure shows {figure}; leave it out.")
-
-
-def _draw_by_memory(result: Result, out: Path, cost: str | None, show: MapOptions) -> list[Path]:
-    """Draw one map for each model and policy by the tokens that stay: the mean over benchmarks, else the only map."""
-    others = {f"--against {show.against}": show.against, f"--metric {cost}": cost}
-    other = next((option for option, is_given in others.items() if is_given), None)
-    if other is not None:
-        raise KvatlasError(f"--by-memory and {other} are different figures; leave one of them out.")
-    _check_heatmap_options(show, "the tokens that stay")
-    grids = result.grids
-    maps = [one.map for one in grids]
-    memories = [one.verdict.memory for one in grids]
-    figure = memory_figure(
-        maps,
-        memories,
-        list(map(best_pair_words, memories)),
-        title=memory_title(grids, result.single),
-        options=show.figure,
-    )
-    return save(figure, out, data=memory_csv(maps, memories))
 
 
 def with_kv_bytes(map_: Map) -> Map:

@@ -7,12 +7,11 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 from kvatlas.core import CellCoord, apart_sentence
-from kvatlas.stats.memory_of_averages import RATIO, memory_trends, token_kinds
-from kvatlas.stats.windows_at_memory import ONE_TOKEN, WINDOW, EqualMemory
+from kvatlas.stats.windows_at_memory import ONE_TOKEN, RATIO, WINDOW, EqualMemory
 from kvatlas.text import model_name, p_text, percent_text
 
 if TYPE_CHECKING:
-    from kvatlas.report.result import MapResult, Result
+    from kvatlas.report.result import MapResult
     from kvatlas.stats.map_tests import PooledEffect
 
 #: Levels that a sentence names one by one.
@@ -119,50 +118,6 @@ def memory_lines(maps: Sequence[MapResult]) -> list[str]:
     return lines
 
 
-def memory_title(maps: Sequence[MapResult], singles: Sequence[MapResult]) -> str:
-    """Return the title of a figure of maps by the tokens that stay: what is proven of windows at equal memory.
-
-    `singles` are the maps of one benchmark each.
-    """
-    tested = [(one, one.verdict.memory) for one in maps if one.verdict.memory is not None]
-    if not tested:
-        trends = memory_trends([one.map for one in singles])
-        shown = [model_name(trend.model) for trend in trends if trend.is_shown]
-        if shown:
-            return f"These averages rise or fall with the tokens that stay: {_and(shown)}"
-        if trends:
-            return "No trend with the tokens that stay is shown by these averages"
-        return "Averages by tokens that stay"
-    proven = [(one, memory, memory.best) for one, memory in tested if memory.best is not None]
-    if not proven:
-        return "At equal memory no window is proven better"
-
-    # The settings of each map stand over its panel.
-    count = f" in {len(proven)} of {len(tested)} panels" if len(tested) > 1 else ""
-    windows = set()
-    for _, memory, pair in proven:
-        place = memory.axes.index(WINDOW)
-        windows.add((pair.better[place], pair.other[place]))
-    if len(windows) > 1:
-        return f"At equal memory a window is proven better{count}"
-    better, other = windows.pop()
-    return f"At equal memory window {better} is proven better than {other}{count}"
-
-
-def best_pair_words(memory: EqualMemory | None) -> str:
-    """Return the surest proof that a window is better at equal memory, with the tokens that stay; empty without one.
-
-    As in `window 16, ratio 0.5 (96 tokens) is 26.0 points above window 64, ratio 0.1 (101)`.
-    """
-    if memory is None or memory.best is None:
-        return ""
-    pair = memory.best
-    better, other = (cell_place(coord, memory.axes) for coord in (pair.better, pair.other))
-    better_tokens, other_tokens = (f"{tokens:,.0f}" for tokens in pair.tokens)
-    points = percent_text(pair.test.difference.value)
-    return f"{better} ({better_tokens} tokens) is {points} points above {other} ({other_tokens})"
-
-
 def _memory_sentence(memory: EqualMemory) -> str:
     """Return what is proven of windows at equal memory, else the estimate by straight lines, which is no proof."""
     count = len(memory.tests)
@@ -205,43 +160,6 @@ def cell_place(coord: CellCoord, axes: tuple[str, str]) -> str:
     values = dict(zip(axes, coord, strict=True))
     window = values.pop(WINDOW)
     return ", ".join([f"window {window}", *(f"{name} {value}" for name, value in values.items())])
-
-
-# -- averages alone ----------------------------------------------------------------------------------------------------
-
-
-def averages_sentences(result: Result) -> list[str]:
-    """Return what maps of averages say of memory: one sentence a model, and one over all maps; nothing is proven."""
-    maps = [one.map for one in result.single]
-    trends = memory_trends(maps)
-    sentences = []
-    for trend in trends:
-        slope = trend.per_thousand
-        verdict = "a trend" if trend.is_shown else "no trend is shown"
-        text = (
-            f"{model_name(trend.model)} ({trend.low_tokens:,.0f} to {trend.high_tokens:,.0f} of "
-            f"{trend.total_tokens:,.0f} tokens stay): {percent_text(slope.value, 2)} points per 1,000 tokens "
-            f"({percent_text(slope.low, 2)} to {percent_text(slope.high, 2)}), {verdict}"
-        )
-        gap = trend.against_thriftier
-        if gap is not None:
-            side = "below" if gap.value < 0 else "above"
-            text += (
-                f"; {RATIO} {trend.lowest_ratio} lies {percent_text(abs(gap.value))} {side} cells of higher ratio that "
-                f"keep no more ({percent_text(gap.low)} to {percent_text(gap.high)})"
-            )
-        sentences.append(f"{text}.")
-
-    kinds = token_kinds(maps)
-    if kinds is None or not trends:
-        return sentences
-    sentences.append(
-        f"1,000 chosen tokens more are worth {percent_text(kinds.chosen)} points ({kinds.chosen_alike} of {kinds.maps} "
-        f"maps agree in sign), 1,000 moved to the window {percent_text(kinds.moved)} ({kinds.moved_alike} of "
-        f"{kinds.maps}); the {kinds.benchmarks} benchmarks are the units, so nothing of it is proven."
-    )
-    blind = dict.fromkeys(trend.windows for trend in trends if trend.is_blind)
-    return [*sentences, *(f"{apart_sentence(windows).capitalize()}." for windows in blind)]
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -17,10 +17,9 @@ from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.policies import from_setting
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import Required
-from kvatlas.stats.memory_of_averages import RATIO
 from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.run_data import RunData, setting_words
-from kvatlas.stats.windows_at_memory import WINDOW, EqualMemory
+from kvatlas.stats.windows_at_memory import RATIO, WINDOW, EqualMemory
 from kvatlas.text import margin_text, model_name
 
 #: The share of the KV budget by which the next one is larger, and the tokens to whose multiples it is rounded.

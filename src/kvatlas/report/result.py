@@ -33,6 +33,7 @@ from kvatlas.report.as_data import (
     contrast_document,
     limits_document,
     loss_values,
+    memory_document,
     omnibus_document,
     pooled_document,
     rounded_p,
@@ -40,7 +41,6 @@ from kvatlas.report.as_data import (
     table_document,
 )
 from kvatlas.report.headline import headline
-from kvatlas.report.memory_data import averages_document, memory_document
 from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
 from kvatlas.stats.choice import Choice, choices, choices_of_maps, floor_reason
@@ -502,15 +502,14 @@ class Result:
         unmeasured (the most traces of a cell of which the metric is unknown), mean, min, max, peaks, lowest, estimates
         (every cell, see `columns.cell_document`, with what it loses against the full cache), baselines, omnibus,
         evidence_of_difference, plateau, may_lose, effects, stability, equal_memory (local windows that keep the same
-        number of tokens, and the settings that are worth theirs), method, notes. `means`: the same for the means
+        number of tokens), method, notes. `means`: the same for the means
         over benchmarks. `comparisons`: first minus second, in points, p-values adjusted over all of them.
         `recommendation`: the first model's choice, with that of every model under `all`; `vacuous` says why there is
         none, `proven_cheapest` is proven by the claim, `deployable` by both; `losses` have `limits` by each claim. With
         caps on thinking `ways` has the cheapest proven setting that keeps fewer tokens, writes fewer, or both.
         `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
         over all benchmarks (and models, for CSV maps), each level against the mean of the others.
-        `memory_of_averages`: what CSV maps say of the tokens that stay, which proves nothing. `per_right_answer`:
-        what a right answer of each setting costs, with the ratio to the full cache's.
+        `per_right_answer`: what a right answer of each setting costs, with the ratio to the full cache's.
         """
         choices = [choice_document(choice) for choice in self.choices]
         first_choice = choices[0] if choices else NO_SETTING
@@ -525,7 +524,6 @@ class Result:
             "comparisons": self.comparison_documents(),
             "recommendation": {**first_choice, "all": choices},
             "effects": [pooled_document(effect) for effect in self.effects],
-            "memory_of_averages": averages_document([one.map for one in self.single]),
             "per_right_answer": [
                 {**vars(price), "setting": str(price.setting), "policy": price.setting.policy} for price in self.prices
             ],

@@ -345,8 +345,8 @@ def text_digest(text: str) -> str:
     Servers that take thinking out of a text drop its tags and the white space beside them.
     """
     read = read_text(text)
-    parts = [part.strip() for part in (read.thinking, read.answer or "")]
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest() if any(parts) else ""
+    written = f"{read.thinking.strip()}\0{(read.answer or '').strip()}"
+    return "" if written == "\0" else hashlib.blake2b(written.encode(), digest_size=16).hexdigest()
 
 
 def _unpack(packed: bytes) -> EvictionTrace | None:

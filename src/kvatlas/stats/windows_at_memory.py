@@ -1,4 +1,4 @@
-"""Local windows at equal memory, and the settings that are worth their memory."""
+"""Local windows at equal memory."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import CellCoord, Claim, Map, Stays, ascending, windows_apart
-from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, means_of_clusters, strata_of_clusters, weights
+from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, means_of_clusters, strata_of_clusters
 from kvatlas.stats.numerics.equal_memory import (
     PairTest,
     compare_pairs,
     dominance_pairs,
     line_estimate,
-    observed_front,
     strongest,
-    thriftier_pairs,
 )
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.table import CellTraces, GradeMatrix
 
 #: The axis whose levels are compared at equal memory.
 WINDOW = "local_window"
+RATIO = "ratio"
 #: Settings that differ by less than half of this keep the same number of tokens in words.
 ONE_TOKEN = 1.0
 
@@ -113,15 +112,6 @@ class EqualMemory:
         """True if the narrowest and the widest window have no memory in common: nothing between them is compared."""
         return (self.windows[0], self.windows[-1]) in self.apart
 
-    @cached_property
-    def front(self) -> list[CellCoord]:
-        """The settings than which none of the map was better with no more tokens: observed, not proven."""
-        values, strata = self._whole
-        if not len(strata):
-            return []
-        means = weights(strata) @ values
-        return [self.coords[index] for index in observed_front(self.tokens, means)]
-
     @property
     def _whole(self) -> tuple[Floats, Ints]:
         """The units that all cells have, and their benchmarks; none if a benchmark has no such unit."""
@@ -129,13 +119,6 @@ class EqualMemory:
         if set(self.strata[is_whole]) != set(self.strata):
             is_whole = np.zeros(len(self.strata), bool)
         return self.values[is_whole], self.strata[is_whole]
-
-    @cached_property
-    def proven_off(self) -> list[CellCoord]:
-        """The settings off the front: one that keeps no more tokens is proven better (Holm over all such pairs)."""
-        tests = compare_pairs(self.values, self.strata, thriftier_pairs(self.tokens), self.widening)
-        off = {test.pair[1] for test in tests if test.is_proven}
-        return [coord for index, coord in enumerate(self.coords) if index in off]
 
     def _pair(self, test: PairTest) -> MemoryPair:
         better, other = test.pair

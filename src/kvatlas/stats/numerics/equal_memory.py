@@ -69,11 +69,6 @@ def dominance_pairs(tokens: Floats, window: Ints) -> list[Pair]:
     return pairs
 
 
-def thriftier_pairs(tokens: Floats) -> list[Pair]:
-    """Return all pairs of settings of which the first keeps no more tokens than the second."""
-    return [(one, other) for one, other in permutations(range(len(tokens)), 2) if tokens[one] <= tokens[other] + _TINY]
-
-
 def compare_pairs(values: Floats, strata: Ints, pairs: Sequence[Pair], widening: float = 1.0) -> list[PairTest]:
     """Test for each pair of columns of `values` [units, settings] if the first is better, adjusted over the pairs.
 
@@ -111,17 +106,6 @@ def strongest(tests: Sequence[PairTest]) -> PairTest | None:
     """Return the proven pair of the smallest p-value, of equal ones the largest difference; None without one."""
     proven = [test for test in tests if test.is_proven]
     return min(proven, key=lambda test: (test.difference.p, -test.difference.value), default=None)
-
-
-def observed_front(tokens: Floats, means: Floats) -> list[int]:
-    """Return the settings than which none keeps no more tokens and is better, or keeps fewer and is as good."""
-    front = []
-    for index, (kept, value) in enumerate(zip(tokens, means, strict=True)):
-        no_more = (tokens <= kept + _TINY) & (means > value + _TINY)
-        fewer = (tokens < kept - _TINY) & (means >= value - _TINY)
-        if not (no_more | fewer).any():
-            front.append(index)
-    return front
 
 
 def line_weights(tokens: Floats, low: float, high: float) -> Floats:

@@ -154,7 +154,7 @@ def _tilted(values: Floats, mean: float) -> tuple[Floats, Floats]:
     The imagined problem of the limits, which loses 1, is among them: a rare loss may not have been met by the pilot.
     Where the mean is below all values, a gain of 1 is, too. They count a quarter: with whole ones the numbers are too
     high, without any far too low. The median number of pilots has a power of 0.75 to 0.90 so, and 0.83 to 0.97 with
-    halves (bench/calibration.py, "needed").
+    halves.
     """
     observed = len(values)
     values = np.append(values, 1.0)
