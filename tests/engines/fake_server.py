@@ -72,7 +72,9 @@ class Handler(BaseHTTPRequestHandler):
         question = request["messages"][-1]["content"]
         text = f"{question.upper()} {request.get('seed')} {options.kv_cache_dtype}"
         choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": len(question.split()), "completion_tokens": len(text.split())}
+        # Another dtype may come with another template.
+        prompt_tokens = len(question.split()) + (options.kv_cache_dtype == "longer")
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(text.split())}
         self.send_json({"model": options.model, "choices": [choice], "usage": usage})
 
 

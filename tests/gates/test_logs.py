@@ -188,7 +188,8 @@ def test_wrong_paths_are_refused_in_a_sentence(kvatlas: Call, logs: dict[str, Pa
     other = write_answers(tmp_path / "other.csv", {"law": np.ones((5, 1))})
     twice = tmp_path / "twice.csv"
     twice.write_text(table.read_text() + "".join(table.read_text().splitlines(True)[1:]))
-    copy = shutil.copy(table, tmp_path / "copy.csv")
+    link = tmp_path / "link.csv"
+    link.symlink_to(table)
     percent = write_answers(tmp_path / "percent.csv", {"math": np.full((5, 1), 87.5)})
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "nothing").mkdir()
@@ -205,7 +206,7 @@ def test_wrong_paths_are_refused_in_a_sentence(kvatlas: Call, logs: dict[str, Pa
     sentences = {
         tmp_path / "missing": "is not there; expected a folder or file of lm-eval's samples",
         table: "are the same answers",
-        Path(copy): "are the same answers",
+        link: "are the same answers",
         other: "lacks the task",
         twice: "has 5 answers of math twice",
         percent: "expected a score from 0 to 1",
@@ -324,7 +325,8 @@ def test_a_run_against_an_endpoint_and_two_endpoints(kvatlas: Call, run: Path, t
         second = json.loads(kvatlas(*words)[1])
         (told,) = second.pop("notes")
         assert told.startswith("48 of 48 answers were stored before (48 of ")
-        assert second == {name: value for name, value in document.items() if name != "notes"}
+        assert second.pop("warnings") == [f"{told}.", *document["warnings"]]
+        assert second == {name: value for name, value in document.items() if name not in ("notes", "warnings")}
         with Store.open(both) as store:
             assert store.keys() == stored
             questions = [trace.problem for _, trace in store.traces(texts=False)]

@@ -47,7 +47,7 @@ def test_the_exit_code_is_the_verdict(kvatlas: Call, tmp_path: Path) -> None:
     worse = write_answers(tmp_path / "worse.csv", {"math": same * 0})
     code, out, err = kvatlas("gate", first, kept, "--lose-at-most", 2)
     assert (code, err) == (0, "")
-    assert out.startswith("# Keeps: loses at most 1.5 points (margin 2 points)\n")
+    assert out.startswith("# Keeps: all 200 answers are equal by their scores; at most 1.5 points (margin 2 points)\n")
     assert kvatlas("gate", first, kept, "--lose-at-most", 1)[0] == 3
     code, out, _ = kvatlas("gate", first, worse, "--lose-at-most", 2, "--json")
     document = json.loads(out)
@@ -95,8 +95,8 @@ def test_copies_are_no_samples(tmp_path: Path) -> None:
         ]
         path.write_text("".join(f"{json.dumps({**row, 'correct': bool(row['correct'])})}\n" for row in rows))
         sides.append(path)
-    assert "copies of one text" in kvatlas.gate(*sides).to_dict()["limits"]["these_problems"]["refused"]
-    with pytest.raises(kvatlas.KvatlasError, match="4 samples of each problem are copies of one text"):
+    assert "copies of one long text" in kvatlas.gate(*sides).to_dict()["limits"]["these_problems"]["refused"]
+    with pytest.raises(kvatlas.KvatlasError, match=r"copies of one long text on 100.0 % of the problems"):
         kvatlas.gate(*sides, claim="these_problems")
 
 

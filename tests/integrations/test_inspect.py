@@ -1,5 +1,6 @@
 """Under Inspect: our tasks with scripted answers, and its logs in our stores."""
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +24,7 @@ from inspect_ai import eval as inspect_eval
 from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log, write_eval_log
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
-from inspect_ai.scorer import Score, Scorer, Target, includes, mean, scorer
+from inspect_ai.scorer import Score, Scorer, Target, exact, includes, mean, scorer
 from inspect_ai.solver import TaskState
 
 from kvatlas.integrations import inspect_logs
@@ -187,6 +188,40 @@ def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
     assert {row["peak_kv_tokens"] for row in rows} == {None}
 
     assert kvatlas("import", second, run, "--scorer", "tone")[2].strip().endswith("expected: shares.")
+
+
+def test_other_conditions_of_another_models_log_are_said_at_import(tmp_path: Path, kvatlas: Call) -> None:
+    replies = [("4", "stop"), ("6", "stop")]
+    first = run_task(tmp_path / "a", replies, task=sums(includes()), temperature=0.6)
+    warmer = run_task(tmp_path / "b", replies, task=sums(exact()), temperature=0.9)
+    second = changed(warmer, tmp_path / "second.eval", lambda read: setattr(read.eval, "model", "another/model"))
+    run = tmp_path / "run"
+    assert kvatlas("import", first, run)[2] == ""
+    code, out, err = kvatlas("import", second, run)
+    assert (code, out) == (0, f"{run}: 2 of 2 traces of another/model on sums\n")
+    assert "metric (exact and includes of mockllm/model)" in err
+    assert "temperature (0.9 and 0.6 of mockllm/model)" in err
+    # The cells of such a run are no sides of a comparison, either.
+    sentence = kvatlas.refuse("gate", f"{run}@mockllm/model", f"{run}@another/model")
+    assert "differ in metric ('includes' before, 'exact' after)" in sentence
+
+
+def test_epochs_with_other_stop_sequences_are_no_epochs(tmp_path: Path) -> None:
+    replies = [("4", "stop"), ("6", "stop")]
+    run = tmp_path / "run"
+    import_log(run_task(tmp_path / "a", replies, task=sums(includes())), run)
+    with pytest.raises(KvatlasError, match="with another stop sequences than the log"):
+        import_log(run_task(tmp_path / "b", replies, task=sums(includes()), stop_seqs=["."]), run)
+
+
+def test_a_packed_log_is_imported(log: Path, tmp_path: Path) -> None:
+    plain = changed(log, tmp_path / "plain.json", lambda read: None)
+    packed = tmp_path / "packed.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert import_log(packed, tmp_path / "run")[1] == 4
+    packed.write_bytes(packed.read_bytes()[:-200])
+    with pytest.raises(KvatlasError, match="is no Inspect log"):
+        import_log(packed, tmp_path / "cut")
 
 
 def test_scores_that_are_no_shares_are_refused(tmp_path: Path) -> None:

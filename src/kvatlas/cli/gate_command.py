@@ -13,12 +13,21 @@ from kvatlas.cli import options
 from kvatlas.cli.output import note, print_text
 from kvatlas.cli.progress import count_display
 from kvatlas.cli.serving import KEY
+from kvatlas.core import KvatlasError
 
 app = options.Commands()
+#: The heading of the options that only addresses have a use for.
+_OF_ENDPOINTS = "Options of endpoints"
+#: The parameters under that heading, beside the benchmarks.
+_ASKING = (
+    *("samples", "problems", "temperature", "max_new_tokens", "seed", "served", "concurrency", "answers"),
+    *("again", "allow_code"),
+)
 
 
 @app.command("gate")
 def gate_command(
+    context: typer.Context,
     before: Annotated[
         str,
         typer.Argument(
@@ -35,31 +44,57 @@ def gate_command(
     claim: Annotated[
         str, typer.Option(help="auto, these_problems (however often sampled) or problems_like_these.")
     ] = "auto",
-    metric: Annotated[str, typer.Option(help="Metric or scorer of the logs; default: their first.")] = "",
+    metric: Annotated[
+        str, typer.Option(help="Metric of the logs, SCORER or SCORER:KEY of Inspect's; default: their first.")
+    ] = "",
     filter_: Annotated[str, typer.Option("--filter", help="Filter of lm-eval's samples; default: their first.")] = "",
     task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Only this task. Repeat it.")] = None,
     allow: Annotated[
         list[str] | None,
         typer.Option(metavar="DIFFERENCE", help="prompts, version, grading or missing. Repeat it."),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Endpoints: answers to each problem.")] = 1,
-    problems: options.FirstProblems = None,
-    temperature: options.Temperature = 0.6,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Endpoints: limit of an answer.")] = 16_384,
-    seed: options.Seed = 0,
-    served: Annotated[
-        list[str] | None, typer.Option(help="Endpoints: the model's name there; twice for two names.")
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse sides with other sampling, solver or scorer options.")
+    ] = False,
+    repeat: Annotated[
+        str | None, typer.Option(metavar="BEFORE2", help="A second run of BEFORE: how many answers flip by chance.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Endpoints: open questions at a time.")] = 8,
-    answers: Annotated[
-        Path, typer.Option(metavar="RUN", help="Endpoints: the run of their answers, which is resumed.")
-    ] = Path("gate-answers"),
-    again: Annotated[bool, typer.Option("--again", help="Endpoints: ask all anew, as after a new deployment.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A page (.html) or the figure (.png, .svg, .pdf).")
     ] = None,
-    allow_code: options.AllowCode = False,
     as_json: options.Json = False,
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each problem.", rich_help_panel=_OF_ENDPOINTS)] = 1,
+    problems: Annotated[
+        int | None, typer.Option(min=1, help="Only the first problems.", rich_help_panel=_OF_ENDPOINTS)
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.", rich_help_panel=_OF_ENDPOINTS)
+    ] = 0.6,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Limit of an answer.", rich_help_panel=_OF_ENDPOINTS)
+    ] = 16_384,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Another seed gives other answers.", rich_help_panel=_OF_ENDPOINTS)
+    ] = 0,
+    served: Annotated[
+        list[str] | None,
+        typer.Option(help="The model's name there; twice for two names.", rich_help_panel=_OF_ENDPOINTS),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=256, help="Open questions at a time.", rich_help_panel=_OF_ENDPOINTS)
+    ] = 8,
+    answers: Annotated[
+        Path,
+        typer.Option(metavar="RUN", help="The run of their answers, which is resumed.", rich_help_panel=_OF_ENDPOINTS),
+    ] = Path("gate-answers"),
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Ask all anew, as after a new deployment.", rich_help_panel=_OF_ENDPOINTS),
+    ] = False,
+    allow_code: Annotated[
+        bool,
+        typer.Option("--allow-code", help="Run code of files that only the run names.", rich_help_panel=_OF_ENDPOINTS),
+    ] = False,
 ) -> None:
     """Judge whether a change cost answers. Exit code 0 if it keeps them, 1 if it loses, 3 if that cannot be told.
 
@@ -71,6 +106,12 @@ def gate_command(
 
     if out is not None:
         check_out(out)
+    has_address = any(side.startswith(("http://", "https://")) for side in (before, after))
+    sources = {name: context.get_parameter_source(name) for name in _ASKING}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given and not has_address:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise KvatlasError(f"{named}: for endpoints alone, and neither side is an address; logs have their answers.")
     asking = Asking(
         benchmarks=tuple(benchmarks or ()),
         problems=problems,
@@ -94,7 +135,9 @@ def gate_command(
         filter=filter_,
         tasks=task or (),
         allow=allow or (),
-        asking=asking,
+        strict=strict,
+        repeat=repeat,
+        asking=asking if has_address or benchmarks else None,
         on_trace=count_display("gate", "answers"),
     )
     if as_json:

@@ -69,8 +69,8 @@ _EXAMPLES = {
     "BENCHMARK|FILE...": "CHAIN9",
     "SPEC.yaml|RECIPE": "demo",
     "SPEC.yaml|RECIPE|PROBLEMS": "demo, or with --suggest MODEL as CHAIN9",
-    "BEFORE": "before.csv",
-    "AFTER": "after.csv",
+    "BEFORE": "before.csv, a folder of logs or 'runs/mine@full'",
+    "AFTER": "after.csv, a folder of logs or 'runs/mine@dynts ratio=0.3'",
     "model": "embedded:tiny-llama",
 }
 

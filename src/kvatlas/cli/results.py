@@ -200,7 +200,7 @@ def grade_command(
 @app.command("import")
 def import_command(
     logs: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Inspect's logs (.eval, .json), or a file of answers.")
+        list[Path], typer.Argument(metavar="FILE...", help="Inspect's logs (.eval, .json, .gz), or a file of answers.")
     ],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, new or existing.")],
     scorer: Annotated[str, typer.Option(help="The score to take where a log has several; default: its first.")] = "",
@@ -226,10 +226,11 @@ def import_command(
         settings = len({cell.setting for cell in cells}) - 1
         typer.echo(f"{run}: {counted(settings, 'setting')} and the reference; kvatlas describe {run} says what is lost")
         return
-    if reference or benchmark or any(has_problem_suffix(log.name) and log.suffix != ".json" for log in logs):
+    are_logs = all(log.name.endswith((".json", ".json.gz")) or not has_problem_suffix(log.name) for log in logs)
+    if reference or benchmark or not are_logs:
         raise KvatlasError("A file of answers needs --axis NAME, the column in which its settings differ.")
 
-    from kvatlas.integrations.inspect_logs import graded_metric, import_log
+    from kvatlas.integrations.inspect_logs import graded_metric, import_log, other_conditions
 
     for log in logs:
         cell, added = import_log(log, run, scorer)
@@ -237,3 +238,6 @@ def import_command(
         metric = graded_metric(run, cell)
         remark = f"; its scores are graded, not right or wrong: see them by --metric {metric}" if metric else ""
         typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}{remark}")
+        differences = other_conditions(run, cell)
+        if differences:
+            note(f"{log.name} differs from another model's log of {cell.benchmark} in {'; '.join(differences)}.")

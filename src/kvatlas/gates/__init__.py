@@ -1,7 +1,8 @@
 """`kvatlas gate`: did a change cost answers? Two sides on the same problems, and one verdict.
 
 The files in the order in which they are read: `gate.py` (which reader reads a side, then pairs and verdict),
-`outcomes.py` (what a side is), `pairing.py` (which answers belong together), `judgement.py` (what they prove),
-`gate_result.py` (sentences and data) and `gate_page.py` (page and figure). Beside them the readers of sides:
-`lm_eval_logs.py`, `answer_files.py`, `runs.py` (our runs and Inspect's logs) and `endpoints.py`.
+`outcomes.py` (what a side is), `cards.py` (what may have changed its answers, and how that is compared), `pairing.py`
+(which answers belong together), `judgement.py` (what they prove), `gate_result.py` (sentences and data) and
+`gate_page.py` (page and figure). Beside them the readers of sides: `lm_eval_logs.py`, `answer_files.py`, `runs.py` (our
+runs and Inspect's logs) and `endpoints.py`.
 """

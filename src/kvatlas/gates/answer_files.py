@@ -14,6 +14,7 @@ from typing import Any
 
 from kvatlas.benchmarks.problem_files import read_rows
 from kvatlas.core import KvatlasError
+from kvatlas.gates.cards import check_direction, more_is_better
 from kvatlas.gates.outcomes import (
     AnswerName,
     AnswerTexts,
@@ -21,8 +22,10 @@ from kvatlas.gates.outcomes import (
     Side,
     SideOptions,
     digest_of,
-    file_digest,
+    file_sources,
     fingerprint_of,
+    number_of,
+    reference_digest,
     score_of,
 )
 
@@ -49,6 +52,9 @@ def side_of_answer_file(path: Path, name: str, options: SideOptions) -> Side:
         expected = "expected one of 'correct' and 'score'"
         raise KvatlasError(f"{where} has {' and '.join(grades) or 'neither'}; {expected}, its columns are: {columns}.")
 
+    if grades[0] not in _GRADES:
+        check_direction(grades[0], path.name, more_is_better(grades[0]), options.allow)
+
     unit = ""
     if "tokens" in first:
         unit = "tokens"
@@ -61,13 +67,14 @@ def side_of_answer_file(path: Path, name: str, options: SideOptions) -> Side:
         partial(_file_texts, path, options),
         length_unit=unit,
         endings_known="truncated" in first,
-        identity=file_digest([path]),
+        sources=file_sources([path]),
     )
 
 
 def _file_answers(path: Path, grade: str, options: SideOptions) -> Iterator[GradedAnswer]:
     # A column has few different values beside the problems: each is read once.
-    contents = _ReadOnce(lambda values, _: digest_of(*values))
+    questions = _ReadOnce(lambda value, _: digest_of(value) if value else "")
+    references = _ReadOnce(lambda value, _: reference_digest(value))
     grades = _ReadOnce(lambda value, row: score_of(value, f"Row {row} of {path.name}: {grade!r}"))
     truncated = _ReadOnce(lambda value, row: score_of(value, f"Row {row} of {path.name}: 'truncated'"))
     samples = _ReadOnce(lambda value, row: _sample_number(value, f"Row {row} of {path.name}"))
@@ -80,7 +87,6 @@ def _file_answers(path: Path, grade: str, options: SideOptions) -> Iterator[Grad
         if problem is None or problem == "":
             raise KvatlasError(f"Row {row_number} of {path.name} names no problem.")
 
-        question = row.get("question")
         text = str(row.get("text") or "")
         length = float(len(text)) if "text" in row else math.nan
         yield GradedAnswer(
@@ -88,7 +94,8 @@ def _file_answers(path: Path, grade: str, options: SideOptions) -> Iterator[Grad
             str(problem),
             samples.read(row.get("sample"), row_number),
             grades.read(row.get(grade), row_number),
-            contents.read((question, row.get("reference")), row_number) if question else "",
+            questions.read(row.get("question"), row_number),
+            references.read(row.get("reference"), row_number),
             "",
             fingerprint_of(text),
             "truncated" if truncated.read(row.get("truncated"), row_number) > 0 else "",
@@ -128,22 +135,16 @@ def _benchmark_of_row(row: Mapping[str, Any], path: Path) -> str:
 def _sample_number(value: Any, where: str) -> int:
     if value is None or value == "":
         return 0
-    try:
-        value_read = int(value)
-    except (TypeError, ValueError):
-        value_read = -1
-    if not 0 <= value_read < 2**31:
+    value_read = number_of(value)
+    if not 0 <= value_read < 2**31 or not value_read.is_integer():
         raise KvatlasError(f"{where}: the sample is {str(value)[:60]!r}; expected a whole number from 0.")
-    return value_read
+    return int(value_read)
 
 
 def _row_tokens(value: Any, where: str) -> float:
     if value is None or value == "":
         return math.nan
-    try:
-        value_read = float(value)
-    except (TypeError, ValueError):
-        value_read = -1.0
+    value_read = number_of(value)
     if not 0 <= value_read < 1e12:
         raise KvatlasError(f"{where}: 'tokens' is {str(value)[:60]!r}; expected a number from 0.")
     return value_read

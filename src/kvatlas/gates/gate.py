@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas.core import Claim, KvatlasError, has_problem_suffix
+from kvatlas.core import Claim, KvatlasError, has_problem_suffix, reason
 from kvatlas.gates import lm_eval_logs
 from kvatlas.gates.answer_files import side_of_answer_file
 from kvatlas.gates.endpoints import Asking, endpoint_sides, run_and_endpoint_sides
 from kvatlas.gates.gate_result import JudgedChange
-from kvatlas.gates.judgement import judge_pairs
+from kvatlas.gates.judgement import Verdict, judge_pairs
 from kvatlas.gates.outcomes import Side, SideOptions
-from kvatlas.gates.pairing import pair_answers
+from kvatlas.gates.pairing import PairedAnswers, pair_answers
 from kvatlas.gates.runs import side_of_inspect_logs, side_of_run
 from kvatlas.results.store import FILE
 from kvatlas.stats.run_data import margin_from_points
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: The words for a claim, `auto` for the one that the samples allow.
 CLAIMS = ("auto", *(claim.value for claim in Claim))
+#: The bytes by which a file is known.
+_HEAD = 2**20
 _EXPECTED = (
     "expected a folder or file of lm-eval's samples (--log_samples), a log of Inspect, a run (RUN@CELL), a file of "
     "answers with the columns problem and correct, or the address of an endpoint"
@@ -56,6 +59,8 @@ def gate(
     filter: str = "",  # noqa: A002
     tasks: Sequence[str] = (),
     allow: Sequence[str] = (),
+    strict: bool = False,
+    repeat: str | Path | None = None,
     asking: Asking | None = None,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
 ) -> GateResult:
@@ -64,38 +69,79 @@ def gate(
     Each side is a folder or file of lm-eval's samples, a log of Inspect, a cell of a run (`RUN@CELL`), a file of
     answers, or the address of an endpoint; two endpoints are asked as `asking` says. `claim` is `these_problems`,
     `problems_like_these` or `auto`; `metric`, `filter` and `tasks` choose among what the logs hold; `allow` accepts
-    differences (`prompts`, `version`, `grading`, `missing`). Raises KvatlasError for sides that cannot be compared.
+    differences (`prompts`, `version`, `grading`, `missing`), `strict` refuses other sampling. `repeat` is a second run
+    of the side before: where the two of them differ by more than the margin, nothing can be told. Raises KvatlasError
+    for sides that cannot be compared.
     """
     if claim not in CLAIMS:
         raise KvatlasError(f"claim: expected {', '.join(CLAIMS)}, got {claim!r}.")
     margin = margin_from_points(lose_at_most)
-    options = SideOptions(metric, filter, tuple(tasks))
-    first, second = _open_sides(str(before), str(after), asking or Asking(), options, on_trace)
-    if first.identity and first.identity == second.identity:
-        raise KvatlasError(
-            f"{first.name!r} and {second.name!r} are the same answers, so there is nothing to compare; two runs of one "
-            "model with other seeds tell how far chance alone moves the score."
-        )
-    pairs = pair_answers(first, second, allow)
-
-    # Samples are independent if those of both sides are; a side without draws decides before an unknown one.
-    independents = (first.independent, second.independent)
-    independent: bool | None = True
-    if False in independents:
-        independent = False
-    elif None in independents:
-        independent = None
     chosen = None if claim == "auto" else Claim(claim)
-    judgement = judge_pairs(pairs, margin, chosen, independent, (first.may_copy, second.may_copy))
-    return GateResult(first, second, pairs, judgement)
+    options = SideOptions(metric, filter, tuple(tasks), tuple(allow))
+    first, second = _open_sides(str(before), str(after), asking, options, on_trace)
+    again = None if repeat is None else _side_at_path(str(repeat), options)
+    _check_options(options, [side for side in (first, second, again) if side is not None])
+
+    floor = None
+    disagreement = ""
+    if again is not None:
+        floor = _noise_floor(first, again, allow, margin, chosen)
+        turned = _noise_floor(again, first, allow, margin, chosen)
+        if Verdict.LOSES in (floor.judgement.verdict, turned.judgement.verdict):
+            disagreement = "the base does not agree with itself: its two runs differ by more than the margin"
+    pairs = pair_answers(first, second, allow)
+    if strict:
+        _check_sampling(pairs)
+    judgement = judge_pairs(pairs, margin, chosen, first, second, disagreement)
+    return GateResult(first, second, pairs, judgement, floor)
+
+
+def _noise_floor(base: Side, again: Side, allow: Sequence[str], margin: float, claim: Claim | None) -> JudgedChange:
+    """Return the verdict on two runs of one thing. Raises KvatlasError if they are no such runs."""
+    pairs = pair_answers(base, again, allow)
+    models = [item for item in pairs.differences if item.condition.partition(" of ")[0] in ("model", "setting")]
+    for condition, value, other in (*pairs.sampling, *models):
+        raise KvatlasError(f"{again.name!r} is no second run of {base.name!r}: {condition} is {value} and {other}.")
+    return JudgedChange(base, again, pairs, judge_pairs(pairs, margin, claim, base, again))
+
+
+def _check_options(options: SideOptions, sides: Sequence[Side]) -> None:
+    """Raise KvatlasError for sides that read one file or cell, and for an option that no side has a use for."""
+    for index, side in enumerate(sides):
+        for other in sides[:index]:
+            if side.sources & other.sources:
+                raise KvatlasError(
+                    f"{other.name!r} and {side.name!r} are the same answers, so there is nothing to compare; two runs "
+                    "of one model with other seeds tell how far chance alone moves the score."
+                )
+    if options.filter and all(side.kind != "lm-eval" for side in sides):
+        article = "an" if sides[0].kind.startswith(("I", "e")) else "a"
+        raise KvatlasError(
+            f"--filter {options.filter}: {article} {sides[0].kind} has no filters; lm-eval's samples have."
+        )
+
+
+def _check_sampling(pairs: PairedAnswers) -> None:
+    """Raise KvatlasError for sides whose sampling, solver or scorer differs, or whose sampling one alone names."""
+    unknown = [item for item in pairs.unknown if item.condition.startswith("sampling") and item.before != item.after]
+    for condition, before, after in (*pairs.sampling, *unknown):
+        raise KvatlasError(f"--strict: {condition} is {before} before and {after} after.")
 
 
 def _open_sides(
-    before: str, after: str, asking: Asking, options: SideOptions, on_trace: Callable[[int, int], None]
+    before: str,
+    after: str,
+    asking: Asking | None,
+    options: SideOptions,
+    on_trace: Callable[[int, int], None],
 ) -> tuple[Side, Side]:
     """Return both sides; endpoints are asked first."""
-    before_is_address = before.startswith(("http://", "https://"))
-    after_is_address = after.startswith(("http://", "https://"))
+    before_is_address = _is_address(before)
+    after_is_address = _is_address(after)
+    if not (before_is_address or after_is_address) and asking is not None:
+        named = f"A benchmark ({asking.benchmarks[0]})" if asking.benchmarks else "An option of endpoints"
+        raise KvatlasError(f"{named} is asked of two endpoints; logs and runs have their questions.")
+    asking = asking or Asking()
     if before_is_address and after_is_address:
         return endpoint_sides(before, after, asking, options, on_trace)
     if asking.benchmarks:
@@ -111,54 +157,78 @@ def _open_sides(
     return _side_at_path(before, options), _side_at_path(after, options)
 
 
+def _is_address(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+
 def _side_at_path(name: str, options: SideOptions) -> Side:
     """Return the side at a path. Raises KvatlasError if nothing there can be compared."""
+    if _is_address(name):
+        raise KvatlasError(f"--repeat {name}: expected logs, a run or a file of answers.")
     path = Path(name)
     folder, _, cell = name.partition("@")
     if not path.exists() and cell and (Path(folder) / FILE).is_file():
         return side_of_run(Path(folder), cell, name, options)
     if not path.exists():
         raise KvatlasError(f"{name!r} is not there; {_EXPECTED}.")
-    if not path.is_dir():
-        return _side_of_file(path, name, options)
+    run = path if path.is_dir() else path.parent
+    if (run / FILE).is_file() and (path.is_dir() or path.name == FILE):
+        return side_of_run(run, "", name, options)
 
-    if (path / FILE).is_file():
-        return side_of_run(path, "", name, options)
-    samples = lm_eval_logs.files_in(path)
-    inspect_logs = sorted(path.rglob("*.eval"))
+    # The files by what they hold; of a folder those that are no logs do not count.
+    files: dict[str, list[Path]] = {}
+    candidates = sorted(path.rglob("*")) if path.is_dir() else [path]
+    for file in candidates:
+        if file.is_file():
+            files.setdefault(_kind_of_file(file), []).append(file)
+    samples = files.get("samples", [])
+    inspect_logs = files.get("Inspect log", [])
     if samples and inspect_logs:
         raise KvatlasError(f"{name!r} holds logs of lm-eval and of Inspect; name one of them.")
     if samples:
-        return lm_eval_logs.side_of_samples(path, name, options)
+        return lm_eval_logs.side_of_samples(samples, name, options)
     if inspect_logs:
         return side_of_inspect_logs(inspect_logs, name, options)
-    if any(path.rglob("results_*.json")):
+    if "results" in files:
         raise KvatlasError(f"{name!r} holds results of lm-eval without samples; run it with --log_samples.")
-    raise KvatlasError(f"{name!r} is a folder without answers; {_EXPECTED}.")
-
-
-def _side_of_file(path: Path, name: str, options: SideOptions) -> Side:
-    """Return the side of a file, whose reader is found by its suffix and its first row."""
-    if path.suffix == ".eval":
-        return side_of_inspect_logs([path], name, options)
-    if path.name == FILE:
-        return side_of_run(path.parent, "", name, options)
+    if path.is_dir():
+        raise KvatlasError(f"{name!r} is a folder without answers; {_EXPECTED}.")
     if not has_problem_suffix(path.name):
         raise KvatlasError(f"{name!r} has a suffix that no log and no file of answers has; {_EXPECTED}.")
+    return side_of_answer_file(path, name, options)
 
-    with path.open("rb") as file:
-        head = file.read(2**20).decode("utf-8-sig", "replace").lstrip()
-    if path.suffix == ".json" and head.startswith("{"):
-        if '"eval"' not in head and path.name.startswith("results"):
-            raise KvatlasError(f"{name!r} holds results, not samples; run lm-eval with --log_samples.")
-        return side_of_inspect_logs([path], name, options)
-    if path.suffix == ".jsonl":
+
+def _kind_of_file(path: Path) -> str:
+    """Return what a file holds: `samples` or `results` of lm-eval, an `Inspect log`, or "" for anything else."""
+    name = path.name.lower().removesuffix(".gz")
+    if name.endswith(".eval"):
+        return "Inspect log"
+    if not name.endswith((".jsonl", ".json")):
+        return ""
+    try:
+        with lm_eval_logs.open_text(path) as file:
+            head = file.read(_HEAD).lstrip("\ufeff \r\n\t")
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise KvatlasError(f"{str(path)!r} cannot be read ({reason(error)}).") from error
+
+    if name.endswith(".jsonl"):
         line = head.partition("\n")[0]
         try:
-            is_sample = lm_eval_logs.is_row(json.loads(line))
+            return "samples" if lm_eval_logs.is_row(json.loads(line)) else ""
         except (ValueError, RecursionError):
             # A first row of over a million bytes, as of prompts of many examples.
-            is_sample = line.startswith('{"doc_id"')
-        if is_sample:
-            return lm_eval_logs.side_of_samples(path, name, options)
-    return side_of_answer_file(path, name, options)
+            return "samples" if line.startswith('{"doc_id"') else ""
+    if not head.startswith("{"):
+        return ""
+    try:
+        with lm_eval_logs.open_text(path) as file:
+            document = json.load(file)
+    except (ValueError, RecursionError, OSError, EOFError, zlib.error):
+        # A log that is cut off is refused by its reader.
+        return "Inspect log" if '"eval"' in head else ""
+    if "eval" in document and "status" in document:
+        return "Inspect log"
+    return "results" if lm_eval_logs.is_results(document) else ""

@@ -74,7 +74,7 @@ def gate_page(result: JudgedChange) -> str:
 
     # The cells of the Markdown table, without the line below its head.
     table = []
-    for line in task_table(result.judgement).split("\n"):
+    for line in task_table(result).split("\n"):
         cells = line.strip("|").split(" | ")
         table.append([cell.strip().replace("\\|", "|") for cell in cells])
 
@@ -82,6 +82,7 @@ def gate_page(result: JudgedChange) -> str:
     return template.render(
         headline=gate_headline(result),
         verdict=result.verdict.split()[0],
+        warnings=result.warnings,
         sentences=gate_text(result),
         columns=table[0],
         rows=table[2:],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,13 +10,20 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import NO_ANSWERS, NOT_ENDED, Claim, percent
-from kvatlas.gates.judgement import EXIT_CODES, Judgement, LossLimits, Verdict
+from kvatlas.gates.cards import ENTRIES, MOST_NEW_TOKENS, UNKNOWN
+from kvatlas.gates.judgement import EXIT_CODES, Judgement, LossLimits, TaskVerdict, Verdict
 from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
 from kvatlas.gates.pairing import PairedAnswers
-from kvatlas.text import counted, fixed, percent_text, points_text, visible
+from kvatlas.stats.claims import MOST_COPIED, NOTED_COPIES, copies_clause
+from kvatlas.text import counted, fixed, margin_text, percent_text, signed, visible
 
 #: Problems that the text names.
 NAMED = 5
+#: Lost answers whose texts are read for a likely cause, and the share of the answers from which a cause is named.
+_READ = 200
+_MANY = 0.05
+#: The most decimals of a limit that lies next to the margin.
+_MOST_DIGITS = 4
 _OF_CLAIM = {
     Claim.THESE: "on these problems, however often they are sampled",
     Claim.LIKE: "for problems like these",
@@ -37,7 +44,7 @@ class ChangedProblem:
 
 @dataclass(frozen=True)
 class JudgedChange:
-    """Two sides, their pairs, and the verdict.
+    """Two sides, their pairs, and the verdict; `repeat` is the same of two runs of the side before, if they were given.
 
     `str` gives its text, notebooks show it; `to_dict` gives the data of `kvatlas gate --json`.
     """
@@ -46,6 +53,7 @@ class JudgedChange:
     after: Side
     pairs: PairedAnswers
     judgement: Judgement
+    repeat: JudgedChange | None = None
 
     @property
     def verdict(self) -> str:
@@ -64,9 +72,52 @@ class JudgedChange:
             before = task.before.fingerprints
             after = task.after.fingerprints
             # A fingerprint of 0 is that of an answer without a text.
-            if not (before.all() and after.all() and (before == after).all()):
+            if not (before.all() and after.all() and np.array_equal(before, after)):
                 return False
         return True
+
+    @cached_property
+    def equal_answers(self) -> str:
+        """In words what is equal of all answers, "" if a score or a text differs or is missing."""
+        has_texts = any(task.before.fingerprints.any() or task.after.fingerprints.any() for task in self.pairs.tasks)
+        if any((task.losses != 0).any() for task in self.pairs.tasks) or (has_texts and not self.same_texts):
+            return ""
+        count = sum(task.before.scores.size for task in self.pairs.tasks)
+        return f"all {count:,} answers are equal{'' if has_texts else ' by their scores'}"
+
+    @cached_property
+    def regraded(self) -> int:
+        """The number of answers of equal texts whose scores differ."""
+        count = 0
+        for task in self.pairs.tasks:
+            if task.counts_answers:
+                before = task.before.fingerprints
+                is_same = (before != 0) & (before == task.after.fingerprints)
+                count += int((is_same & ~np.isnan(task.losses) & (task.losses != 0)).sum())
+        return count
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """The sentences to read before the verdict: other sampling, likely causes, and what is unknown."""
+        found = []
+        if self.pairs.sampling:
+            rows = [f"{item.condition} {item.before} before, {item.after} after" for item in self.pairs.sampling]
+            found.append(f"Answers were drawn or graded otherwise: {'; '.join(rows)}.")
+        found += _likely_causes(self)
+        if self.regraded:
+            found.append(f"The grader differs: {counted(self.regraded, 'answer')} of equal texts have unequal scores.")
+        if NOTED_COPIES < self.judgement.copied <= MOST_COPIED:
+            found.append(f"On a side {copies_clause(self.judgement.copied)}; they count as independent draws.")
+        means = sorted({task.mean_of for task in self.judgement.tasks if task.mean_of > 1})
+        if means:
+            found.append(f"Each score is a mean of {' or '.join(map(str, means))} responses, as the log has no other.")
+        conditions = [] if self.repeat is None else [item.condition for item in self.repeat.pairs.differences]
+        if conditions and conditions != ["seed"]:
+            found.append(f"The two runs of the base differ in {', '.join(conditions)}.")
+        found += [note if note.endswith("?") else f"{note}." for note in self.pairs.notes if _is_told_first(self, note)]
+        if self.pairs.unknown:
+            found.append(_unknown_text(self.pairs))
+        return found
 
     @cached_property
     def changed(self) -> list[ChangedProblem]:
@@ -75,8 +126,8 @@ class JudgedChange:
         for task in self.pairs.tasks:
             is_paired = ~np.isnan(task.losses)
             changes = np.where(is_paired, abs(task.losses), 0.0)
-            before = np.where(is_paired, task.before.scores, 0.0).sum(1)
-            after = np.where(is_paired, task.after.scores, 0.0).sum(1)
+            before, after = (np.where(is_paired, scores, 0.0).sum(1) for scores in task.scores)
+            pairs = task.losses.shape[1]
 
             for row in np.flatnonzero(changes.any(1)).tolist():
                 # The sample of the texts: the one that changed most.
@@ -88,7 +139,10 @@ class JudgedChange:
                         float(before[row]),
                         float(after[row]),
                         int(is_paired[row].sum()),
-                        (task.before.name_of(row, column), task.after.name_of(row, column)),
+                        (
+                            task.before.name_of(row, column * task.samples[0] // pairs),
+                            task.after.name_of(row, column * task.samples[1] // pairs),
+                        ),
                     )
                 )
 
@@ -148,7 +202,8 @@ class JudgedChange:
                 "task": task.task,
                 "verdict": task.verdict.value,
                 "problems": task.problems,
-                "samples": task.samples,
+                "samples": task.samples[0] if task.samples[0] == task.samples[1] else list(task.samples),
+                "mean_of": task.mean_of,
                 "before": percent(task.before),
                 "after": percent(task.after),
                 "lost": task.lost,
@@ -177,6 +232,7 @@ class JudgedChange:
             "before": self.side_data(0),
             "after": self.side_data(1),
             "problems": sum(task.problems for task in judgement.tasks),
+            "counted": "answers" if all(task.counts_answers for task in self.pairs.tasks) else "problems",
             "lost": judgement.lost,
             "gained": judgement.gained,
             "missing": percent(self.pairs.missing_share),
@@ -190,7 +246,11 @@ class JudgedChange:
             },
             "length": length,
             "same_texts": self.same_texts,
+            "warnings": self.warnings,
             "differences": [difference._asdict() for difference in self.pairs.differences],
+            "sampling": [difference._asdict() for difference in self.pairs.sampling],
+            "unknown": [difference._asdict() for difference in self.pairs.unknown],
+            "repeat": None if self.repeat is None else self.repeat.floor_data(),
             "changed": [
                 {"task": item.task, "problem": item.problem, "before": item.before, "after": item.after}
                 for item in self.changed
@@ -198,9 +258,21 @@ class JudgedChange:
             "notes": list(self.pairs.notes),
         }
 
+    def floor_data(self) -> dict[str, Any]:
+        """Return what two runs of the base tell as plain data: `flips` are the answers that one of them lost."""
+        judgement = self.judgement
+        return {
+            "name": self.after.name,
+            "verdict": self.verdict,
+            "flips": judgement.lost + judgement.gained,
+            "lost": judgement.lost,
+            "gained": judgement.gained,
+            **_limits_data(judgement.limits[judgement.claim]),
+        }
+
     def __str__(self) -> str:
-        """Return the text as Markdown: headline, sentences, table of tasks, what differs, notes."""
-        paragraphs = [f"# {gate_headline(self)}", gate_text(self), task_table(self.judgement)]
+        """Return the text as Markdown: headline, warnings, sentences, table of tasks, what differs, notes."""
+        paragraphs = [f"# {gate_headline(self)}", *self.warnings, gate_text(self), task_table(self)]
 
         lost = [problem for problem in self.changed if problem.after < problem.before]
         if lost:
@@ -210,7 +282,7 @@ class JudgedChange:
         if self.pairs.differences:
             paragraphs.append("What else differs between the sides:")
             paragraphs.append("\n".join(f"- {line}" for line in difference_lines(self)))
-        if self.pairs.notes:
+        if note_lines(self):
             paragraphs.append("\n".join(f"- {note}" for note in note_lines(self)))
         return str(visible("\n\n".join(paragraphs)))
 
@@ -227,15 +299,18 @@ def _limits_data(limits: LossLimits) -> dict[str, Any]:
 def gate_headline(result: JudgedChange) -> str:
     """Return the verdict in a line."""
     judgement = result.judgement
-    margin = f"{100 * judgement.margin:g} points"
+    margin = margin_text(judgement.margin)
     decides = judgement.limits[judgement.claim]
     if judgement.verdict is Verdict.KEEPS:
-        return f"Keeps: loses at most {percent_text(decides.high)} points (margin {margin})"
+        most = _points_lost(decides.high, judgement.margin)
+        if result.equal_answers:
+            return f"Keeps: {result.equal_answers}; at most {most} points (margin {margin})"
+        return f"Keeps: loses at most {most} points (margin {margin})"
     if judgement.verdict is Verdict.LOSES:
         names = judgement.losing_tasks
         if decides.low <= judgement.margin and names:
             return f"Loses: more than {margin} on {', '.join(names)}"
-        return f"Loses: at least {percent_text(decides.low)} points (margin {margin})"
+        return f"Loses: at least {_points_lost(decides.low, judgement.margin)} points (margin {margin})"
     return f"Cannot tell whether it loses more than {margin}"
 
 
@@ -247,18 +322,29 @@ def gate_text(result: JudgedChange) -> str:
 
     # The answers, and the limits of the claim that decides.
     problems = sum(task.problems for task in judgement.tasks)
-    samples = sorted({task.samples for task in judgement.tasks})
-    times = "" if samples == [1] else f", {' and '.join(map(str, samples))} samples of each"
+    samples = dict.fromkeys(_samples_text(task) for task in judgement.tasks)
+    times = "" if [*samples] == ["1"] else f", {' or '.join(samples)} samples of each"
+    change = f"{judgement.lost:,} answers were lost and {judgement.gained:,} gained"
+    if not all(task.counts_answers for task in result.pairs.tasks):
+        change = f"the score of {counted(judgement.lost, 'problem')} fell and that of {judgement.gained:,} rose"
     mean = " in the mean over tasks" if len(judgement.tasks) > 1 else ""
     words = _OF_CLAIM[claim]
     units = counted(limits.units, "pair" if claim is Claim.THESE else "problem")
     sentences = [
         f"{counted(problems, 'problem')}{times}: {percent_text(judgement.before)} % of the answers were right before "
-        f"and {percent_text(judgement.after)} % after{mean}; {judgement.lost:,} answers were lost and "
-        f"{judgement.gained:,} gained.",
-        f"{words[:1].upper()}{words[1:]} it loses {_points_lost(limits.loss)} points, at most "
-        f"{_points_lost(limits.high)} and at least {_points_lost(limits.low)} (95 %, {units}).",
+        f"and {percent_text(judgement.after)} % after{mean}; {change}.",
+        f"{words[:1].upper()}{words[1:]} it loses {_points_lost(limits.loss, judgement.margin)} points, at most "
+        f"{_points_lost(limits.high, judgement.margin)} and at least {_points_lost(limits.low, judgement.margin)} "
+        f"(95 %, {units}).",
     ]
+    if result.repeat is not None:
+        floor = result.repeat.judgement
+        of_floor = floor.limits[floor.claim]
+        sentences.append(
+            f"Noise floor: between two runs of the side before {floor.lost + floor.gained:,} flip ({floor.lost:,} "
+            f"lost, {floor.gained:,} gained), a loss of {_points_lost(of_floor.loss, floor.margin)} points, at most "
+            f"{_points_lost(of_floor.high, floor.margin)} and at least {_points_lost(of_floor.low, floor.margin)}."
+        )
 
     sentences += [f"Nothing is proven: {reason}." for reason in judgement.reasons]
     if len(judgement.tasks) > 1 and judgement.losing_tasks:
@@ -294,8 +380,90 @@ def gate_text(result: JudgedChange) -> str:
     return " ".join(sentences)
 
 
-def _points_lost(share: float) -> str:
-    return fixed(100 * share)
+def _points_lost(share: float, margin: float) -> str:
+    """Return a loss in points, with as many decimals as tell it from the margin."""
+    return fixed(100 * share, _digits(share, margin))
+
+
+def _digits(share: float, margin: float) -> int:
+    digits = 1
+    while digits < _MOST_DIGITS and share != margin and fixed(100 * share, digits) == fixed(100 * margin, digits):
+        digits += 1
+    return digits
+
+
+def _samples_text(task: TaskVerdict) -> str:
+    """Return the samples of a problem in words: 4, 1 and 4 on two sides, or the responses of each mean."""
+    before, after = task.samples
+    if task.mean_of > 1:
+        return str(task.mean_of * before)
+    return str(before) if before == after else f"{before} and {after}"
+
+
+def _unknown_text(pairs: PairedAnswers) -> str:
+    """Return a sentence on what is unknown of one side or of both, so that it was not compared."""
+    names: dict[str, list[str]] = {}
+    for condition, before, after in pairs.unknown:
+        side = "after" if after == UNKNOWN else "before"
+        if before == after:
+            side = "both sides"
+        names.setdefault(side, []).append(condition)
+
+    clauses = []
+    for side, conditions in names.items():
+        if set(ENTRIES) <= set(conditions):
+            # A log that says nothing but its answers.
+            conditions = ["all conditions of the task", *(name for name in conditions if name not in ENTRIES)]
+        clauses.append(f"{', '.join(conditions)} ({side})")
+    by_name = sum(task.by_name for task in pairs.tasks)
+    paired = f" {counted(by_name, 'problem')} are paired by name." if by_name else ""
+    return f"Unknown, so not compared: {'; '.join(clauses)}.{paired}"
+
+
+def _likely_causes(result: JudgedChange) -> Iterator[str]:
+    """Yield why answers were probably lost or gained, where many of a side are cut off or have no answer."""
+    sides = (result.side_data(0), result.side_data(1))
+    open_ends = [(side["truncated"] or 0) + side["no_answer"] for side in sides]
+    answers = [sum(task.before.scores.size for task in result.pairs.tasks)]
+    answers.append(sum(task.after.scores.size for task in result.pairs.tasks))
+    shares = [count / every for count, every in zip(open_ends, answers, strict=True)]
+    for index, word in enumerate(("before", "after")):
+        if shares[index] - shares[1 - index] > _MANY:
+            yield (
+                f"{open_ends[index]:,} of {answers[index]:,} answers {word} have no answer or were cut off "
+                f"({open_ends[1 - index]:,} on the other side): {_cut_text(result, index)}."
+            )
+            return
+
+    # Answers that one side alone got wrong: do they lack the box?
+    for index, word in enumerate(("before", "after")):
+        wrong = [item for item in result.changed if (item.after < item.before) == (index == 1)][:_READ]
+        if len(wrong) <= _MANY * max(answers):
+            continue
+        without = _without_box(result, wrong)
+        if without[index] - without[1 - index] > len(wrong) / 2:
+            yield (
+                f"{without[index]:,} of {len(wrong):,} answers that are wrong {word} alone have no box, "
+                f"{without[1 - index]:,} on the other side: {_cut_text(result, index)}."
+            )
+
+
+def _without_box(result: JudgedChange, changed: Sequence[ChangedProblem]) -> tuple[int, int]:
+    """Return how many answers to changed problems have no box before and after."""
+    before, after = result.texts([*(item.names[0] for item in changed), *(item.names[1] for item in changed)])
+    nothing = ("", "")
+    return (
+        sum("\\boxed" not in before.get(item.names[0], nothing)[1] for item in changed),
+        sum("\\boxed" not in after.get(item.names[1], nothing)[1] for item in changed),
+    )
+
+
+def _cut_text(result: JudgedChange, index: int) -> str:
+    """Return that answers of a side were perhaps cut, with the limits that its log names."""
+    cards = (result.before, result.after)[index].cards.values()
+    limits = dict.fromkeys((card.sampling or {}).get(MOST_NEW_TOKENS) for card in cards)
+    named = " or ".join(limit for limit in limits if limit)
+    return f"perhaps cut: {named} new tokens" if named else "perhaps cut"
 
 
 def _count_text(count: int | None) -> str:
@@ -308,21 +476,20 @@ def _other_claim(judgement: Judgement) -> str:
     limits = judgement.limits.get(other)
     if limits is None:
         return f"For these problems alone nothing is claimed: {judgement.refused}."
+    if other is Claim.THESE and all(task.samples == (1, 1) for task in judgement.tasks):
+        return "With one sample of each problem the limits are the same for these problems alone."
+    most = _points_lost(limits.high, judgement.margin)
     if other is Claim.THESE:
-        if max(task.samples for task in judgement.tasks) == 1:
-            return "With one sample of each problem the limits are the same for these problems alone."
-        return (
-            f"On these problems, however often they are sampled, it loses at most {_points_lost(limits.high)} points."
-        )
+        return f"On these problems, however often they are sampled, it loses at most {most} points."
     return (
-        f"For problems like these it may lose up to {_points_lost(limits.high)} points: a kind of problem that these "
-        f"{limits.units:,} do not hold may fail."
+        f"For problems like these it may lose up to {most} points: a kind of problem that these {limits.units:,} do "
+        "not hold may fail."
     )
 
 
 def _settling_sizes(judgement: Judgement) -> str:
     """Return a sentence on the samples or problems that would settle the verdict."""
-    samples = max(task.samples for task in judgement.tasks)
+    samples = max(task.samples[0] for task in judgement.tasks)
     ways = []
     if judgement.claim is Claim.THESE:
         if judgement.needed:
@@ -337,41 +504,52 @@ def _settling_sizes(judgement: Judgement) -> str:
     return f"If this is its loss, {', or '.join(ways)} would tell."
 
 
-def task_table(judgement: Judgement) -> str:
-    """Return a Markdown table of the tasks, and of their mean."""
+def task_table(result: JudgedChange) -> str:
+    """Return a Markdown table of the tasks, of their mean, and of the same between two runs of the base."""
+    rows = _table_rows(result.judgement, "")
+    if result.repeat is not None:
+        rows += _table_rows(result.repeat.judgement, "two runs of the base: ")
+    head = "| task | problems x samples | before, % | after, % | lost | gained | loses (at least, at most) | verdict |"
+    return "\n".join([head, "|---|--:|--:|--:|--:|--:|--:|---|", *rows])
+
+
+def _table_rows(judgement: Judgement, prefix: str) -> list[str]:
     rows = []
     for task in judgement.tasks:
         # A name must not end its cell of the table.
         name = task.task.replace("|", "\\|").replace("\n", " ")
         rows.append(
-            f"| {name} | {task.problems:,} x {task.samples} | {percent_text(task.before)} | "
+            f"| {prefix}{name} | {task.problems:,} x {_samples_text(task)} | {percent_text(task.before)} | "
             f"{percent_text(task.after)} | {task.lost:,} | {task.gained:,} | "
-            f"{_loss_with_limits(task.limits[judgement.claim])} | {task.verdict.value} |"
+            f"{_loss_with_limits(task.limits[judgement.claim], judgement.margin)} | {task.verdict.value} |"
         )
-
     if len(judgement.tasks) > 1:
         rows.append(
-            f"| mean | {sum(task.problems for task in judgement.tasks):,} | {percent_text(judgement.before)} | "
+            f"| {prefix}mean | {sum(task.problems for task in judgement.tasks):,} | {percent_text(judgement.before)} | "
             f"{percent_text(judgement.after)} | {judgement.lost:,} | {judgement.gained:,} | "
-            f"{_loss_with_limits(judgement.limits[judgement.claim])} | {judgement.verdict.value} |"
+            f"{_loss_with_limits(judgement.limits[judgement.claim], judgement.margin)} | {judgement.verdict.value} |"
         )
-
-    head = "| task | problems x samples | before, % | after, % | lost | gained | loses (at least, at most) | verdict |"
-    return "\n".join([head, "|---|--:|--:|--:|--:|--:|--:|---|", *rows])
+    return rows
 
 
-def _loss_with_limits(limits: LossLimits) -> str:
-    return f"{points_text(limits.loss)} ({points_text(limits.low)}, {points_text(limits.high)})"
+def _loss_with_limits(limits: LossLimits, margin: float) -> str:
+    texts = [signed(100 * each, _digits(each, margin), "-") for each in (limits.loss, limits.low, limits.high)]
+    return f"{texts[0]} ({texts[1]}, {texts[2]})"
 
 
 def note_lines(result: JudgedChange) -> list[str]:
-    """Return the notes as sentences."""
-    return [note if note.endswith("?") else f"{note}." for note in result.pairs.notes]
+    """Return the notes as sentences, but those that are among the warnings."""
+    return [f"{note}." for note in result.pairs.notes if not _is_told_first(result, note)]
+
+
+def _is_told_first(result: JudgedChange, note: str) -> bool:
+    """Return whether a note asks something, or tells of an endpoint, as that its answers are old."""
+    if note.endswith("?"):
+        return True
+    sides = (result.before, result.after)
+    return any(side.kind == "endpoint" and note.removeprefix(f"{side.name}: ") in side.notes for side in sides)
 
 
 def difference_lines(result: JudgedChange) -> list[str]:
     """Return a line for each condition that differs."""
-    return [
-        f"{item.condition}: {item.before or 'not named'} before, {item.after or 'not named'} after"
-        for item in result.pairs.differences
-    ]
+    return [f"{item.condition}: {item.before} before, {item.after} after" for item in result.pairs.differences]

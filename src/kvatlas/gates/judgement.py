@@ -26,11 +26,12 @@ import numpy as np
 from scipy import special
 
 from kvatlas.core import Claim, KvatlasError
-from kvatlas.gates.pairing import MOST_MISSING, PairedAnswers, TaskPairs
+from kvatlas.gates.outcomes import Side
+from kvatlas.gates.pairing import AnswerGrid, PairedAnswers, TaskPairs
+from kvatlas.stats.claims import GREEDY, LONG_TEXT, MOST_COPIED, MOST_MISSING, copied_share, copies_clause
 from kvatlas.stats.numerics.arrays import (
     LEVEL,
     Contrast,
-    Ints,
     means_of_clusters,
     normal_quantile,
     standard_error,
@@ -72,11 +73,15 @@ class LossLimits:
 
 @dataclass(frozen=True)
 class TaskVerdict:
-    """One task: shares of right answers, pairs lost and gained, limits by claim, and its verdict by Holm."""
+    """One task: shares of right answers, pairs lost and gained, limits by claim, and its verdict by Holm.
+
+    `samples` are those of a problem before and after; each score is the mean of `mean_of` responses.
+    """
 
     task: str
     problems: int
-    samples: int
+    samples: tuple[int, int]
+    mean_of: int
     before: float
     after: float
     lost: int
@@ -91,7 +96,8 @@ class Judgement:
 
     `refused` is the reason why these problems cannot be spoken of, if there is one. `needed` is a number of samples of
     each problem, or of problems, by the claim that decides: it would settle the verdict in 80 % of comparisons if the
-    loss is the observed one. `reasons` say why nothing can be told whatever the limits are.
+    loss is the observed one. `reasons` say why nothing can be told whatever the limits are. `copied` is the share of
+    the problems whose samples are copies of one long text.
     """
 
     verdict: Verdict
@@ -108,6 +114,7 @@ class Judgement:
     needed_other: int | None = None
     reasons: tuple[str, ...] = ()
     length: Contrast | None = None
+    copied: float = 0.0
 
     @property
     def losing_tasks(self) -> list[str]:
@@ -116,14 +123,18 @@ class Judgement:
 
 
 def judge_pairs(
-    pairs: PairedAnswers, margin: float, claim: Claim | None, independent: bool | None, may_copy: tuple[bool, bool]
+    pairs: PairedAnswers, margin: float, claim: Claim | None, before: Side, after: Side, disagreement: str = ""
 ) -> Judgement:
-    """Return the verdict on pairs; `independent` and `may_copy` say of the samples what a `Side` does.
+    """Return the verdict on the pairs of two sides.
 
-    Without a claim it is that on these problems where several independent samples allow it. Raises KvatlasError for
-    a claim on these problems that the samples cannot make.
+    Without a claim it is that on these problems where several independent samples allow it. `disagreement` is a reason
+    why nothing can be told, if there is one already. Raises KvatlasError for a claim on these problems that the samples
+    cannot make.
     """
-    refused = _dependence(pairs.tasks, claim, independent, may_copy)
+    copied = 0.0
+    for task in pairs.tasks:
+        copied = max(copied, _copied_share(task.before, before), _copied_share(task.after, after))
+    refused = _dependence(pairs.tasks, claim, (before.independent, after.independent), copied)
     if claim is Claim.THESE and refused:
         raise KvatlasError(f"No claim on these problems alone is possible: {refused}.")
     samples = max(task.losses.shape[1] for task in pairs.tasks)
@@ -135,6 +146,8 @@ def judge_pairs(
 
     # Where something speaks against every proof of keeping, no task keeps anything.
     reasons = _reasons(pairs, decides, margin)
+    if disagreement:
+        reasons.insert(0, disagreement)
     if reasons:
         tasks = [
             replace(task, verdict=Verdict.CANNOT_TELL) if task.verdict is Verdict.KEEPS else task for task in tasks
@@ -168,34 +181,43 @@ def judge_pairs(
         needed_other,
         tuple(reasons),
         _length_change(pairs.tasks),
+        copied,
     )
 
 
 def _dependence(
-    tasks: Sequence[TaskPairs], claim: Claim | None, independent: bool | None, may_copy: tuple[bool, bool]
+    tasks: Sequence[TaskPairs], claim: Claim | None, independents: tuple[bool | None, bool | None], copied: float
 ) -> str:
     """Return why the samples are no independent draws; "" if they are, or if there is one of each problem."""
-    if independent is False:
-        return "at temperature 0 nothing is drawn"
-    samples = max(task.losses.shape[1] for task in tasks)
-    if samples == 1:
+    if False in independents:
+        return GREEDY
+    for task in tasks:
+        if task.mean_of > 1:
+            return f"each score is a mean of {task.mean_of} responses"
+        if task.samples[0] != task.samples[1]:
+            return f"the sides have {task.samples[0]} and {task.samples[1]} samples of a problem"
+    if max(task.losses.shape[1] for task in tasks) == 1:
         return ""
-
-    sides = [[task.before.fingerprints for task in tasks], [task.after.fingerprints for task in tasks]]
-    for fingerprints, is_suspect in zip(sides, may_copy, strict=True):
-        if is_suspect and all(_samples_are_copies(of_task) for of_task in fingerprints):
-            return f"the {samples} samples of each problem are copies of one text"
-    if independent is None and claim is not Claim.THESE:
-        return "the temperature is unknown; --claim these_problems says that the samples are independent draws"
+    if copied > MOST_COPIED:
+        return copies_clause(copied)
+    if None in independents and claim is not Claim.THESE:
+        return (
+            "the temperature is unknown, or several logs have one seed; --claim these_problems says that the samples "
+            "are independent draws"
+        )
     return ""
 
 
-def _samples_are_copies(fingerprints: Ints) -> bool:
-    """Return whether all samples of each problem are one text."""
-    if fingerprints.shape[1] < 2:
-        return False
-    is_known = fingerprints.all(1)
-    return bool(is_known.any() and (fingerprints[is_known] == fingerprints[is_known][:, :1]).all())
+#: Texts of fewer characters may be equal by chance.
+_LONG_IN_CHARACTERS = 4 * LONG_TEXT
+
+
+def _copied_share(grid: AnswerGrid, side: Side) -> float:
+    """Return the share of problems on which samples are one long text; 0 where equal texts are no copies."""
+    if not side.may_copy:
+        return 0.0
+    least = LONG_TEXT if side.length_unit == "tokens" else _LONG_IN_CHARACTERS
+    return copied_share(grid.fingerprints, grid.lengths >= least)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -246,11 +268,11 @@ def _task_verdicts(
             TaskVerdict(
                 task.task,
                 task.losses.shape[0],
-                task.losses.shape[1],
+                task.samples,
+                task.mean_of,
                 float(np.nanmean(task.before.scores)),
                 float(np.nanmean(task.after.scores)),
-                int((task.losses > 0).sum()),
-                int((task.losses < 0).sum()),
+                *task.changed,
                 limits,
             )
         )
@@ -332,14 +354,16 @@ def _length_change(tasks: Sequence[TaskPairs]) -> Contrast | None:
     changes = []
     longest = 0.0
     for task in tasks:
-        with np.errstate(invalid="ignore"):
-            change = task.after.lengths - task.before.lengths
-        is_known = ~np.isnan(change)
-        rows = is_known.any(1)
+        means = []
+        for lengths in (task.before.lengths, task.after.lengths):
+            is_known = ~np.isnan(lengths)
+            with np.errstate(invalid="ignore"):
+                means.append(np.where(is_known, lengths, 0.0).sum(1) / is_known.sum(1))
+        change = means[1] - means[0]
+        rows = ~np.isnan(change)
         if not rows.any():
             return None
-        means = np.where(is_known, change, 0.0)[rows].sum(1) / is_known[rows].sum(1)
-        changes.append(means)
+        changes.append(change[rows])
         longest = max(longest, float(np.nanmax(task.after.lengths)), float(np.nanmax(task.before.lengths)))
 
     if not longest:

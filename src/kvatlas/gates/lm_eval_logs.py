@@ -1,21 +1,36 @@
-"""Samples of lm-eval (`--log_samples`): one file for each task, and the results file beside it.
+"""Samples of lm-eval (`--log_samples`): one file for each task, and the results file of its date beside it.
 
 A row has a document, the prompts, the responses and the values of the metrics under one filter. Several logs of one
-task under equal conditions are its samples, in the order of their dates: lm-eval repeats a task by another seed.
+task under equal conditions at a temperature above 0 are its samples: lm-eval repeats a task by another seed. With
+`repeats` a row has several responses, which are samples where the log has a grade of each.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from kvatlas.core import KvatlasError, reason
+from kvatlas.gates.cards import (
+    MOST_NEW_TOKENS,
+    NONE,
+    UNKNOWN,
+    Card,
+    card_entries,
+    check_direction,
+    entry_text,
+    is_drawn,
+    more_is_better,
+    shared_card,
+)
 from kvatlas.gates.outcomes import (
     AnswerName,
     AnswerTexts,
@@ -23,27 +38,45 @@ from kvatlas.gates.outcomes import (
     Side,
     SideOptions,
     digest_of,
-    file_digest,
+    file_sources,
     fingerprint_of,
+    number_of,
+    reference_digest,
     score_of,
 )
 
 #: The name of a file of samples: its task and its date.
-NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
+NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl(\.gz)?")
 #: What lm-eval's own filters return where they find nothing.
 _INVALID = "[invalid]"
-#: The longest condition that is printed.
-_LONGEST = 120
+#: The address of a function in a task that is written out.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+#: Arguments of a model whose values are not shown.
+_SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class SampleLog:
-    """A file of samples with its task, its date, and the results file beside it, {} without one."""
+    """A file of samples with its task, its date, the results file of that date ({} without one), and its grading."""
 
     path: Path
     task: str
     date: str
     results: Mapping[str, Any]
+    grading: SampleGrading = field(default_factory=lambda: SampleGrading("", "", ()))
+
+    def of_results(self, *names: str) -> Mapping[str, Any]:
+        """Return an object inside the results file, {} if it is not there; KvatlasError if it is of another type."""
+        value = self.results
+        for name in names:
+            value = value.get(name, {})
+            if not isinstance(value, dict):
+                raise KvatlasError(
+                    f"The results file of {self.path.name} has {name} = {str(value)[:60]!r}; expected an object, as "
+                    "lm-eval writes it."
+                )
+        return value
 
 
 def is_row(row: Any) -> bool:
@@ -51,116 +84,189 @@ def is_row(row: Any) -> bool:
     return isinstance(row, dict) and "doc_id" in row and ("resps" in row or "doc" in row)
 
 
-def files_in(folder: Path) -> list[Path]:
-    """Return the files of samples in a folder and in the folders below it."""
-    return sorted(path for path in folder.rglob("samples_*.jsonl") if path.is_file())
+def is_results(document: Any) -> bool:
+    """Return whether this is the content of a results file."""
+    return isinstance(document, dict) and bool({"results", "versions", "n-shot", "configs"} & document.keys())
 
 
-def side_of_samples(path: Path, name: str, options: SideOptions) -> Side:
-    """Return the side of a file of samples, or of a folder with some."""
-    logs = _logs_of_tasks(path, options)
-    grading = {}
-    conditions = {}
+def side_of_samples(files: Sequence[Path], name: str, options: SideOptions) -> Side:
+    """Return the side of files of samples."""
+    logs = _logs_of_tasks(files, name, options)
+    cards = {}
+    tasks_by_note: dict[str, list[str]] = {}
     for task, of_task in logs.items():
-        grading[task] = _grading(of_task[0], options)
-        conditions[task] = _shared_conditions(of_task, grading[task], f"{name!r} ({task})")
-
-    # A note on metrics and filters that are there, too: one for all tasks with the same.
-    tasks_by_grading: dict[SampleGrading, list[str]] = {}
-    for task, of_task_grading in grading.items():
-        tasks_by_grading.setdefault(of_task_grading, []).append(task)
-    notes = []
-    for counted, tasks in tasks_by_grading.items():
-        others = [f"metric {metric}" for metric in counted.metrics if metric != counted.metric]
-        others += [f"filter {filter_}" for filter_ in counted.filters if filter_ != counted.filter]
-        if others:
-            chosen = f"{counted.metric}, filter {counted.filter}"
-            notes.append(f"{', '.join(tasks)}: compared by {chosen}; the log also has {', '.join(others)}")
-    notes += [f"{task} has no results file beside it" for task, of_task in logs.items() if not of_task[0].results]
+        cards_of_logs = {log.path.name: _card_of_log(log) for log in of_task}
+        cards[task] = shared_card(cards_of_logs, [log.date for log in of_task], f"{name!r} ({task})")
+        for note in _grading_notes(of_task[0].grading):
+            tasks_by_note.setdefault(note, []).append(task)
+    notes = [f"{', '.join(tasks)}: {note}" for note, tasks in tasks_by_note.items()]
 
     every_log = list(chain.from_iterable(logs.values()))
-    temperatures = {values.get("temperature", "0") for values in conditions.values()}
+    # Several logs of one seed are perhaps one draw.
+    has_one_seed = any(
+        len(logs[task]) > 1 and card.entry("seed") not in (NONE, UNKNOWN) for task, card in cards.items()
+    )
     return Side(
         name,
         "lm-eval",
-        partial(_sample_answers, logs, grading),
-        partial(_sample_texts, logs, grading),
-        conditions,
+        partial(_sample_answers, every_log),
+        partial(_sample_texts, every_log),
+        cards,
         length_unit="characters",
-        independent="0" not in temperatures,
+        independent=None if has_one_seed else is_drawn(cards.values()),
+        mean_of={log.task: log.grading.responses for log in every_log if log.grading.is_mean},
         begun=min(log.date for log in every_log),
-        identity=file_digest(log.path for log in every_log),
+        sources=file_sources(log.path for log in every_log),
         notes=tuple(notes),
     )
 
 
-def _logs_of_tasks(path: Path, options: SideOptions) -> dict[str, list[SampleLog]]:
+def _grading_notes(grading: SampleGrading) -> Iterator[str]:
+    """Yield what a log could be compared by, too, and that it has responses without a grade."""
+    others = [f"metric {metric}" for metric in grading.metrics if metric != grading.metric]
+    others += [f"filter {name}" for name in grading.filters if name != grading.filter]
+    if others:
+        yield f"compared by {grading.metric}, filter {grading.filter}; the log also has {', '.join(others)}"
+    if grading.responses > 1 and grading.samples == 1 and not grading.is_mean:
+        yield f"each score is of one answer, made of {grading.responses} responses: do the others count nowhere?"
+
+
+def _logs_of_tasks(files: Sequence[Path], name: str, options: SideOptions) -> dict[str, list[SampleLog]]:
     """Return the logs of each task in the order of their dates."""
-    files = [path] if path.is_file() else files_in(path)
     folders = {file.parent for file in files}
     if len(folders) > 1:
         named = ", ".join(sorted(str(folder) for folder in folders))
-        raise KvatlasError(f"{str(path)!r} holds lm-eval's samples in {len(folders)} folders ({named}); name one.")
+        raise KvatlasError(f"{name!r} holds lm-eval's samples in {len(folders)} folders ({named}); name one.")
 
     every = [_sample_log(file) for file in files]
     logs: dict[str, list[SampleLog]] = {}
     for log in sorted(every, key=lambda log: log.date):
         if options.has_task(log.task):
-            logs.setdefault(log.task, []).append(log)
+            logs.setdefault(log.task, []).append(replace(log, grading=_scan_log(log, options)))
     lacking = ", ".join(task for task in options.tasks if task not in logs)
     if lacking:
         tasks = ", ".join(sorted({log.task for log in every}))
-        raise KvatlasError(f"{str(path)!r} has no task {lacking!r}; there are: {tasks}.")
+        raise KvatlasError(f"{name!r} has no task {lacking!r}; there are: {tasks}.")
     return logs
 
 
 def _sample_log(file: Path) -> SampleLog:
-    """Return the log of a file of samples, with the results file beside it."""
+    """Return the log of a file of samples, with the results file of its date: results_DATE.json or STEM_DATE.json."""
     match = NAME.fullmatch(file.name)
     if match is None:
-        return SampleLog(file, file.stem, "", {})
-    results_file = file.with_name(f"results_{match['date']}.json")
-    results = {}
-    if results_file.is_file():
+        stem = file.name.removesuffix(".gz").removesuffix(".jsonl")
+        return SampleLog(file, stem.removeprefix("samples_"), "", {})
+    found = {}
+    for path in sorted(file.parent.glob(f"*_{match['date']}.json*")):
+        if path.name.startswith("samples_"):
+            continue
         try:
-            results = json.loads(results_file.read_text("utf-8"))
-        except (ValueError, RecursionError, OSError) as error:
-            raise KvatlasError(f"{str(results_file)!r} is no results file of lm-eval ({reason(error)}).") from error
-    return SampleLog(file, match["task"], match["date"], results if isinstance(results, dict) else {})
+            with open_text(path) as opened:
+                results = json.load(opened)
+        except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
+            raise KvatlasError(f"{str(path)!r} is no results file of lm-eval ({reason(error)}).") from error
+        if isinstance(results, dict) and results:
+            found[path.name] = results
+    if len(found) > 1:
+        raise KvatlasError(f"{file.name} has several results files beside it ({', '.join(found)}); keep its own.")
+    return SampleLog(file, match["task"], match["date"], next(iter(found.values()), {}))
+
+
+def open_text(path: Path) -> TextIO:
+    """Open a file of text, which is unpacked if it is a gzip archive."""
+    with path.open("rb") as file:
+        is_compressed = file.read(2) == b"\x1f\x8b"
+    if is_compressed:
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return path.open(encoding="utf-8-sig")
 
 
 def _log_rows(log: SampleLog) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a log with the name of each for a sentence."""
-    with log.path.open(encoding="utf-8") as file:
-        for row_number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"Line {row_number} of {log.path.name}"
-            try:
+    with open_text(log.path) as file:
+        row_number = 0
+        try:
+            for row_number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
                 row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise KvatlasError(f"{where} is no JSON ({reason(error)}): the log is cut off or damaged.") from error
-            if not is_row(row):
-                raise KvatlasError(f"{where} is no sample of lm-eval: it has no doc_id, or neither resps nor doc.")
-            yield where, row
+                if not is_row(row):
+                    raise KvatlasError(
+                        f"Line {row_number} of {log.path.name} is no sample of lm-eval: it has no doc_id, or neither "
+                        "resps nor doc."
+                    )
+                yield f"Line {row_number} of {log.path.name}", row
+        except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
+            raise KvatlasError(
+                f"Line {row_number} of {log.path.name} is no JSON ({reason(error)}): the log is cut off or damaged."
+            ) from error
 
 
-# -- metric and filter -------------------------------------------------------------------------------------------------
+# -- metric, filter, and what rows say ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class SampleGrading:
-    """The metric and the filter that count, and all that the log has."""
+    """The metric and the filter that count, all that the log has, and what its rows say in common.
+
+    `responses` is the largest number of responses in a row. Of several, each has a grade of its own if the metric is a
+    list of them, or if filtered responses that are the target give the score of every row; else a score is their mean.
+    """
 
     metric: str
     filter: str
     metrics: tuple[str, ...]
-    filters: tuple[str, ...]
+    filters: tuple[str, ...] = ()
+    responses: int = 1
+    is_listed: bool = True
+    is_by_target: bool = True
+    is_over_all: bool = False
+    #: The values of each argument of a generation over all rows; None where a row lacks its arguments.
+    generation: dict[str, set[str]] | None = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """The number of samples in a row."""
+        return self.responses if self.is_listed or self.is_by_target else 1
+
+    @property
+    def is_mean(self) -> bool:
+        """True if each score is the mean of several responses without a grade of each."""
+        return self.responses > 1 and self.samples == 1 and self.is_over_all
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take what a row says into account."""
+        count = len(_responses(row))
+        if count > 1:
+            self.responses = max(self.responses, count)
+            score = row.get(self.metric)
+            filtered = _filtered(row)
+            by_target = _grades_by_target(row)
+            self.is_listed &= isinstance(score, list) and len(score) == count
+            mean = sum(by_target) / len(by_target) if by_target else -1.0
+            self.is_by_target &= not isinstance(score, list) and abs(number_of(score) - mean) < 1e-6
+            self.is_over_all |= len(filtered) > 1 or isinstance(score, list) or 0 < number_of(score) < 1
+
+        requests = _requests(row)
+        if not requests:
+            self.generation = None
+        elif self.generation is not None:
+            for name, value in _generation(requests[0]).items():
+                self.generation.setdefault(name, set()).add(value)
+
+    def grades(self, row: Mapping[str, Any], where: str) -> list[float]:
+        """Return the grade of each sample in a row."""
+        score = row[self.metric]
+        scores = score if self.samples > 1 and self.is_listed and isinstance(score, list) else [score]
+        if self.samples > 1 and not self.is_listed and len(_responses(row)) > 1:
+            scores = _grades_by_target(row)
+        return [score_of(each, f"{where}: {self.metric!r}") for each in scores]
 
 
-def _grading(log: SampleLog, options: SideOptions) -> SampleGrading:
-    """Return the metric and the filter of a log: those chosen, else the first."""
+def _scan_log(log: SampleLog, options: SideOptions) -> SampleGrading:
+    """Return the metric and the filter of a log (those chosen, else the first), and what all its rows say."""
     filters: dict[str, tuple[str, ...]] = {}
+    found = None
     for _, row in _log_rows(log):
         # Rows lie filter by filter, all documents of one before the next.
         name = str(row.get("filter", "none"))
@@ -170,173 +276,211 @@ def _grading(log: SampleLog, options: SideOptions) -> SampleGrading:
             if not isinstance(names, list):
                 names = [usual for usual in ("acc", "acc_norm", "exact_match") if usual in row]
             filters[name] = tuple(map(str, names))
+        if name == (options.filter or next(iter(filters))):
+            if found is None:
+                metrics = filters[name]
+                found = SampleGrading(options.metric or next(iter(metrics), ""), name, metrics)
+            found.add(row)
     if not filters:
         raise KvatlasError(f"{log.path.name} is empty.")
-
-    chosen_filter = options.filter or next(iter(filters))
-    if chosen_filter not in filters:
+    if found is None:
         raise KvatlasError(f"{log.task} has no filter {options.filter!r}; there are: {', '.join(filters)}.")
-    metrics = filters[chosen_filter]
-    metric = options.metric or next(iter(metrics), "")
-    if metric not in metrics:
-        raise KvatlasError(f"{log.task} has no metric {metric!r}; there are: {', '.join(metrics) or 'none'}.")
-
-    higher = log.results.get("higher_is_better", {}).get(log.task, {}).get(metric)
-    if higher is False:
-        raise KvatlasError(f"Of {metric!r} of {log.task} less is better; name a metric of right answers with --metric.")
-    return SampleGrading(metric, chosen_filter, metrics, tuple(filters))
-
-
-# -- conditions --------------------------------------------------------------------------------------------------------
+    if found.metric not in found.metrics:
+        raise KvatlasError(
+            f"{log.task} has no metric {found.metric!r}; there are: {', '.join(found.metrics) or 'none'}."
+        )
+    found.filters = tuple(filters)
+    higher = log.of_results("higher_is_better", log.task).get(found.metric)
+    is_better = higher if isinstance(higher, bool) else more_is_better(found.metric)
+    check_direction(found.metric, log.task, is_better, options.allow)
+    return found
 
 
-#: Conditions in which several logs of one side may differ: such logs are samples.
-_FREE = ("seed",)
+def _requests(row: Mapping[str, Any]) -> list[list[Any]]:
+    """Return the arguments of each request of a row, [] if the log does not have them; older logs have lists."""
+    arguments = row.get("arguments")
+    if isinstance(arguments, dict):
+        arguments = list(arguments.values())
+    if not isinstance(arguments, list):
+        return []
+    requests = [list(each.values()) if isinstance(each, dict) else each for each in arguments]
+    if requests and isinstance(requests[0], str):
+        # The arguments of a single request.
+        requests = [requests]
+    return requests if all(isinstance(each, list) and each for each in requests) else []
 
 
-def _shared_conditions(logs: Sequence[SampleLog], grading: SampleGrading, where: str) -> dict[str, str]:
-    """Return the conditions that logs of one task share; KvatlasError names the first that differs."""
-    first = _conditions_of_log(logs[0], grading)
-    for log in logs[1:]:
-        other = _conditions_of_log(log, grading)
-        for condition in first.keys() | other.keys():
-            values = (first.get(condition), other.get(condition))
-            if condition not in _FREE and values[0] != values[1]:
-                raise KvatlasError(
-                    f"{where} holds logs of one task under unlike conditions: {condition} is {values[0]!r} in "
-                    f"{logs[0].path.name} and {values[1]!r} in {log.path.name}. Name one of them."
-                )
-    return {name: value for name, value in first.items() if name not in _FREE or len(logs) == 1}
+def _generation(request: Sequence[Any]) -> dict[str, str]:
+    """Return the settings of a generation; greedy ones have the temperature 0, and so have log-likelihoods."""
+    settings = next((value for value in request[1:] if isinstance(value, dict)), None)
+    if settings is None:
+        return {"temperature": "0"}
+    named = dict(settings)
+    temperature = named.pop("temperature", None)
+    do_sample = named.pop("do_sample", None)
+    if do_sample is False or (not do_sample and not temperature):
+        temperature = 0
+    text = "the model's"
+    if temperature is not None:
+        degrees = number_of(temperature)
+        text = entry_text(degrees if degrees >= 0 else temperature)
+    values = {"temperature": text, MOST_NEW_TOKENS: entry_text(named.pop("max_gen_toks", None))}
+    values["stop sequences"] = entry_text(named.pop("until", None))
+    return {name: value for name, value in {**values, **card_entries(named)}.items() if value != NONE}
 
 
-def _conditions_of_log(log: SampleLog, grading: SampleGrading) -> dict[str, str]:
-    """Return what a results file and the first row say about the conditions of a log."""
+def _responses(row: Mapping[str, Any]) -> list[str]:
+    """Return the texts that answer a row, [] for log-likelihoods."""
+    responses: Any = row.get("resps")
+    while isinstance(responses, list) and responses and isinstance(responses[0], list):
+        responses = responses[0]
+    if isinstance(responses, str):
+        return [responses]
+    return responses if isinstance(responses, list) and all(isinstance(text, str) for text in responses) else []
+
+
+def _filtered(row: Mapping[str, Any]) -> list[Any]:
+    """Return the filtered responses to a row: one, or one for each response."""
+    filtered = row.get("filtered_resps")
+    while isinstance(filtered, list) and filtered and isinstance(filtered[0], list):
+        filtered = filtered[0]
+    return filtered if isinstance(filtered, list) else []
+
+
+def _grades_by_target(row: Mapping[str, Any]) -> list[float]:
+    """Return 1 for each filtered response that is the target, else 0; [] without one for each response."""
+    filtered = _filtered(row)
+    if len(filtered) != len(_responses(row)) or "target" not in row:
+        return []
+    target = str(row["target"]).strip()
+    return [float(str(text).strip() == target) for text in filtered]
+
+
+# -- the card ----------------------------------------------------------------------------------------------------------
+
+
+def _card_of_log(log: SampleLog) -> Card:
+    """Return what a results file and the rows say about the conditions of a log."""
+    grading = log.grading
+    values: dict[str, str] = {"metric": grading.metric, "filter": grading.filter, "solver": NONE}
+    values["task arguments"] = NONE
+    sampling = None
+    if grading.generation is not None:
+        sampling = {name: " and ".join(sorted(found)) for name, found in grading.generation.items()}
+    if not log.results:
+        return Card(values, sampling)
+
     results = log.results
-    config = results.get("config") or {}
-    values: dict[str, Any] = {"metric": grading.metric, "filter": grading.filter}
-    values["task version"] = results.get("versions", {}).get(log.task)
-    values["few-shot examples"] = results.get("n-shot", {}).get(log.task)
-    values["system message"] = results.get("system_instruction_sha")
-    values["chat template"] = results.get("chat_template_sha")
-    values["model type"] = config.get("model")
+    config = log.of_results("config")
+    versions = log.of_results("versions")
+    shots = log.of_results("n-shot")
+    values["task version"] = entry_text(versions.get(log.task)) if log.task in versions else UNKNOWN
+    values["few-shot examples"] = entry_text(shots.get(log.task)) if log.task in shots else UNKNOWN
+    for name, key in (("system message", "system_instruction"), ("chat template", "chat_template")):
+        if key in results or f"{key}_sha" in results:
+            values[name] = entry_text(results.get(f"{key}_sha") or results.get(key))
+
+    # The rules by which the task grades; an address of a function differs from call to call.
+    task_config = log.of_results("configs", log.task)
+    if task_config:
+        rules = {name: task_config.get(name) for name in ("filter_list", "metric_list", "process_results")}
+        values["grading rules"] = digest_of(_ADDRESS.sub("", json.dumps(rules, default=str, sort_keys=True)))[:8]
 
     arguments = config.get("model_args")
     if isinstance(arguments, str):
-        arguments = dict(pair.partition("=")[::2] for pair in arguments.split(","))
+        arguments = dict(pair.partition("=")[::2] for pair in arguments.split(",") if pair)
+    if not isinstance(arguments, dict | None):
+        raise KvatlasError(
+            f"The results file of {log.path.name} has model_args = {str(arguments)[:60]!r}; expected an object or a "
+            "text, as lm-eval writes it."
+        )
     for name, value in (arguments or {}).items():
-        values["model" if name == "pretrained" else f"model argument {name}"] = value
-
-    values["data type"] = config.get("model_dtype")
-    values["weights"] = config.get("model_sha")
-    values["problems at most"] = config.get("limit")
-    values["seed"] = config.get("torch_seed")
-    values["lm-eval"] = results.get("lm_eval_version")
-    values["transformers"] = results.get("transformers_version")
-
-    # The arguments of a generation; greedy ones have the temperature 0, and so have log-likelihoods.
-    _, row = next(_log_rows(log))
-    generation = _first_arguments(row).get("arg_1")
-    temperature: Any = 0
-    if isinstance(generation, dict):
-        named = {f"generation {name}": value for name, value in generation.items()}
-        temperature = named.pop("generation temperature", None)
-        do_sample = named.pop("generation do_sample", None)
-        values["most new tokens"] = named.pop("generation max_gen_toks", None)
-        values |= named
-        if do_sample is False or (not do_sample and not temperature):
-            temperature = 0
-    values["temperature"] = "the model's" if temperature is None else f"{temperature:g}"
-    return {name: str(value)[:_LONGEST] for name, value in values.items() if value not in (None, "")}
-
-
-def _first_arguments(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of the first request of a row: its prompt and how it was generated; {} without them."""
-    arguments = row.get("arguments")
-    first = arguments.get("gen_args_0") if isinstance(arguments, dict) else None
-    return first if isinstance(first, dict) else {}
+        text = digest_of(value)[:8] if _SECRET.search(name) else entry_text(value)
+        values["model" if name in ("pretrained", "model") else f"model argument {name}"] = text
+    if "model" not in values and results.get("model_name"):
+        values["model"] = entry_text(results["model_name"])
+    others = {
+        "model type": config.get("model"),
+        "data type": config.get("model_dtype"),
+        "revision": config.get("model_revision"),
+        "weights": config.get("model_sha"),
+        "problems at most": config.get("limit"),
+        "seed": config.get("torch_seed"),
+        "lm-eval": results.get("lm_eval_version"),
+        "transformers": results.get("transformers_version"),
+    }
+    return Card({**card_entries(others), **values}, sampling)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def _sample_answers(
-    logs: Mapping[str, Sequence[SampleLog]], grading: Mapping[str, SampleGrading]
-) -> Iterator[GradedAnswer]:
-    for task, of_task in logs.items():
-        metric = grading[task].metric
-        for sample, log in enumerate(of_task):
-            for where, row in _log_rows(log):
-                if str(row.get("filter", "none")) != grading[task].filter:
-                    continue
-                if metric not in row:
-                    raise KvatlasError(f"{where} has no {metric!r}, which other rows have.")
-                text = _response_text(row)
-                has_no_answer = row.get("filtered_resps") == [_INVALID]
-                if text == "" and "resps" in row and _is_generation(row):
-                    has_no_answer = True
-                yield GradedAnswer(
-                    task,
-                    str(row["doc_id"]),
-                    sample,
-                    score_of(row[metric], f"{where}: {metric!r}"),
-                    _document_digest(row),
-                    _prompt_digest(row),
-                    fingerprint_of(text),
-                    "no answer" if has_no_answer else "",
-                    float(len(text)) if _is_generation(row) else float("nan"),
-                )
+def _counted_rows(logs: Sequence[SampleLog]) -> Iterator[tuple[SampleLog, int, str, dict[str, Any]]]:
+    """Yield the rows under the filter that counts, each with its log, the number of its first sample, and a name."""
+    begins: dict[str, int] = {}
+    for log in logs:
+        begin = begins.get(log.task, 0)
+        begins[log.task] = begin + log.grading.samples
+        for where, row in _log_rows(log):
+            if str(row.get("filter", "none")) == log.grading.filter:
+                yield log, begin, where, row
 
 
-def _document_digest(row: Mapping[str, Any]) -> str:
-    """Return the digest of document and target, from their texts or as the log has them."""
+def _sample_answers(logs: Sequence[SampleLog]) -> Iterator[GradedAnswer]:
+    for log, begin, where, row in _counted_rows(logs):
+        grading = log.grading
+        if grading.metric not in row:
+            raise KvatlasError(f"{where} has no {grading.metric!r}, which other rows have.")
+        texts = _responses(row)
+        filtered = _filtered(row)
+        question, reference = _document_digests(row)
+        prompt = _prompt_digest(_requests(row))
+        grades = grading.grades(row, where)
+        for sample, score in enumerate(grades):
+            # The responses and the filtered ones of this sample.
+            written = texts if grading.is_mean else texts[:1]
+            found = filtered
+            if len(grades) > 1:
+                written = texts[sample : sample + 1]
+                found = filtered[sample : sample + 1]
+            has_no_answer = bool(found) and all(each == _INVALID for each in found)
+            # Of log-likelihoods their numbers tell logs apart.
+            text = "\0".join(written) if texts else json.dumps(row.get("resps"))
+            yield GradedAnswer(
+                log.task,
+                str(row["doc_id"]),
+                begin + sample,
+                score,
+                question,
+                reference,
+                prompt,
+                fingerprint_of(text),
+                "no answer" if has_no_answer or (texts and not any(written)) else "",
+                sum(map(len, written)) / len(written) if written else float("nan"),
+            )
+
+
+def _prompt_digest(requests: Sequence[Sequence[Any]]) -> str:
+    """Return the digest of all that the model read, but not of the settings of the generation."""
+    texts = [value for value in chain.from_iterable(requests) if not isinstance(value, dict)]
+    return digest_of(texts) if texts else ""
+
+
+def _document_digests(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the digests of document and target, from their texts or as the log has them."""
     if "doc" in row:
-        return digest_of(row["doc"], row.get("target"))
-    if "doc_hash" in row:
-        return digest_of(row["doc_hash"], row.get("target_hash"))
-    return ""
+        return digest_of(row["doc"]), reference_digest(row.get("target"))
+    return str(row.get("doc_hash") or ""), str(row.get("target_hash") or "")
 
 
-def _prompt_digest(row: Mapping[str, Any]) -> str:
-    """Return the digest of the texts that the model read."""
-    arguments = row.get("arguments")
-    if not isinstance(arguments, dict):
-        return str(row.get("prompt_hash", ""))
-    texts = []
-    for values in arguments.values():
-        if isinstance(values, dict):
-            texts += [value for value in values.values() if not isinstance(value, dict)]
-    return digest_of(texts)
-
-
-def _is_generation(row: Mapping[str, Any]) -> bool:
-    return isinstance(_first_response(row), str)
-
-
-def _first_response(row: Mapping[str, Any]) -> Any:
-    response = row.get("resps")
-    while isinstance(response, list) and response:
-        response = response[0]
-    return response
-
-
-def _response_text(row: Mapping[str, Any]) -> str:
-    """Return the text of the first response; of log-likelihoods their numbers, which tell logs apart."""
-    response = _first_response(row)
-    return response if isinstance(response, str) else json.dumps(row.get("resps"))
-
-
-def _sample_texts(
-    logs: Mapping[str, Sequence[SampleLog]], grading: Mapping[str, SampleGrading], names: Collection[AnswerName]
-) -> dict[AnswerName, AnswerTexts]:
+def _sample_texts(logs: Sequence[SampleLog], names: Collection[AnswerName]) -> dict[AnswerName, AnswerTexts]:
     requested = set(names)
     texts: dict[AnswerName, AnswerTexts] = {}
-    for task, of_task in logs.items():
-        for sample, log in enumerate(of_task):
-            for _, row in _log_rows(log):
-                name = (task, str(row["doc_id"]), sample)
-                is_counted = str(row.get("filter", "none")) == grading[task].filter
-                if name not in requested or not is_counted or not _is_generation(row):
-                    continue
-                prompt = _first_arguments(row).get("arg_0")
-                texts[name] = (prompt if isinstance(prompt, str) else "", _response_text(row))
+    for log, begin, _, row in _counted_rows(logs):
+        requests = _requests(row)
+        prompt = str(requests[0][0]) if requests else ""
+        for sample, text in enumerate(_responses(row)[: log.grading.samples]):
+            name = (log.task, str(row["doc_id"]), begin + sample)
+            if name in requested:
+                texts[name] = (prompt, text)
     return texts

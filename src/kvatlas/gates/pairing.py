@@ -1,42 +1,25 @@
-"""PairedAnswers of answers: the same question to both sides, found by its content, and all that differs besides."""
+"""Pairs of answers: the same question to both sides, found by its content, and all that differs besides."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas.core import NO_ANSWERS, NOT_ENDED, KvatlasError, Outcome
+from kvatlas.gates.cards import ALLOWED, UNKNOWN, ConditionDifference, check_allowed, compare_cards
 from kvatlas.gates.outcomes import AnswerName, GradedAnswer, Side
 from kvatlas.results.manifest import NAMED
+from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.numerics.arrays import Floats, Ints, cluster_numbers
 
-#: Differences that change the question or its grade, and the word that allows them.
-REFUSED: Mapping[str, str] = {
-    "few-shot examples": "prompts",
-    "system message": "prompts",
-    "task version": "version",
-    "task arguments": "version",
-    "metric": "grading",
-    "filter": "grading",
-}
-#: What can be allowed.
-ALLOWED = ("prompts", "version", "grading", "missing")
-#: The largest share of missing pairs with which something can be proven.
-MOST_MISSING = 0.05
 _ENDINGS = ("", *map(str, (*NO_ANSWERS, *NOT_ENDED)))
-
-
-class ConditionDifference(NamedTuple):
-    """A condition that differs between the sides, "" where a side does not name it."""
-
-    condition: str
-    before: str
-    after: str
 
 
 @dataclass(frozen=True)
@@ -66,20 +49,63 @@ class AnswerGrid:
 
 @dataclass(frozen=True)
 class TaskPairs:
-    """The pairs of one task; both grids have the same problems and samples."""
+    """The pairs of one task; both grids have the same problems.
+
+    `by_name` counts the problems that were paired by name, since a side has no text of their questions, `no_prompt`
+    those of which a side has no prompt. `mean_of` is the number of responses of which each score is the mean.
+    """
 
     task: str
     before: AnswerGrid
     after: AnswerGrid
-    by_content: bool
-    missing: tuple[int, int] = (0, 0)
+    by_name: int = 0
+    no_prompt: int = 0
+    mean_of: int = 1
     #: The number of the cluster of each problem; None if each stands for itself.
     clusters: Ints | None = None
 
+    @property
+    def by_content(self) -> bool:
+        """Return whether all problems were paired by the texts of their questions."""
+        return not self.by_name
+
+    @property
+    def samples(self) -> tuple[int, int]:
+        """The samples of a problem on both sides."""
+        return self.before.scores.shape[1], self.after.scores.shape[1]
+
+    @property
+    def counts_answers(self) -> bool:
+        """Return whether a pair is an answer before and one after, and no mean over several."""
+        return self.samples[0] == self.samples[1] and self.mean_of == 1
+
+    @property
+    def missing(self) -> tuple[int, int]:
+        """The numbers of answers that the sides lack."""
+        return int(np.isnan(self.before.scores).sum()), int(np.isnan(self.after.scores).sum())
+
+    @cached_property
+    def scores(self) -> tuple[Floats, Floats]:
+        """The scores of both sides [problems, pairs], NaN where one is missing.
+
+        Of unequal numbers of samples each stands as often as pairs need it: the mean over a row is the mean of all
+        samples, and a missing sample counts for its share of the row.
+        """
+        pairs = math.lcm(*self.samples)
+        before = np.repeat(self.before.scores, pairs // self.samples[0], axis=1)
+        return before, np.repeat(self.after.scores, pairs // self.samples[1], axis=1)
+
     @cached_property
     def losses(self) -> Floats:
-        """Before minus after [problems, samples], NaN where a pair is missing."""
-        return self.before.scores - self.after.scores
+        """Before minus after [problems, pairs], NaN where a pair is missing."""
+        return self.scores[0] - self.scores[1]
+
+    @property
+    def changed(self) -> tuple[int, int]:
+        """The numbers of pairs that lost and gained; of problems where a pair is no single answer."""
+        losses = self.losses if self.counts_answers else np.nan_to_num(self.losses).mean(1)
+        # Sums of thirds are no zeros.
+        return int((losses > 1e-9).sum()), int((losses < -1e-9).sum())
 
     @cached_property
     def problems(self) -> list[str]:
@@ -95,6 +121,9 @@ class PairedAnswers:
     tasks: tuple[TaskPairs, ...]
     differences: tuple[ConditionDifference, ...]
     notes: tuple[str, ...] = ()
+    #: The differences of sampling, solver and scorer, and what is unknown on a side.
+    sampling: tuple[ConditionDifference, ...] = ()
+    unknown: tuple[ConditionDifference, ...] = ()
 
     @property
     def missing_share(self) -> float:
@@ -108,8 +137,10 @@ class _TaskAnswers:
     """The answers of one side to one task, in columns; problems are numbered as they come."""
 
     places: dict[str, int] = field(default_factory=dict)
-    contents: list[str] = field(default_factory=list)
-    prompts: list[str] = field(default_factory=list)
+    questions: list[str] = field(default_factory=list)
+    references: list[str] = field(default_factory=list)
+    #: The prompts of all samples of a problem.
+    prompts: list[set[str]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -121,21 +152,20 @@ class _TaskAnswers:
         place = self.places.get(answer.problem)
         if place is None:
             place = self.places[answer.problem] = len(self.places)
-            self.contents.append(answer.content)
-            self.prompts.append(answer.prompt)
-        elif self.contents[place] != answer.content:
-            raise KvatlasError(f"{side} asks two questions as problem {answer.problem!r} of {answer.task}.")
+            self.questions.append(answer.question)
+            self.references.append(answer.reference)
+            self.prompts.append(set())
+        for texts, text in ((self.questions, answer.question), (self.references, answer.reference)):
+            if text and texts[place] and texts[place] != text:
+                raise KvatlasError(f"{side} asks two questions as problem {answer.problem!r} of {answer.task}.")
+            texts[place] = texts[place] or text
+        self.prompts[place].add(answer.prompt)
         self.rows.append(place)
         self.samples.append(answer.sample)
         self.scores.append(answer.score)
         self.lengths.append(answer.length)
         self.endings.append(_ENDINGS.index(answer.ending))
         self.fingerprints.append(answer.fingerprint)
-
-    @property
-    def sample_count(self) -> int:
-        """The number of samples of a problem."""
-        return len(set(self.samples))
 
     def check_distinct(self, task: str, side: str) -> None:
         """Raise KvatlasError for a sample that stands twice."""
@@ -150,31 +180,28 @@ class _TaskAnswers:
                 f"{problem!r}): is it two logs in one file? {len(values):,} are distinct."
             )
 
-    def keys(self, by_content: bool) -> list[tuple[str, int]]:
-        """Return the key of each problem; problems of equal content are numbered in the order of their names."""
-        if not by_content:
-            return [(problem, 0) for problem in self.places]
-        alike: dict[str, list[str]] = {}
-        for problem, content in zip(self.places, self.contents, strict=True):
-            alike.setdefault(content, []).append(problem)
-        ranks: dict[str, int] = {}
-        for problems in alike.values():
-            if len(problems) > 1:
-                ranks |= {problem: rank for rank, problem in enumerate(sorted(problems))}
-        return [(self.contents[place], ranks.get(problem, 0)) for problem, place in self.places.items()]
+    def keys(self) -> dict[tuple[str, int], int]:
+        """Return the places of problems by question; equal questions are numbered by their references and names."""
+        alike: dict[str, list[tuple[str, str, int]]] = {}
+        for problem, place in self.places.items():
+            if self.questions[place]:
+                entry = (self.references[place], problem, place)
+                alike.setdefault(self.questions[place], []).append(entry)
+        keys = {}
+        for question, entries in alike.items():
+            for rank, (_, _, place) in enumerate(sorted(entries)):
+                keys[question, rank] = place
+        return keys
 
-    def grid(self, task: str, places: Ints, samples: int) -> AnswerGrid:
-        """Return the first `samples` samples of problems by their places, -1 for one that is missing."""
-        numbers = np.unique(self.samples)[:samples]
-        column = np.searchsorted(numbers, self.samples)
-        is_kept = np.isin(self.samples, numbers)
-        rows = np.array(self.rows)[is_kept]
-        columns = column[is_kept]
+    def grid(self, task: str, places: Ints) -> AnswerGrid:
+        """Return the answers to problems by their places, -1 for one that is missing."""
+        numbers = np.unique(self.samples)
+        columns = np.searchsorted(numbers, self.samples)
 
         def table(values: list[Any], kind: Any, missing: object) -> NDArray[Any]:
             # The last row stays empty: it stands for missing problems.
-            filled = np.full((len(self.places) + 1, samples), missing, kind)
-            filled[rows, columns] = np.array(values, kind)[is_kept]
+            filled = np.full((len(self.places) + 1, len(numbers)), missing, kind)
+            filled[self.rows, columns] = np.array(values, kind)
             return filled[places]
 
         names = list(self.places)
@@ -215,15 +242,11 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
                 hint = f"name those of both with --task: {', '.join(shared)}" if shared else "no task is in both"
                 raise KvatlasError(f"{side.name!r} lacks the task {', '.join(sorted(lacking))}; {hint}.")
 
-    # Differences that change the question; what one side does not name is not known to differ.
-    differences = _condition_differences(before, after, names)
-    for condition, value_before, value_after in differences:
-        word = REFUSED.get(condition.partition(" of ")[0])
-        if word is not None and word not in allow and value_before and value_after:
-            raise KvatlasError(
-                f"The sides differ in {condition} ({value_before!r} before, {value_after!r} after), which changes what "
-                f"is compared; --allow {word} compares them all the same."
-            )
+    compared = compare_cards(before.cards, after.cards, names)
+    check_allowed(compared.differences, allow)
+    differences = compared.differences
+    if before.kind != after.kind:
+        differences = (ConditionDifference("kind of log", before.kind, after.kind), *differences)
 
     tasks = []
     for task, other in names.items():
@@ -231,21 +254,29 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
         pairs = _pair_task((task, other), sides, allow)
         named = {**after.clusters.get(other, {}), **before.clusters.get(task, {})}
         names_of_problems = [(named[name],) if name in named else name for name in pairs.problems]
-        pairs = replace(pairs, clusters=cluster_numbers(names_of_problems))
+        mean_of = max(before.mean_of.get(task, 1), after.mean_of.get(other, 1))
+        pairs = replace(pairs, clusters=cluster_numbers(names_of_problems), mean_of=mean_of)
         tasks.append(pairs)
-        notes += _task_notes(pairs, sides, (before.name, after.name))
+        notes += _task_notes(pairs, (before.name, after.name))
     if "missing" not in allow:
         for pairs in tasks:
             _check_missing(pairs, (before.name, after.name))
 
-    by_name = [task.task for task in tasks if not task.by_content]
-    if by_name:
-        notes.append(f"{', '.join(by_name)}: paired by the names of problems, since a log has no text of the questions")
+    unknown_rows = list(compared.unknown)
+    problems = sum(len(task.losses) for task in tasks)
+    counts = {"questions": sum(task.by_name for task in tasks), "prompts": sum(task.no_prompt for task in tasks)}
+    for condition, count in counts.items():
+        if count:
+            share = "" if count == problems else f" of {count:,} of {problems:,} problems"
+            unknown_rows.append(ConditionDifference(f"{condition}{share}", UNKNOWN, UNKNOWN))
     if before.begun and after.begun and before.begun[:19] > after.begun[:19]:
         notes.append(
             f"before was made after the other side ({before.begun[:19]}, {after.begun[:19]}): are they swapped?"
         )
-    return PairedAnswers(tuple(tasks), tuple(differences), tuple(dict.fromkeys(notes)))
+    has_equal_texts = all(np.array_equal(task.before.fingerprints, task.after.fingerprints) for task in tasks)
+    if before.begun and before.begun == after.begun and has_equal_texts:
+        notes.append(f"both logs are of {before.begun[:19]}: is one a copy of the other?")
+    return PairedAnswers(tuple(tasks), differences, tuple(dict.fromkeys(notes)), compared.sampling, tuple(unknown_rows))
 
 
 def _answers_by_task(side: Side) -> dict[str, _TaskAnswers]:
@@ -273,94 +304,111 @@ def _renamed_task(
         return {}
     task = next(iter(first))
     other = next(iter(second))
-    if not set(first[task].contents) & set(second[other].contents) - {""}:
+    if not set(first[task].questions) & set(second[other].questions) - {""}:
         return {}
     notes.append(f"{task} is called {other} by {after.name}; the questions are the same")
     return {task: other}
-
-
-# -- conditions --------------------------------------------------------------------------------------------------------
-
-
-def _condition_differences(before: Side, after: Side, names: Mapping[str, str]) -> list[ConditionDifference]:
-    """Return the conditions that differ in any task, each once for all tasks with the same values."""
-    found: dict[ConditionDifference, list[str]] = {}
-    if before.kind != after.kind:
-        found[ConditionDifference("kind of log", before.kind, after.kind)] = list(names)
-    for task, other in names.items():
-        first = before.conditions.get(task, {})
-        second = after.conditions.get(other, {})
-        for condition in dict.fromkeys((*first, *second)):
-            values = ConditionDifference(condition, first.get(condition, ""), second.get(condition, ""))
-            if values.before != values.after:
-                found.setdefault(values, []).append(task)
-
-    every = len(names)
-    return [
-        difference if len(tasks) == every else difference._replace(condition=f"{difference.condition} of {tasks[0]}")
-        for difference, tasks in found.items()
-    ]
 
 
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
 def _pair_task(tasks: tuple[str, str], sides: tuple[_TaskAnswers, _TaskAnswers], allow: Collection[str]) -> TaskPairs:
-    """Return the pairs of one task, which the sides may call by unlike names."""
+    """Return the pairs of one task, which the sides may call by unlike names.
+
+    Problems are paired by their questions. Those of which a side has no text are paired by name.
+    """
     task = tasks[0]
-    by_content = all(all(side.contents) for side in sides)
-    keys = [side.keys(by_content) for side in sides]
-    places = [dict(zip(of_side, range(len(of_side)), strict=True)) for of_side in keys]
-    shared = [(places[0][key], places[1][key]) for key in places[0] if key in places[1]]
-    if not shared and by_content:
-        same_names = len(sides[0].places.keys() & sides[1].places.keys())
+    first, second = sides
+    keys = second.keys()
+    places = {place: keys[key] for key, place in first.keys().items() if key in keys}
+    same_names = len(first.places.keys() & second.places.keys())
+    if keys and any(first.questions) and not places:
         named = f" ({same_names:,} of them have the same names)" if same_names else ""
+        raise KvatlasError(f"The sides ask other questions of {task}: no question is the same{named}.")
+
+    taken = set(places.values())
+    by_name = {}
+    for name, place in first.places.items():
+        other = second.places.get(name, -1)
+        has_texts = other >= 0 and first.questions[place] and second.questions[other]
+        if place not in places and other >= 0 and other not in taken and not has_texts:
+            by_name[place] = other
+    if by_name:
+        _check_names(task, [[*side.places] for side in sides])
+    places |= by_name
+    if not places:
         raise KvatlasError(
-            f"The sides ask other questions of {task}: no question with its reference is the same{named}."
+            f"The sides have no problem of {task} in common: the first is {next(iter(first.places))!r} before and "
+            f"{next(iter(second.places))!r} after."
         )
-    if not shared:
-        first, second = (next(iter(side.places)) for side in sides)
+    _check_same(task, sides, places, allow)
+
+    # Both grids have the problems of either side.
+    paired = set(places.values())
+    lacking = [place for place in second.places.values() if place not in paired]
+    rows = np.array([*first.places.values(), *(-1 for _ in lacking)])
+    others = np.array([*(places.get(place, -1) for place in first.places.values()), *lacking])
+    no_prompt = sum("" in first.prompts[place] or "" in second.prompts[other] for place, other in places.items())
+    return TaskPairs(task, first.grid(task, rows), second.grid(tasks[1], others), len(by_name), no_prompt)
+
+
+def _check_names(task: str, names: Sequence[Sequence[str]]) -> None:
+    """Raise KvatlasError if problems are numbered, and the numbers of a side are those of the other one, shifted."""
+    numbers = []
+    for of_side in names:
+        matches = [re.fullmatch(r"(.*?)(\d+)", name) for name in of_side]
+        if None in matches or len({match[1] for match in matches if match is not None}) > 1:
+            return
+        numbers.append([int(match[2]) for match in matches if match is not None])
+    ends = [(min(of_side), max(of_side)) for of_side in numbers]
+    if (ends[0][0] - ends[1][0]) * (ends[0][1] - ends[1][1]) > 0:
         raise KvatlasError(
-            f"The sides have no problem of {task} in common: the first is {first!r} before and {second!r} after."
+            f"Problems of {task} are numbered from {ends[0][0]} to {ends[0][1]} before and from {ends[1][0]} to "
+            f"{ends[1][1]} after, and a side has no text of their questions: names alone would pair other questions."
         )
 
-    # The same questions in other words, where both logs have the prompts.
+
+def _check_same(
+    task: str, sides: tuple[_TaskAnswers, _TaskAnswers], places: Mapping[int, int], allow: Collection[str]
+) -> None:
+    """Raise KvatlasError if pairs have other references, or were put in other words, as far as both logs know."""
+    first, second = sides
+    names = list(first.places)
+    regraded = []
     reworded = []
-    for place, other in shared:
-        prompts = (sides[0].prompts[place], sides[1].prompts[other])
+    for place, other in places.items():
+        references = (first.references[place], second.references[other])
+        if all(references) and references[0] != references[1]:
+            regraded.append(names[place])
+        prompts = (first.prompts[place] - {""}, second.prompts[other] - {""})
         if all(prompts) and prompts[0] != prompts[1]:
-            reworded.append(place)
-    if reworded and "prompts" not in allow:
-        problem = list(sides[0].places)[reworded[0]]
+            reworded.append(names[place])
+    if regraded and "grading" not in allow:
         raise KvatlasError(
-            f"{len(reworded):,} of {len(shared):,} questions of {task} were put in other words (as problem "
-            f"{problem!r}): other examples, another template or another system message. --allow prompts compares them."
+            f"{len(regraded):,} of {len(places):,} problems of {task} have another reference (as {regraded[0]!r}): "
+            "they are other questions, or their answers were corrected. --allow grading compares them."
+        )
+    if reworded and "prompts" not in allow:
+        raise KvatlasError(
+            f"{len(reworded):,} of {len(places):,} questions of {task} were put in other words (as problem "
+            f"{reworded[0]!r}): other examples, another template or another system message. --allow prompts compares "
+            "them."
         )
 
-    # Both grids have the problems of either side, and the samples that both have.
-    every = list(dict.fromkeys((*keys[0], *keys[1])))
-    samples = min(side.sample_count for side in sides)
-    grids = []
-    for name, side, of_side in zip(tasks, sides, places, strict=True):
-        rows = np.array([of_side.get(key, -1) for key in every])
-        grids.append(side.grid(name, rows, samples))
-    missing = [int(np.isnan(grid.scores).sum()) for grid in grids]
-    return TaskPairs(task, grids[0], grids[1], by_content, (missing[0], missing[1]))
 
-
-def _task_notes(pairs: TaskPairs, sides: tuple[_TaskAnswers, _TaskAnswers], names: tuple[str, str]) -> list[str]:
+def _task_notes(pairs: TaskPairs, names: tuple[str, str]) -> list[str]:
     """Return notes on unequal numbers of samples, and on missing answers."""
     notes = []
-    counts = [side.sample_count for side in sides]
-    if counts[0] != counts[1]:
+    before, after = pairs.samples
+    if before != after:
         notes.append(
-            f"{pairs.task} has {counts[0]} samples of a problem before and {counts[1]} after: the first {min(counts)} "
-            "are used"
+            f"{pairs.task} has {before} samples of a problem before and {after} after: means over all are compared"
         )
-    for count, name in zip(pairs.missing, names, strict=True):
+    for count, name, grid in zip(pairs.missing, names, (pairs.before, pairs.after), strict=True):
         if count:
             notes.append(
-                f"{name} lacks {count:,} of {pairs.losses.size:,} answers of {pairs.task}; they count as the worst case"
+                f"{name} lacks {count:,} of {grid.scores.size:,} answers of {pairs.task}; they count as the worst case"
             )
     return notes
 
@@ -371,9 +419,10 @@ def _check_missing(pairs: TaskPairs, names: tuple[str, str]) -> None:
     if is_missing.sum() <= MOST_MISSING * is_missing.size:
         return
     side = int(pairs.missing[1] > pairs.missing[0])
+    grid = (pairs.before, pairs.after)[side]
     problems = [pairs.problems[row] for row in np.flatnonzero(is_missing.any(1))[:NAMED]]
     raise KvatlasError(
-        f"{names[side]!r} lacks {pairs.missing[side]:,} of {is_missing.size:,} answers of {pairs.task} (as problem "
+        f"{names[side]!r} lacks {pairs.missing[side]:,} of {grid.scores.size:,} answers of {pairs.task} (as problem "
         f"{', '.join(problems)}): the log is unfinished, or was made of fewer problems. At most 5 % may be "
         "missing; --allow missing counts them as the worst case and gives no verdict."
     )

@@ -1,15 +1,25 @@
-"""Cells of our runs, and Inspect's logs, which are imported into a run first: by the reader of `kvatlas import`."""
+"""Cells of our runs, and Inspect's logs by the reader of `kvatlas import`."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvatlas.core import SERVED, KvatlasError, Outcome, Setting
+from kvatlas.gates.cards import (
+    MOST_NEW_TOKENS,
+    NONE,
+    UNKNOWN,
+    Card,
+    card_entries,
+    check_direction,
+    entry_text,
+    is_drawn,
+    more_is_better,
+    shared_card,
+)
 from kvatlas.gates.outcomes import (
     AnswerName,
     AnswerTexts,
@@ -17,7 +27,7 @@ from kvatlas.gates.outcomes import (
     Side,
     SideOptions,
     digest_of,
-    file_digest,
+    file_sources,
     fingerprint_of,
 )
 from kvatlas.results.records import STATUS
@@ -25,6 +35,9 @@ from kvatlas.stats.metrics import rule
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, choose, systems_of
 from kvatlas.stats.table import CellTraces, check_same_problems
+
+if TYPE_CHECKING:
+    from kvatlas.integrations.inspect_logs import GradedLog
 
 #: The digest of what a trace wrote if it is not known.
 _UNKNOWN_DIGEST = bytes(16)
@@ -69,35 +82,48 @@ def side_of_system(run: RunData, system: ModelSetting, name: str, options: SideO
         raise KvatlasError(f"{name!r} has no task {', '.join(lacking)!r}; there are: {benchmarks}.")
 
     check_same_problems(cells)
-    sampling: Mapping[str, Any] = run.manifest.spec.get("sampling", {})
-    temperature = sampling.get("temperature")
+    cards = {cell.benchmark: _cell_card(run, system, cell.benchmark) for cell in cells}
     return Side(
         name,
         "run",
         partial(_run_answers, run, cells),
         partial(_run_texts, run, cells),
-        {cell.benchmark: _cell_conditions(run, system, cell.benchmark) for cell in cells},
+        cards,
         length_unit="tokens",
         endings_known=True,
-        independent=None if temperature is None else temperature > 0,
+        independent=is_drawn(cards.values()),
         may_copy=system.setting.policy == SERVED.policy,
-        identity=f"{run.folder} {system.model} {system.setting.id}",
+        sources=frozenset({f"{Path(run.folder or '').resolve()} {system.model} {system.setting.id}"}),
         clusters=run.manifest.clusters,
     )
 
 
-def _cell_conditions(run: RunData, system: ModelSetting, benchmark: str) -> dict[str, str]:
+def _cell_card(run: RunData, system: ModelSetting, benchmark: str) -> Card:
+    """Return the card of a cell; of an imported one what its log said."""
     manifest = run.manifest
-    values: dict[str, Any] = {"model": system.model, "setting": system.setting, "metric": run.metric}
+    entries = {"model": system.model, "setting": str(system.setting), "metric": str(run.metric), "filter": NONE}
+    imported = manifest.provenance.get("imported", {}).get(f"{system.model} {benchmark}")
+    if imported is not None:
+        conditions = {name: imported.get("conditions", {}).get(name) for name in ("task version", "metric", "solver")}
+        entries |= card_entries({name: value for name, value in conditions.items() if value is not None})
+        return Card(entries, card_entries(imported.get("sampling", {})))
+
     versions = {entry[0]: entry[1:] for entry in manifest.provenance.get("benchmarks", ())}
     if benchmark in versions:
-        values["task version"] = digest_of(versions[benchmark])[:8]
-    names = {"temperature": "temperature", "max_new_tokens": "most new tokens", "top_p": "top-p", "top_k": "top-k"}
-    sampling = manifest.spec.get("sampling", {})
-    for name, word in names.items():
-        values[word] = f"{sampling[name]:g}" if sampling.get(name) is not None else None
-    values["kvatlas"] = manifest.provenance.get("kvatlas")
-    return {name: str(value) for name, value in values.items() if value not in (None, "")}
+        entries["task version"] = digest_of(versions[benchmark])[:8]
+    # The options of models and benchmarks that a spec names: templates, system messages, columns.
+    spec = manifest.spec
+    for name, called in (("model", system.model), ("benchmark", benchmark)):
+        options = [each for each in spec.get(f"{name}s", ()) if isinstance(each, dict) and called in each.values()]
+        entries[f"options of the {name}"] = digest_of(options)[:8] if options else NONE
+    entries |= {"task arguments": NONE, "few-shot examples": NONE, "system message": NONE, "solver": NONE}
+    entries |= {"grading rules": NONE, "kvatlas": entry_text(manifest.provenance.get("kvatlas"))}
+
+    sampling = spec.get("sampling")
+    if sampling is not None:
+        named = {MOST_NEW_TOKENS if name == "max_new_tokens" else name: value for name, value in sampling.items()}
+        sampling = {name: value for name, value in card_entries(named).items() if value != NONE}
+    return Card(entries, sampling)
 
 
 def _run_answers(run: RunData, cells: Sequence[CellTraces]) -> Iterator[GradedAnswer]:
@@ -121,6 +147,7 @@ def _run_answers(run: RunData, cells: Sequence[CellTraces]) -> Iterator[GradedAn
                         grades[sample],
                         cell.contents.get(problem, ""),
                         "",
+                        "",
                         fingerprint,
                         _ENDINGS.get(int(traces["status"][sample]), ""),
                         float(traces["output_tokens"][sample]),
@@ -143,60 +170,90 @@ def _run_texts(
 # -- Inspect -----------------------------------------------------------------------------------------------------------
 
 
-def side_of_inspect_logs(logs: Sequence[Path], name: str, options: SideOptions) -> Side:
-    """Return the side of Inspect's logs, one for each task; they are imported into a run that ends with the process.
+def side_of_inspect_logs(paths: Sequence[Path], name: str, options: SideOptions) -> Side:
+    """Return the side of Inspect's logs; several logs of a task under equal conditions are its epochs.
 
-    Raises KvatlasError for what `kvatlas import` refuses, and for logs of several models.
+    Raises KvatlasError for what `kvatlas import` refuses, and for logs of several models or settings.
     """
-    from kvatlas.integrations.inspect_logs import import_log
+    from kvatlas.integrations.inspect_logs import read_graded_log
 
-    scratch = tempfile.TemporaryDirectory(prefix="kvatlas-gate-")
-    folder = Path(scratch.name) / "run"
-    for log in logs:
-        import_log(log, folder, options.metric)
-    run = RunData.open(folder)
-    systems = systems_of([run], "pass@1")
-    if len(systems) != 1:
-        models = ", ".join(system.model for system in systems)
-        raise KvatlasError(f"{name!r} holds logs of several models ({models}); name those of one.")
-    side = side_of_system(run, systems[0], name, replace(options, metric=""))
+    every = [read_graded_log(path, options.metric) for path in paths]
+    logs: dict[str, list[GradedLog]] = {}
+    for log in sorted(every, key=lambda log: log.created):
+        if options.has_task(log.cell.benchmark):
+            logs.setdefault(log.cell.benchmark, []).append(log)
+    lacking = ", ".join(task for task in options.tasks if task not in logs)
+    if lacking:
+        tasks = ", ".join(sorted({log.cell.benchmark for log in every}))
+        raise KvatlasError(f"{name!r} has no task {lacking!r}; there are: {tasks}.")
+    systems = {f"{log.cell.model} {log.cell.setting}" for log in every}
+    if len(systems) > 1:
+        raise KvatlasError(f"{name!r} holds logs of several models ({', '.join(sorted(systems))}); name those of one.")
 
-    # The header of each log: its task, its conditions, and the time of its begin.
-    from inspect_ai.log import read_eval_log
-
-    headers = []
-    for log in logs:
-        header = read_eval_log(str(log), header_only=True)
-        about = header.eval
-        config = {**about.model_generate_config.model_dump(), **header.plan.config.model_dump(exclude_none=True)}
-        values: dict[str, Any] = {
-            "task version": about.task_version,
-            "task arguments": about.task_args or None,
-            "temperature": None if config.get("temperature") is None else f"{config['temperature']:g}",
-            "most new tokens": config.get("max_tokens"),
-            "system message": digest_of(config["system_message"])[:8] if config.get("system_message") else None,
-            **{f"version of {name}": version for name, version in (about.packages or {}).items()},
-        }
-        plain = {name: str(value) for name, value in values.items() if value not in (None, "")}
-        headers.append((about.task, plain, str(about.created)))
-
-    conditions = {}
-    for task, of_run in side.conditions.items():
-        _, of_log, _ = next((header for header in headers if header[0].endswith(task)), headers[0])
-        conditions[task] = {**of_run, **of_log}
-    temperatures = [of_task.get("temperature") for of_task in conditions.values()]
-
-    def read() -> Iterator[GradedAnswer]:
-        # The folder is deleted with this object, which the function keeps.
-        assert scratch.name
-        yield from side.read()
-
-    return replace(
-        side,
-        kind="Inspect log",
-        read=read,
-        conditions=conditions,
-        independent=None if None in temperatures else "0" not in temperatures,
-        begun=min(header[2] for header in headers),
-        identity=file_digest(logs),
+    cards = {}
+    notes = []
+    for task, of_task in logs.items():
+        cards_of_logs = {log.path.name: _log_card(log, options) for log in of_task}
+        cards[task] = shared_card(cards_of_logs, [log.eval_id for log in of_task], f"{name!r} ({task})")
+        others = of_task[0].task.other_scorers
+        if others:
+            notes.append(
+                f"{task}: compared by the scorer {of_task[0].task.scorer}; the log also has {', '.join(others)}"
+            )
+    answers: dict[AnswerName, GradedAnswer] = {}
+    texts: dict[AnswerName, AnswerTexts] = {}
+    for of_task in logs.values():
+        begin = 0
+        for log in of_task:
+            _add_log(log, begin, answers, texts)
+            begin += log.cell.samples
+    return Side(
+        name,
+        "Inspect log",
+        answers.values,
+        lambda names: {name: texts[name] for name in names if name in texts},
+        cards,
+        length_unit="tokens",
+        endings_known=True,
+        independent=is_drawn(cards.values()),
+        begun=min(log.created for log in every),
+        sources=file_sources(paths),
+        notes=tuple(notes),
     )
+
+
+def _log_card(log: GradedLog, options: SideOptions) -> Card:
+    """Return the card of a log, which names all that was set."""
+    entries = {**card_entries(log.conditions), "model": log.cell.model, "filter": NONE}
+    if log.cell.setting != SERVED:
+        entries["setting"] = str(log.cell.setting)
+    if not log.task.is_verdict:
+        is_better = more_is_better(log.task.scorer)
+        if is_better is None and not log.task.metric:
+            # Scores of 0 and 1 by a name that tells nothing.
+            entries["whether more is better"] = UNKNOWN
+        else:
+            check_direction(log.task.scorer, log.cell.benchmark, is_better, options.allow)
+    return Card(entries, card_entries(log.generation), complete=True)
+
+
+def _add_log(
+    log: GradedLog, begin: int, answers: dict[AnswerName, GradedAnswer], texts: dict[AnswerName, AnswerTexts]
+) -> None:
+    """Add the promised answers of a log, the first epoch as the sample `begin`; missing ones have no score."""
+    cell = log.cell
+    traces = {(trace.problem, trace.sample): trace for trace in log.traces}
+    for problem in cell.problems:
+        for epoch in range(cell.samples):
+            trace = traces.get((problem, epoch))
+            name = (cell.benchmark, problem, begin + epoch)
+            question = (log.task.contents.get(problem, ""), "", log.prompts.get((problem, epoch), ""))
+            if trace is None:
+                answers[name] = GradedAnswer(*name, float("nan"), *question)
+                continue
+            score = trace.grade.progress if log.task.metric else float(trace.grade.correct)
+            ending = str(Outcome[trace.grade.status.name]) if not trace.grade.status.answered else ""
+            tokens = trace.usage.output_tokens
+            length = float("nan") if tokens is None else float(tokens)
+            answers[name] = GradedAnswer(*name, score, *question, fingerprint_of(trace.text), ending, length)
+            texts[name] = (log.questions.get(problem, ""), trace.text)

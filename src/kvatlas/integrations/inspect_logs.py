@@ -8,6 +8,7 @@ A log is a claim. It is imported if it is finished and whole, and if all of it c
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import math
@@ -15,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +47,12 @@ _ARCHIVE = (zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
-class _LogTask:
+class LogTask:
     """The task of a log: its benchmark, what identifies its answers, its problems, and the grade of a sample.
 
     `about` has the problems by id in the order of the data set, `contents` their digests, `metric` is the graded score.
+    `scorer` is the scorer, with its key if it gives several scores, `other_scorers` are all others of the log.
+    `is_verdict` is True if scores are letters or truth values, of which the right one is known.
     """
 
     benchmark: str
@@ -57,6 +61,30 @@ class _LogTask:
     contents: Mapping[str, str]
     grade: Callable[[EvalSample], Grade | None]
     metric: str = ""
+    scorer: str = ""
+    other_scorers: tuple[str, ...] = ()
+    is_verdict: bool = True
+
+
+@dataclass(frozen=True)
+class GradedLog:
+    """A log that is finished and whole: its cell, its graded traces, its task, and what else may change an answer.
+
+    `conditions` are all settings of the log but those of the generation, which are `generation`, both as plain data;
+    what they lack was not set. `prompts` are digests of what the model read first, by problem and sample.
+    """
+
+    path: Path
+    cell: Expected
+    traces: list[Trace]
+    task: LogTask
+    sampling: Mapping[str, Any]
+    conditions: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    questions: Mapping[str, str]
+    prompts: Mapping[tuple[str, int], str]
+    created: str
+    eval_id: str
 
 
 def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
@@ -68,41 +96,52 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     other prompts than this version's, and for a log whose settings or problems are not those of the run.
     """
     where = f"The log {str(log)!r}"
-    read = _read_log(log)
+    graded = read_graded_log(log, scorer)
+    cell = graded.cell
+    task = graded.task
     try:
-        with refusal(f"{where} cannot be imported"):
-            cell, traces, task, sampling = _graded_traces(read, scorer, where)
-            with Store.create(run, {"kvatlas": __version__}) as store:
-                stored = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
-                imported = stored.provenance.get("imported", {})
-                swept = [other for other in stored.expected if f"{other.model} {other.benchmark}" not in imported]
-                if task.metric and swept:
-                    raise KvatlasError(
-                        f"Its scores {task.metric!r} are graded, and the run has right and wrong answers of a sweep; "
-                        "import it into a run of its own."
-                    )
+        with refusal(f"{where} cannot be imported"), Store.create(run, {"kvatlas": __version__}) as store:
+            stored = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
+            imported = stored.provenance.get("imported", {})
+            swept = [other for other in stored.expected if f"{other.model} {other.benchmark}" not in imported]
+            if task.metric and swept:
+                raise KvatlasError(
+                    f"Its scores {task.metric!r} are graded, and the run has right and wrong answers of a sweep; "
+                    "import it into a run of its own."
+                )
 
-                # Further epochs, if the run has a log of the same model and task.
-                epochs = cell.samples
-                texts = [[trace.problem, trace.sample, trace.text] for trace in traces]
-                log_id = digest([read.eval.eval_id, cell.run_key, texts])[:16]
-                about = {"id": log_id, "log": log.name, "setting": cell.setting.id, "epochs": epochs}
-                cell, logs = _join_epochs(stored, cell, about, where)
-                source = {"log": log.name, "sampling": sampling, "metric": task.metric, "logs": logs}
-                manifest = _run_manifest(stored, cell, task, source)
+            # Further epochs, if the run has a log of the same model and task.
+            epochs = cell.samples
+            texts = [[trace.problem, trace.sample, trace.text] for trace in graded.traces]
+            log_id = digest([graded.eval_id, cell.run_key, texts])[:16]
+            about = {"id": log_id, "log": log.name, "setting": cell.setting.id, "epochs": epochs}
+            # Arguments may hold secrets: of all but a few conditions only digests are stored.
+            conditions = {
+                name: value if name in _PLAIN else digest(value)[:8] for name, value in graded.conditions.items()
+            }
+            conditions |= graded.generation
+            cell, logs = _join_epochs(stored, cell, about, conditions, where)
+            source = {
+                "log": log.name,
+                "sampling": graded.sampling,
+                "metric": task.metric,
+                "logs": logs,
+                "conditions": conditions,
+            }
+            manifest = _run_manifest(stored, cell, task, source)
 
-                # The manifest promises nothing that could not be stored.
-                begin = logs[-1]["begin"]
-                store.add_all((cell.run_key, replace(trace, sample=trace.sample + begin)) for trace in traces)
-                store.put_manifest(manifest)
+            # The manifest promises nothing that could not be stored.
+            begin = logs[-1]["begin"]
+            store.add_all((cell.run_key, replace(trace, sample=trace.sample + begin)) for trace in graded.traces)
+            store.put_manifest(manifest)
 
-                count = len(traces)
-                if cell.samples != epochs:
-                    problems = set(cell.problems)
-                    of_cell = (cell.run_key, cell.setting.id, cell.benchmark)
-                    stored_keys = store.keys()
-                    of_problems = [key for key in stored_keys if key[:3] == of_cell and key[3] in problems]
-                    count = sum(key[4] < cell.samples for key in of_problems)
+            count = len(graded.traces)
+            if cell.samples != epochs:
+                problems = set(cell.problems)
+                of_cell = (cell.run_key, cell.setting.id, cell.benchmark)
+                stored_keys = store.keys()
+                of_problems = [key for key in stored_keys if key[:3] == of_cell and key[3] in problems]
+                count = sum(key[4] < cell.samples for key in of_problems)
     except KvatlasError as error:
         if str(log) in str(error):
             raise
@@ -110,8 +149,20 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     return cell, count
 
 
-def _graded_traces(read: EvalLog, scorer: str, where: str) -> tuple[Expected, list[Trace], _LogTask, dict[str, Any]]:
-    """Return the cell of a log, its traces, its task and its sampling; KvatlasError for a log that is not whole."""
+def read_graded_log(log: Path, scorer: str = "") -> GradedLog:
+    """Return a log with its graded traces. Raises KvatlasError for one that is not finished and whole."""
+    where = f"The log {str(log)!r}"
+    read = _read_log(log)
+    try:
+        with refusal(f"{where} cannot be read"):
+            return _graded_log(log, read, scorer, where)
+    except KvatlasError as error:
+        if str(log) in str(error):
+            raise
+        raise KvatlasError(f"{where} cannot be read: {error}") from error
+
+
+def _graded_log(log: Path, read: EvalLog, scorer: str, where: str) -> GradedLog:
     for kind, claimed_name in (("task", read.eval.task), ("model", read.eval.model)):
         if not claimed_name.strip() or not claimed_name.isprintable():
             raise KvatlasError(f"{where} has the {kind} {claimed_name!r}; expected a name of printable characters.")
@@ -135,7 +186,98 @@ def _graded_traces(read: EvalLog, scorer: str, where: str) -> tuple[Expected, li
     traces = list(_log_traces(samples, cell, task.grade))
     if not traces:
         raise KvatlasError(f"No sample of the {where[4:]} has an answer with a score: all ended in an error.")
-    return cell, traces, task, sampling
+
+    questions = {}
+    prompts = {}
+    for sample in samples:
+        questions[str(sample.id)] = sample.input if isinstance(sample.input, str) else sample.input_text
+        first = list(itertools.takewhile(lambda message: message.role != "assistant", sample.messages))
+        if first:
+            prompts[str(sample.id), sample.epoch - 1] = digest([[message.role, message.text] for message in first])
+    return GradedLog(
+        log,
+        cell,
+        traces,
+        task,
+        sampling,
+        _log_conditions(read, task),
+        _log_generation(read),
+        questions,
+        prompts,
+        str(read.eval.created),
+        read.eval.eval_id,
+    )
+
+
+def _log_conditions(read: EvalLog, task: LogTask) -> dict[str, Any]:
+    """Return the settings of a log that may change an answer or its score, but those of the generation."""
+    about = read.eval
+    steps = [step.model_dump(include={"solver", "params"}) for step in read.plan.steps]
+    solver = ", ".join(step["solver"] for step in steps) or about.solver
+    parameters = [step["params"] for step in steps if step["params"]] or about.solver_args
+    config = _log_config(read)
+    scorers = [declared for declared in about.scorers or () if declared.name == task.scorer.partition(":")[0]]
+    values: dict[str, Any] = {
+        "task version": about.task_version,
+        "task arguments": about.task_args,
+        "system message": config.get("system_message"),
+        "solver": solver,
+        "solver parameters": parameters,
+        "metric": task.scorer,
+        "scorer options": [declared.options for declared in scorers if declared.options],
+        "seed": config.get("seed"),
+        # Addresses and arguments may hold keys.
+        "model arguments": digest([about.model_base_url, about.model_args])[:8] if about.model_args else "",
+    }
+    limits = about.config.model_dump(include={name for name in type(about.config).model_fields if "limit" in name})
+    values |= {name.replace("_", " "): value for name, value in limits.items() if name != "limit"}
+    values |= {f"version of {name}": version for name, version in about.packages.items()}
+    return {name: value for name, value in values.items() if value not in (None, "", {}, [])}
+
+
+#: Conditions that are stored as they are.
+_PLAIN = ("task version", "metric", "solver")
+#: Settings of a request that change no answer, and those that are conditions of their own.
+_NO_SAMPLING = (
+    *("max_retries", "timeout", "attempt_timeout", "max_connections", "adaptive_connections"),
+    *("batch", "cache", "cache_prompt", "seed", "system_message"),
+)
+
+
+def _log_config(read: EvalLog) -> dict[str, Any]:
+    """Return all settings of requests that a log names; those of the plan win."""
+    configs = (read.eval.model_generate_config, read.plan.config)
+    dumped = [config.model_dump(mode="json", exclude_none=True) for config in configs]
+    return {**dumped[0], **dumped[1]}
+
+
+def _log_generation(read: EvalLog) -> dict[str, Any]:
+    """Return the settings of the generation that a log names."""
+    names = {"max_tokens": "most new tokens", "stop_seqs": "stop sequences"}
+    return {names.get(name, name): value for name, value in _log_config(read).items() if name not in _NO_SAMPLING}
+
+
+def other_conditions(run: Path, cell: Expected) -> list[str]:
+    """Return in words what an imported cell has otherwise than another one of its benchmark in the run."""
+    with Store.open(run) as store:
+        manifest = store.manifest()
+    imported = manifest.provenance.get("imported", {})
+    mine = imported.get(f"{cell.model} {cell.benchmark}", {}).get("conditions", {})
+    found: dict[str, str] = {}
+    for other in manifest.expected:
+        theirs = imported.get(f"{other.model} {other.benchmark}", {}).get("conditions")
+        if other.benchmark != cell.benchmark or other.model == cell.model or theirs is None:
+            continue
+        for name in _unlike_conditions(mine, theirs):
+            values = f"{mine.get(name, 'none')!s:.60} and {theirs.get(name, 'none')!s:.60}"
+            found.setdefault(name, f"{name} ({values} of {other.model})")
+    return list(found.values())
+
+
+def _unlike_conditions(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Return the names of conditions that differ, but those of the program and of the model alone."""
+    names = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
+    return [name for name in names if not name.startswith(("version of", "model arguments", "seed"))]
 
 
 def graded_metric(run: Path, cell: Expected) -> str:
@@ -145,7 +287,7 @@ def graded_metric(run: Path, cell: Expected) -> str:
     return str(imported.get(f"{cell.model} {cell.benchmark}", {}).get("metric", ""))
 
 
-def _log_task(read: EvalLog, where: str, scorer: str) -> _LogTask:
+def _log_task(read: EvalLog, where: str, scorer: str) -> LogTask:
     """Return the task of a log, one of ours or another one."""
     samples = read.samples or []
     ids = [str(sample.id) for sample in samples]
@@ -164,7 +306,7 @@ def _log_task(read: EvalLog, where: str, scorer: str) -> _LogTask:
 
         ordered = [problems[id_] for id_ in _dataset_order(read, ids)]
         about = {problem.id: dict(problem.about) for problem in ordered}
-        return _LogTask(ours.name, [ours.name, ours.version], about, contents_of(ordered), grade)
+        return LogTask(ours.name, [ours.name, ours.version], about, contents_of(ordered), grade, scorer="kvatlas")
 
     contents: dict[str, str] = {}
     for sample in samples:
@@ -180,7 +322,11 @@ def _log_task(read: EvalLog, where: str, scorer: str) -> _LogTask:
     steps = [[step.solver, step.params] for step in read.plan.steps]
     identity = [task, read.eval.task_version, read.eval.task_args, steps, scores.scorer, scores.key, contents]
     about = {id_: {} for id_ in _dataset_order(read, ids)}
-    return _LogTask(task, identity, about, contents, scores.grade, scores.metric if scores.graded else "")
+    name = f"{scores.scorer}:{scores.key}" if scores.key else scores.scorer
+    metric = scores.metric if scores.graded else ""
+    return LogTask(
+        task, identity, about, contents, scores.grade, metric, name, scores.others, scores.are_verdicts(samples)
+    )
 
 
 def _dataset_order(read: EvalLog, ids: Sequence[str]) -> list[str]:
@@ -250,7 +396,7 @@ def _check_whole_log(read: EvalLog, epochs: int, where: str) -> None:
 
 
 def _join_epochs(
-    stored: Manifest, cell: Expected, about: Mapping[str, Any], where: str
+    stored: Manifest, cell: Expected, about: Mapping[str, Any], conditions: Mapping[str, Any], where: str
 ) -> tuple[Expected, list[dict[str, Any]]]:
     """Return the cell with the epochs of all its logs, and the logs of its model and task with this one at the end.
 
@@ -276,6 +422,9 @@ def _join_epochs(
             f"{of_run} from {source.get('log', 'another log')!r} with another sampling ({source.get('sampling')}), "
             f"version, solver, scorer or problems than {of_log}; import it into a run of its own."
         )
+    unlike = _unlike_conditions(conditions, source.get("conditions", conditions))
+    if unlike:
+        raise KvatlasError(f"{of_run} with another {', '.join(unlike)} than {of_log}; import it into a run of its own.")
     samples = earlier.samples + cell.samples
     if samples > MAX_SAMPLES:
         raise KvatlasError(f"{of_run} in {earlier.samples:,} epochs; expected up to {MAX_SAMPLES:,} with {of_log}.")
@@ -284,15 +433,14 @@ def _join_epochs(
 
 def _log_sampling(read: EvalLog, where: str) -> dict[str, Any]:
     """Return the sampling settings of a log; those of the plan win. Raises KvatlasError for infinite numbers."""
-    sampling: dict[str, Any] = {}
-    for config in (read.eval.model_generate_config.model_dump(), read.plan.config.model_dump()):
-        sampling.update({name: config[name] for name in _SAMPLING if config.get(name) is not None})
+    config = _log_config(read)
+    sampling = {name: config[name] for name in _SAMPLING if name in config}
     if any(isinstance(value, float) and not math.isfinite(value) for value in sampling.values()):
         raise KvatlasError(f"{where} was sampled with {sampling}; expected finite numbers.")
     return sampling
 
 
-def _run_manifest(stored: Manifest, cell: Expected, task: _LogTask, source: Mapping[str, Any]) -> Manifest:
+def _run_manifest(stored: Manifest, cell: Expected, task: LogTask, source: Mapping[str, Any]) -> Manifest:
     """Return the manifest of the run with this cell, which replaces one of the same name.
 
     Raises KvatlasError if the run has other problems of the task, or other contents of them.
@@ -323,19 +471,24 @@ def _read_log(log: Path) -> EvalLog:
         raise KvatlasError(f"The log {str(log)!r} is not there.")
     try:
         size = log.stat().st_size
+        content = b""
         if zipfile.is_zipfile(log):
             with zipfile.ZipFile(log) as archive:
                 size = max(size, sum(entry.file_size for entry in archive.infolist()))
+        elif log.suffix == ".gz":
+            with gzip.open(log) as file:
+                content = file.read(MAX_BYTES + 1)
+            size = len(content)
         elif log.suffix != ".json":
             raise KvatlasError(
-                f"{str(log)!r} is no Inspect log (it is no archive, and no JSON by its suffix); expected a .eval or "
-                ".json file that `inspect eval` wrote."
+                f"{str(log)!r} is no Inspect log (it is no archive, and no JSON by its suffix); expected a .eval, "
+                ".json or .json.gz file that `inspect eval` wrote."
             )
         if size > MAX_BYTES:
             raise KvatlasError(f"The log {str(log)!r} holds {size:,} bytes; expected up to {MAX_BYTES:,}.")
         from inspect_ai.log import read_eval_log
 
-        read = read_eval_log(str(log))
+        read = read_eval_log(BytesIO(content) if content else str(log))
     except ImportError as error:
         raise KvatlasError("Reading Inspect logs needs the extra: pip install 'kvatlas[inspect]'.") from error
     except (LookupError, ValueError, TypeError, OSError, EOFError, RecursionError, *_ARCHIVE) as error:
@@ -387,10 +540,14 @@ class _Scores:
     scorer: str
     key: str
     graded: bool = False
+    others: tuple[str, ...] = ()
 
     @classmethod
     def of_log(cls, read: EvalLog, where: str, scorer: str) -> _Scores:
-        """Return the scores by the scorer of that name, else by the task's first one; KvatlasError without scores."""
+        """Return the scores by the scorer of that name (SCORER or SCORER:KEY), else by the task's first one.
+
+        Raises KvatlasError for a log without scores.
+        """
         samples = read.samples or []
         names: dict[str, None] = {}
         for sample in samples:
@@ -398,6 +555,9 @@ class _Scores:
         given = list(names)
         if not given:
             raise KvatlasError(f"{where} of the task {read.eval.task!r} has no scores; `inspect score` adds them.")
+        key = ""
+        if scorer not in given:
+            scorer, _, key = scorer.rpartition(":") if ":" in scorer else (scorer, "", "")
         if scorer and scorer not in given:
             raise KvatlasError(f"{where} has no scorer {scorer!r}; expected: {', '.join(given)}.")
 
@@ -412,9 +572,13 @@ class _Scores:
             if score is not None and isinstance(score.value, dict):
                 score_names.update(dict.fromkeys(score.value))
         keys = list(score_names)
+        if key and key not in keys:
+            raise KvatlasError(f"{where} has no score {key!r} of {chosen}; expected: {', '.join(keys) or 'none'}.")
         results = read.results.scores if read.results else []
         shown = [result.name for result in results if result.scorer == chosen and result.name in keys]
-        scores = cls(chosen, [*shown, *keys, ""][0])
+        key = key or [*shown, *keys, ""][0]
+        others = [name for name in given if name != chosen] + [f"{chosen}:{name}" for name in keys if name != key]
+        scores = cls(chosen, key, others=tuple(others))
         shares = [scores.shares(sample).get(scores.metric) for sample in samples]
         return replace(scores, graded=not {*shares} <= {None, 0.0, 1.0})
 
@@ -423,6 +587,12 @@ class _Scores:
         """The name of the main score as a metric."""
         name = self.key or self.scorer
         return f"score:{name}" if name.startswith(_TAKEN) else name
+
+    def are_verdicts(self, samples: Sequence[EvalSample]) -> bool:
+        """Return whether the main scores are letters or truth values."""
+        scores = [sample.scores[self.scorer].value for sample in samples if self.scorer in (sample.scores or {})]
+        values = [value.get(self.key) if isinstance(value, dict) else value for value in scores]
+        return all(isinstance(value, str | bool) for value in values if value == value)
 
     def shares(self, sample: EvalSample) -> dict[str, float]:
         """Return the scores of a sample by their names as metrics, without missing ones."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import sys
 import zlib
 from array import array
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.answers.reading import read_text
 from kvatlas.core import (
     LARGEST_INTEGER,
     Costs,
@@ -344,9 +344,8 @@ def text_digest(text: str) -> str:
 
     Servers that take thinking out of a text drop its tags and the white space beside them.
     """
-    read = read_text(text)
-    written = f"{read.thinking.strip()}\0{(read.answer or '').strip()}"
-    return "" if written == "\0" else hashlib.blake2b(written.encode(), digest_size=16).hexdigest()
+    written = _THINK_TAG.sub("\0", text.strip()).strip("\0")
+    return hashlib.blake2b(written.encode(), digest_size=16).hexdigest() if written else ""
 
 
 def _unpack(packed: bytes) -> EvictionTrace | None:
@@ -398,6 +397,8 @@ RECORD = np.dtype(
 #: The fields of `RECORD` without the checksum.
 _PACKED = Struct("<8i2B8dQ16s")
 _UNKNOWN_DIGEST = bytes(16)
+#: A tag of thinking as texts of servers have it, with the white space beside it.
+_THINK_TAG = re.compile(r"\s*</?think>\s*")
 #: The digest of no tokens, which earlier versions stored for texts of other programs.
 _NO_TOKENS = hashlib.blake2b(digest_size=16).digest()
 #: Records joined at a time.

@@ -1,0 +1,339 @@
+"""Sweeps over servers: each setting is the command of a real process."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvatlas import open_run, sweep
+from kvatlas.core import AGAIN, KvatlasError, Setting
+from kvatlas.results import Store
+from kvatlas.sweeps import parse_spec, read_spec
+from kvatlas.sweeps.served import REFERENCE, make_served_plan, sweep_servers
+from tests.command_line import Call
+
+FAKE = Path(__file__).parents[1] / "engines" / "fake_server.py"
+COMMAND = f"{sys.executable} {FAKE} --port {{port}}"
+
+
+def fake_spec(**changes: Any) -> dict[str, Any]:
+    """Return a spec of the fake server as data, with further keys."""
+    spec = {
+        "models": [{"name": "fake", "serve_cmd": COMMAND}],
+        "benchmarks": ["CHAIN8"],
+        "problems": 4,
+        "sampling": {"temperature": 0, "max_new_tokens": 64},
+        "settings": {"policy": "served"},
+        "axes": {"kv_cache_dtype": ["fp8", "bf16"]},
+        "concurrency": 2,
+    }
+    return spec | changes
+
+
+def run_sweep(spec: dict[str, Any], folder: Path, **options: Any) -> list[str]:
+    """Run the sweep of a spec of servers; return what it said."""
+    said: list[str] = []
+    plan = make_served_plan(parse_spec(spec), folder.parent)
+    sweep_servers(plan, folder, on_message=said.append, **options)
+    return said
+
+
+def stored(folder: Path) -> list[tuple[str, str, int, str]]:
+    """Return setting, problem, sample and text of each stored answer of a run."""
+    with Store.open(folder) as store:
+        return sorted((str(t.setting), t.problem, t.sample, t.text) for _, t in store.traces())
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Return the living processes whose command line or folder names this folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in words and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+def test_each_setting_is_asked_of_its_own_server_and_the_reference_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_sweep(fake_spec(), folder)
+    texts = {(setting, text.rpartition(" ")[2]) for setting, *_, text in stored(folder)}
+    assert texts == {
+        ("reference", "auto"),
+        ("again", "auto"),
+        ("served(kv_cache_dtype=fp8)", "fp8"),
+        ("served(kv_cache_dtype=bf16)", "bf16"),
+    }
+    with Store.open(folder) as store:
+        sessions = store.manifest().provenance["sessions"]
+    assert [one["setting"] for one in sessions] == [
+        REFERENCE.id,
+        Setting.from_parameters("served", kv_cache_dtype="fp8").id,
+        Setting.from_parameters("served", kv_cache_dtype="bf16").id,
+        AGAIN.id,
+    ]
+    assert {one["version"] for one in sessions} == {"1.2.3"}
+    assert all(not list(folder.glob(pattern)) for pattern in ("servers/*/live.json", "**/*.part"))
+
+    # A second start has nothing to ask and starts nothing.
+    assert run_sweep(fake_spec(), folder) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"models": [{"name": "fake", "serve_cmd": COMMAND.replace(sys.executable, "no-such-program")}]},
+        {"models": [{"name": "fake", "serve_cmd": f"{COMMAND} --x {{nowhere}}"}]},
+        {"models": [{"name": "fake", "serve_cmd": COMMAND, "env": {"API_KEY": "abc12345"}}]},
+        {"models": [{"name": "fake", "serve_cmd": COMMAND, "colour": "red"}]},
+        {"models": [{"serve_cmd": COMMAND}]},
+        {"models": [{"name": "fake", "serve_cmd": COMMAND}, "embedded:tiny-llama"]},
+        {"models": ["embedded:tiny-llama"]},
+        {"axes": {"kv_cache_dtype": []}},
+        {"axes": {}},
+        {"settings": {"policy": "served", "options": ""}},
+        {"settings": {"policy": "served", "env": {"X": "1"}, "options": "--kv-cache-dtype auto"}},
+        {"settings": {"policy": "dynts", "kv_budget": 144}},
+        {"reference": {"colour": "red"}},
+        {"serve_params": "kv.json"},
+        {"sampling": {"temperature": 0}},
+        {"baseline": [{"policy": "full"}]},
+        {"models": [{"name": "fake", "serve_cmd": COMMAND, "kv_bytes": "many"}]},
+    ],
+)
+def test_a_wrong_spec_is_one_sentence_before_anything_is_started(
+    change: dict[str, Any], tmp_path: Path, kvatlas: Call
+) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(yaml.safe_dump(fake_spec(**change)))
+    kvatlas.refuse("sweep", file, "--out", tmp_path / "run")
+    assert not (tmp_path / "run" / "servers").exists()
+
+
+def test_one_setting_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    spec = fake_spec(
+        models=[{"name": "fake", "serve_cmd": f"{COMMAND} {{options}}"}],
+        settings={"policy": "served", "options": "{words}"},
+        axes={"words": ["--mode=ends-at-once", "--kv-cache-dtype=fp8"]},
+    )
+    with pytest.raises(KvatlasError, match="1 setting of 4 failed") as error:
+        run_sweep(spec, folder)
+    assert "ValueError: fp9 is no dtype" in str(error.value)
+    settings = {setting for setting, *_ in stored(folder)}
+    assert settings == {"reference", "served(words=--kv-cache-dtype=fp8)"}
+    # What could be served is read without the one that could not.
+    assert "Values" in str(open_run(folder).describe())
+
+
+def test_the_reference_fails_first_and_alone(tmp_path: Path) -> None:
+    spec = fake_spec(models=[{"name": "fake", "serve_cmd": f"{COMMAND} --mode ends-at-once"}])
+    with pytest.raises(KvatlasError, match="server of reference ended with code 2"):
+        run_sweep(spec, tmp_path / "run")
+
+
+def test_a_server_that_dies_while_it_answers_is_started_again_twice(tmp_path: Path) -> None:
+    dying = [{"name": "fake", "serve_cmd": f"{COMMAND} --answers 3"}]
+    said = run_sweep(fake_spec(models=dying, problems=3), tmp_path / "run")
+    assert sum("It is started again" in sentence for sentence in said) >= 3
+    assert len(stored(tmp_path / "run")) == 12
+
+    dying = [{"name": "fake", "serve_cmd": f"{COMMAND} --answers 1"}]
+    with pytest.raises(KvatlasError):
+        run_sweep(fake_spec(models=dying, problems=8), tmp_path / "other")
+
+
+def test_a_server_of_another_version_is_refused_until_its_answers_are_asked_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_sweep(fake_spec(), folder)
+    with Store.create(folder, {}) as store:
+        manifest = store.manifest()
+        sessions = [{**one, "version": "1.2.2"} for one in manifest.provenance["sessions"]]
+        store.put_manifest(manifest.with_cells([], sessions=sessions))
+    more = fake_spec(problems=6)
+    with pytest.raises(KvatlasError, match="--replace asks all of its answers anew"):
+        run_sweep(more, folder)
+    run_sweep(more, folder, replace_run=True)
+    assert len(stored(folder)) == 24
+    with Store.open(folder) as store:
+        assert {one["version"] for one in store.manifest().provenance["sessions"]} == {"1.2.3"}
+
+
+def test_a_setting_that_reads_other_prompts_is_left_out(tmp_path: Path) -> None:
+    # Its prompts are longer by one word.
+    folder = tmp_path / "run"
+    spec = fake_spec(
+        settings={"policy": "served", "options": "--kv-cache-dtype {dtype}"}, axes={"dtype": ["a", "longer"]}
+    )
+    with pytest.raises(KvatlasError, match="other prompts than the reference on 4 problems"):
+        run_sweep(spec, folder)
+    assert "served(dtype=longer)" not in {setting for setting, *_ in stored(folder)}
+
+
+@pytest.mark.parametrize("order", [["fp8", "bf16", "int8"], ["int8", "fp8", "bf16"]])
+def test_the_order_of_a_list_changes_nothing_that_is_said(order: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_sweep(fake_spec(axes={"kv_cache_dtype": order}), folder)
+    lines = str(open_run(folder).describe()).splitlines()
+    said = sorted(line for line in lines if "fp8" not in line or "int8" not in line)
+    other = tmp_path / "other"
+    run_sweep(fake_spec(axes={"kv_cache_dtype": sorted(order)}), other)
+    lines = str(open_run(other).describe()).splitlines()
+    assert said == sorted(line for line in lines if "fp8" not in line or "int8" not in line)
+
+
+def test_no_secret_of_a_spec_is_in_a_file_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kvatlas: Call
+) -> None:
+    marker = "m4rker-53cret-value"
+    monkeypatch.setenv("OTHER_KEY", marker)
+    folder = tmp_path / "run"
+    serve_cmd = f"{COMMAND} --api-key $OTHER_KEY --say $OTHER_KEY"
+    models = [{"name": "fake", "serve_cmd": serve_cmd, "env": {"HF_TOKEN": "$OTHER_KEY"}}]
+    run_sweep(fake_spec(models=models), folder)
+    page = tmp_path / "page.html"
+    kvatlas.succeed("view", folder, "--out", page)
+    kvatlas.succeed("view", folder, "--out", tmp_path / "site")
+    assert marker not in kvatlas.succeed("describe", folder, "--json")
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            assert marker.encode() not in file.read_bytes(), file
+
+
+def test_commands_read_such_a_run(tmp_path: Path, kvatlas: Call) -> None:
+    folder = tmp_path / "run"
+    run_sweep(
+        fake_spec(
+            axes={"kv_cache_dtype": ["fp8", "bf16"], "seed": [1, 2]},
+            settings={"policy": "served", "env": {"S": "{seed}"}},
+        ),
+        folder,
+    )
+    kvatlas.succeed("describe", folder)
+    kvatlas.succeed("map", folder, "--out", tmp_path / "map.png")
+    kvatlas.succeed("export", folder, "--format", "csv", "--out", tmp_path / "map.csv")
+    compared = ["served kv_cache_dtype=fp8 seed=1", "served kv_cache_dtype=bf16 seed=1"]
+    kvatlas.succeed("compare", folder, "--policy", compared[0], "--policy", compared[1], "--out", tmp_path / "p.png")
+    code, out, err = kvatlas("gate", f"{folder}@reference", f"{folder}@{compared[0]}")
+    assert (code, err) == (3, ""), out + err
+    # Categories stay in the order of the spec.
+    document = json.loads(kvatlas.succeed("describe", folder, "--json"))
+    assert document["maps"][0]["axes"]["kv_cache_dtype"] == ["fp8", "bf16"]
+
+
+def test_a_sweep_that_is_killed_leaves_no_process_and_loses_no_answer(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    file = tmp_path / "spec.yaml"
+    slow = [{"name": "fake", "serve_cmd": f"{COMMAND} --seconds 0.1"}]
+    file.write_text(yaml.safe_dump(fake_spec(models=slow, problems=30)))
+    command = [sys.executable, "-m", "kvatlas", "sweep", str(file), "--out", str(folder), "--quiet"]
+    draw = random.Random(7)
+    before: set[tuple[str, str, int, str]] = set()
+    for _ in range(3):
+        process = subprocess.Popen(command, start_new_session=True)
+        time.sleep(draw.uniform(2.0, 6.0))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if (folder / "run.sqlite").exists():
+            now = set(stored(folder))
+            assert before <= now
+            before = now
+    assert subprocess.run(command).returncode == 0
+    answers = stored(folder)
+    assert before <= set(answers)
+    assert len(answers) == len({answer[:3] for answer in answers}) == 30 * 4
+    until = time.monotonic() + 5
+    while processes_of(folder) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert processes_of(folder) == []
+    assert not list(folder.glob("servers/*/live.json"))
+
+
+def test_texts_of_kvatlas_serve_are_those_of_the_native_sweep(tmp_path: Path) -> None:
+    """Greedy texts are equal up to the tags of thinking and white space; draws at a temperature are not."""
+    native = {
+        "models": ["embedded:tiny-qwen"],
+        "benchmarks": ["LEDGER12"],
+        "problems": 4,
+        "sampling": {"temperature": 0, "max_new_tokens": 400},
+        "settings": [{"policy": "dynts", "kv_budget": 128}],
+        "axes": {"local_window": [16, 32], "ratio": [0.3, 0.5]},
+    }
+    sweep(native, tmp_path / "native")
+    serve = f"{sys.executable} -m kvatlas serve embedded:tiny-qwen --host {{host}} --port {{port}}"
+    served = native | {
+        "models": [{"name": "tiny-qwen", "serve_cmd": serve.replace("", "")}],
+        "settings": {
+            "policy": "served",
+            "options": "--policy dynts --kv-budget 128 --local-window {local_window} --ratio {ratio}",
+        },
+    }
+    run_sweep(served, tmp_path / "served")
+
+    def written(folder: Path) -> dict[tuple[str, str], str]:
+        texts = {}
+        for setting, problem, _, text in stored(folder):
+            values = re.search(r"local_window=.*?ratio=[\d.]+", setting)
+            name = values[0].replace(" ", "") if values else setting.replace("reference", "full")
+            texts[name, problem] = "".join(re.sub(r"</?think>", "", text).split())
+        return texts
+
+    expected = written(tmp_path / "native")
+    found = {place: text for place, text in written(tmp_path / "served").items() if place[0] != "again"}
+    assert len(found) == len(expected) == 5 * 4
+    assert found == expected
+
+
+def test_a_plan_prints_the_commands_and_starts_nothing(tmp_path: Path, kvatlas: Call) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(yaml.safe_dump(fake_spec()))
+    assert "--kv-cache-dtype fp8" in kvatlas.succeed("plan", file, "--tokens-per-second", "100")
+    document = json.loads(kvatlas.succeed("plan", file, "--json"))
+    assert document["questions"] == 4 * 4
+    assert [one["setting"] for one in document["settings"]] == [
+        "reference",
+        "kv_cache_dtype=fp8",
+        "kv_cache_dtype=bf16",
+        "again",
+    ]
+
+
+def test_a_check_says_whether_seeds_are_honoured(tmp_path: Path, kvatlas: Call) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(yaml.safe_dump(fake_spec(sampling={"temperature": 0.6, "max_new_tokens": 64})))
+    rows = json.loads(kvatlas.succeed("check", file, "--json"))
+    assert {row["name"]: row["status"] for row in rows} == {"server": "ok", "seeds": "ok", "sampling": "ok"}
+
+
+def test_a_file_of_vllms_sweep_names_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "kv.json").write_text(json.dumps([{"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "bf16"}]))
+    file = tmp_path / "spec.yaml"
+    file.write_text(yaml.safe_dump(fake_spec(axes={}, serve_params="kv.json")))
+    plan = make_served_plan(read_spec(file), tmp_path)
+    assert [served.label for served in plan.settings] == [
+        "reference",
+        "kv_cache_dtype=fp8",
+        "kv_cache_dtype=bf16",
+        "again",
+    ]
+
+
+def test_declared_bytes_are_those_of_the_settings(tmp_path: Path) -> None:
+    spec = fake_spec(
+        models=[{"name": "fake", "serve_cmd": COMMAND, "kv_bytes": 2048}],
+        settings={"policy": "served", "kv_bytes": {"kv_cache_dtype": {"fp8": 512, "bf16": 1024}}},
+    )
+    plan = make_served_plan(parse_spec(spec), tmp_path)
+    assert [served.kv_bytes for served in plan.settings] == [2048, 512, 1024, None]
