@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import AGAIN, KvatlasError, Map, NoteKind, Trace, grouped, is_reference
+from kvatlas.core import AGAIN, SERVED, KvatlasError, Map, NoteKind, Trace, grouped, is_reference
 from kvatlas.registry import features
 from kvatlas.report.app.decision import decision_document
 from kvatlas.report.app.documents import (
@@ -470,7 +470,12 @@ def _outcome_tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]])
         return one.model, one.benchmark, samples
 
     def order(cell: int) -> tuple[bool, list[str | float]]:
-        """Return a key that puts the full cache first and orders settings by name, numbers within it by value."""
+        """Return a key that puts the full cache first and orders settings by name, numbers within it by value.
+
+        Commands of servers stay in the order of the spec.
+        """
+        if expected[cell].setting.policy == SERVED.policy:
+            return True, [SERVED.policy, cell]
         pieces = re.split(r"(\d+(?:\.\d+)?)", str(expected[cell].setting))
         numbers = [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
         return not is_reference(expected[cell].setting), numbers
