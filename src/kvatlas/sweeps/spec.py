@@ -337,7 +337,9 @@ class Spec(BaseModel):
         is_served = any(served)
         policies_ = {entry.policy for entry in self.settings}
         own_keys = ("reference", "serve_params", "concurrency", "tests")
-        without_server = [] if is_served else [name for name in own_keys if name in self.model_fields_set]
+        # A run's own spec names all keys.
+        changed = [name for name in (*own_keys, "baseline") if getattr(self, name) != _default(name)]
+        without_server = [] if is_served else [name for name in own_keys if name in changed]
         unknown = [name for name in self.reference if name not in SERVED_SETTING_KEYS]
 
         for wrong, sentence in (
@@ -349,7 +351,7 @@ class Spec(BaseModel):
                 f"settings of served models are {{policy: {SERVED}}}; {', '.join(policies_ - {SERVED})} is a policy of "
                 "kvatlas's own engine",
             ),
-            (is_served and "baseline" in self.model_fields_set, "served models have reference in place of baseline"),
+            (is_served and "baseline" in changed, "served models have reference in place of baseline"),
             (unknown, f"reference has no key {', '.join(unknown)}; expected {', '.join(SERVED_SETTING_KEYS)}"),
             (self.serve_params and self.axes, "serve_params takes the place of axes; name one of them"),
         ):
@@ -375,6 +377,10 @@ class Spec(BaseModel):
     def crossed(self, spec: SettingSpec) -> dict[str, list[Value]]:
         """Return the axes that a setting is crossed with."""
         return {name: values for name, values in self.axes.items() if name not in spec.fixed_values}
+
+
+def _default(key: str) -> Any:
+    return Spec.model_fields[key].default
 
 
 def recipes() -> dict[str, str]:
