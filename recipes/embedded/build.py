@@ -41,9 +41,9 @@ FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    "dynts.safetensors",
-    "kv_heads.safetensors",
-    "triattention.safetensors",
+    "kvatlas/dynts.safetensors",
+    "kvatlas/kv_heads.safetensors",
+    "kvatlas/triattention.safetensors",
 )
 #: What the means of queries are taken over, for `triattention`.
 QUERIES = (
@@ -76,7 +76,7 @@ def together(commands: Sequence[Sequence[str]]) -> None:
 
 def ship(built: Path, folder: Path, provenance: dict[str, object]) -> None:
     """Copy what users load into a model's folder, with its provenance; the model card there is kept."""
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "kvatlas").mkdir(parents=True, exist_ok=True)
     for name in FILES:
         shutil.copyfile(built / name, folder / name)
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kvatlas import models
 from kvatlas.policies.dynts import HEAD_FILE
+from kvatlas.policies.model_files import path_to_write
 from kvatlas.predictor.learning import TrainingData, learn
 from kvatlas.sweeps import parse_spec
 
@@ -49,7 +50,7 @@ def main() -> None:
     )
     material = TrainingData(spec, skip=STANDARD_PROBLEMS, held_out=options.held_out, tokens_per_trace=0)
     folder = models.find(options.model).folder
-    out = (options.out or folder) / HEAD_FILE
+    out = path_to_write((options.out or folder) / HEAD_FILE)
     print(json.dumps(learn(material, options.work or folder / "predictor", out, steps=options.steps, workers=1)))
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvatlas import core
 from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, TRACES, Column, frame_row
 from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core.settings import columns_of
 from kvatlas.report.result import Result, of_policy
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.stats.choice import Choice
@@ -123,9 +124,9 @@ class Run:
     def cells(self) -> pd.DataFrame:
         """Return a row for each setting of each model and benchmark, baselines included.
 
-        Columns: model, benchmark, policy, the settings' parameters, baseline, value, low and high (shares in [0, 1],
-        95 % interval), problems, samples, mean_kv_tokens, peak_kv_tokens, output_tokens, truncated (traces), seconds,
-        and those of `kvatlas.add_column`.
+        Columns: model, benchmark, policy, the settings' parameters (the cap `thinking_tokens` as thinking_cap),
+        baseline, value, low and high (shares in [0, 1], 95 % interval), problems, samples, mean_kv_tokens,
+        peak_kv_tokens, output_tokens, truncated (traces), seconds, and those of `kvatlas.add_column`.
         """
         import pandas as pd
 
@@ -133,7 +134,7 @@ class Run:
         rows = []
         for cell in cells:
             identity = {"model": cell.model, "benchmark": cell.benchmark, "policy": cell.setting.policy}
-            rows.append({**identity, **cell.setting.values, "baseline": cell.baseline, **frame_row(cell.cell)})
+            rows.append({**identity, **columns_of(cell.setting), "baseline": cell.baseline, **frame_row(cell.cell)})
         return pd.DataFrame(rows)
 
     def traces(self, *, texts: bool = True) -> Iterator[Trace]:

@@ -92,7 +92,15 @@ def _ask_hub(repository: Repository, ask: Any) -> Any:
             errors.RevisionNotFoundError: f"is not on {hub}: there is no such revision",
             errors.RepositoryNotFoundError: f"is not on {hub}, or is private and you are not logged in",
             errors.HfHubHTTPError: f"could not be fetched ({reason(error)})",
-            Exception: f"is not in the cache, and {why}; name a local {local}",
+            errors.LocalEntryNotFoundError: f"is not in the cache, and {why}; name a local {local}",
+            errors.OfflineModeIsEnabled: f"is not in the cache, and {why}; name a local {local}",
+            # A full disk, a cache that cannot be written, a fault of the client.
+            Exception: f"could not be fetched ({reason(error)})",
         }
-        sentence = next(text for kind, text in sentences.items() if isinstance(error, kind))
+        if type(error).__module__.startswith("http"):
+            # The client's errors of a connection are those of its HTTP library, of which there are several.
+            kind: type[Exception] = errors.LocalEntryNotFoundError
+        else:
+            kind = next(kind for kind in sentences if isinstance(error, kind))
+        sentence = sentences[kind]
         raise KvatlasError(f"The {repository} {sentence}.") from error

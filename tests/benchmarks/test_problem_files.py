@@ -77,6 +77,51 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
     assert (benchmark.prompt(problem), problem.answer) == ("One and one?", "2")
 
 
+@pytest.mark.parametrize("name", ["Body", "context", "passage", "premise", "Input"])
+def test_a_question_in_two_columns_is_asked_whole(tmp_path: Path, name: str) -> None:
+    text = "A shed has 7 crates with 6 plums in each."
+    path = tmp_path / "plums.jsonl"
+    rows = [
+        {name: text, "Question": "How many plums are there?", "Answer": 42.0},
+        {name: text, "Question": f"{text} How many crates are there?", "Answer": 7},
+        {name: None, "Question": "How many days has a week?", "Answer": 7},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    asked = [problem.question for problem in find(f"file:{path}").problems()]
+    assert asked == [f"{text}\nHow many plums are there?", rows[1]["Question"], rows[2]["Question"]]
+    assert notes_on(find(f"file:{path}")) == []
+    # Who names the question has named all of it, unless the context is named, too.
+    alone = find("MINE", file=str(path), columns={"question": "Question"})
+    assert [problem.question for problem in alone.problems()] == [row["Question"] for row in rows]
+    assert notes_on(alone) == []
+    both = find("MINE", file=str(path), columns={"question": "Question", "context": name})
+    assert [problem.question for problem in both.problems()] == asked
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"context": "Plums are fruit.", "passage": "Crates hold six."}, "'context' or 'passage'"),
+        ({"Scenario": "A shed has 7 crates with plums."}, "'Scenario'"),
+        ({"solution": "Seven times six is 42, so there are 42.", "ID": "p-1", "year": "2021"}, ""),
+    ],
+)
+def test_text_that_may_belong_to_the_question_is_named(tmp_path: Path, more: dict[str, str], named: str) -> None:
+    path = tmp_path / "plums.jsonl"
+    # A cell of the first row may be empty.
+    empty = dict.fromkeys(more, "")
+    rows = [{**empty, "question": "How many?", "answer": 1}, {**more, "question": "Why?", "answer": 2}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    benchmark = find(f"file:{path}")
+    assert [problem.question for problem in benchmark.problems()] == ["How many?", "Why?"]
+    (found, *_) = check_benchmark(benchmark)
+    unread = [column for column in more if column != "year"]
+    assert f"; not read: {', '.join(map(repr, unread))}" in found.message
+    notes = notes_on(benchmark)
+    assert len(notes) == bool(named)
+    assert all(f"if {named} belongs to the question name it" in note for note in notes)
+
+
 def test_choices_are_permuted_by_a_seed_that_is_kept(tmp_path: Path) -> None:
     write_csv(tmp_path / "gpqa.csv", GPQA)
     benchmark = find(f"GPQA_D@{tmp_path / 'gpqa.csv'}")

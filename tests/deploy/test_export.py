@@ -174,7 +174,7 @@ def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: 
     assert variables(text)["TRIATTN_RUNTIME_SPARSE_STATS_PATH"] == str(out / "statistics.pt")
     result = torch.load(out / "statistics.pt", weights_only=True)
     model = models.find("embedded:tiny-llama")
-    ours = load_statistics(str(model.folder / "triattention.safetensors"))
+    ours = load_statistics(str(model.folder / "kvatlas" / "triattention.safetensors"))
     shape = model.shape
     assert result["metadata"]["head_dim"] == shape.head_dim
     assert len(result["metadata"]["sampled_heads"]) == len(result["stats"]) == shape.layers * shape.heads

@@ -312,6 +312,21 @@ def test_a_gguf_that_lacks_a_tensor_is_refused(kind: str, tmp_path: Path) -> Non
     assert all(path.suffix == ".lock" for path in (tmp_path / "cache").iterdir())
 
 
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+@pytest.mark.parametrize(("name", "sizes"), [("blk.1.ffn_up.weight", (INNER, 16)), ("output_norm.weight", (7,))])
+def test_a_tensor_of_other_sizes_is_named(name: str, sizes: tuple[int, ...], weights: str, tmp_path: Path) -> None:
+    special = dict.fromkeys(SPECIAL, 3)
+    write_gguf(tmp_path / "wrong.gguf", special, lacks=name, also={name: torch.ones(sizes).numpy()})
+    with pytest.raises(KvatlasError, match=r"holds the tensor '[a-z0-9_.]+' with the sizes \(.*\); its config has \("):
+        models.find(f"hf:{tmp_path}/wrong.gguf", cache=str(tmp_path / "cache"), weights=weights)
+
+
+def test_a_conversion_draws_no_bar(file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    models.find(f"hf:{file}", cache=str(tmp_path / "cache")).load()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"kvatlas: {file.name} is converted once")
+
+
 def test_numbers_that_are_left_out_are_refused_and_scaled_rotations_are_kept(tmp_path: Path) -> None:
     special = dict.fromkeys(SPECIAL, 3)
     ones = torch.ones(SIZE // 2).numpy()

@@ -1,5 +1,7 @@
 """A GGUF in int8 is the model that it would be by way of float32, without its weights in float32."""
 
+import json
+import os
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,6 +16,7 @@ from kvatlas.cpu import native
 from kvatlas.cpu.native.panels import GROUP, LANES, unpack_weights
 from kvatlas.cpu.packing import PackedEmbedding, PackedLinear
 from kvatlas.models import ModelHandle, gguf_rows, handle
+from kvatlas.models.weights import CONVERTED
 from kvatlas.sweeps import short_weights
 from tests.decoding import greedy
 from tests.models.test_gguf import HIDDEN, SPECIAL, shapes, write_gguf
@@ -226,9 +229,27 @@ def test_a_model_with_joined_tensors_goes_by_way_of_float32(
     assert torch.equal(logits(model.load()), logits(by_way_of_float32(file, tmp_path / "whole").load()))
 
 
-def test_a_file_that_was_cut_off_is_refused(file: Path, tmp_path: Path) -> None:
-    model = models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache"))
-    (weights,) = model.files.weight_files()
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(KvatlasError, match=r"The weights in .*model\.safetensors' are cut off"):
-        model.load()
+@pytest.mark.parametrize("fault", ["cut off", "a byte changed"])
+def test_weights_other_than_those_written_are_refused(fault: str, file: Path, tmp_path: Path) -> None:
+    """Size and times of the file stay as they were: no note of the past names what is read."""
+    find = {"weights": "int8", "cache": str(tmp_path / "cache")}
+    (weights,) = models.find(f"hf:{file}", **find).files.weight_files()
+    status = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 255
+    weights.write_bytes(content[:-100] if fault == "cut off" else content)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    changed = models.find(f"hf:{weights.parent}", weights="int8")
+    for read in (changed.load, lambda: changed.weights_digest):
+        with pytest.raises(KvatlasError, match="are not those that were written from the GGUF; delete the folder"):
+            read()
+
+
+def test_a_conversion_that_does_not_note_what_it_wrote_is_made_anew(file: Path, tmp_path: Path) -> None:
+    find = {"weights": "int8", "cache": str(tmp_path / "cache")}
+    mark = models.find(f"hf:{file}", **find).folder / CONVERTED
+    content = json.loads(mark.read_text("utf-8"))
+    written = content["in_bytes"].pop("written")
+    mark.write_text(json.dumps(content), "utf-8")
+    models.find(f"hf:{file}", **find).load()
+    assert json.loads(mark.read_text("utf-8"))["in_bytes"]["written"] == written

@@ -6,7 +6,9 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from kvatlas import models, policies
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting, reason
 from kvatlas.engine import Engine, Request
-from kvatlas.models import ModelHandle
+from kvatlas.models import ModelHandle, chat
 from kvatlas.models.checks import Claims
 from tests.command_line import Call
 from tests.r1 import FIRST_TEMPLATE, TEMPLATE, copied, edit, save_model
@@ -61,6 +63,7 @@ def reconfigure(model: ModelHandle, **changes: object) -> ModelHandle:
     ("harm", "sentence"),
     [
         (lambda model: damage(model, None), f"lack the tensor {TENSOR!r}"),
+        (lambda model: reconfigure(model, intermediate_size=48), "mlp.down_proj.weight' with the sizes ("),
         (lambda model: damage(model, math.nan), f"{TENSOR!r} that are no finite numbers"),
         (lambda model: damage(model, -math.inf), "no finite numbers"),
         (lambda model: reconfigure(model, hidden_act="nonsense"), "cannot be loaded ("),
@@ -127,6 +130,33 @@ def test_a_template_that_fails_is_refused_in_a_sentence(model: ModelHandle, temp
     assert "\n" not in str(caught.value)
     # The next one is not affected.
     assert retold(model, "{{ messages[0].content }}").prompt("a") == "a"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% set k = j %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{{ 9 ** 99999999 }}",
+        "{% set s = namespace(n=9) %}{% for i in range(60) %}{% set s.n = s.n * s.n %}{% endfor %}{{ s.n > 0 }}",
+        "{{ 'x' * 10 ** 10 }}",
+    ],
+)
+@pytest.mark.parametrize("is_main_thread", [True, False])
+def test_a_template_that_does_not_end_is_refused(
+    model: ModelHandle, template: str, is_main_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers render in other threads."""
+    monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.2)
+    hostile = retold(model, template)
+    began = time.process_time()
+    with ThreadPoolExecutor() as pool:
+        refused = pytest.raises(KvatlasError, match=r"\((it did not end within 0\.2 seconds|a (product|power) .*)\)")
+        with refused:
+            hostile.prompt("a") if is_main_thread else pool.submit(hostile.prompt, "a").result()
+    assert time.process_time() - began < 5
+    assert retold(model, "{{ messages[0].content * 2 }} {{ 2 ** 3 * 4 }}").prompt("a") == "aa 32"
 
 
 QWEN = """{%- for message in messages %}

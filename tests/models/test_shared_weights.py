@@ -106,15 +106,41 @@ def test_weights_in_bfloat16_are_never_loaded_in_fp32(tiny_llama: ModelHandle, m
         pickle.loads(sent).load()
 
 
-def test_other_files_are_packed_anew(random_models: dict[str, ModelHandle], tmp_path: Path, cache: Path) -> None:
+def change(file: Path, place: int) -> None:
+    """Change a byte of a file at a place, and keep its size and its time."""
+    status = file.stat()
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_other_weights_are_packed_anew(random_models: dict[str, ModelHandle], tmp_path: Path, cache: Path) -> None:
     model = copied(random_models["llama"], tmp_path / "model")
     before = logits(model.load())
-    weights = model.folder / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-4:] = b"\0\0\0\0"
-    weights.write_bytes(content)
-    assert not torch.equal(logits(model.load()), before)
+    change(model.folder / "model.safetensors", -1)
+    changed = replace(model)
+    assert changed.weights_digest != model.weights_digest
+    after = logits(changed.load())
+    assert not torch.equal(after, before)
+    assert torch.equal(after, logits(loaded_alone(changed)))
     assert len(files(cache)) == 1
+    # A handle stands for the weights that it named, and a worker for those of its driver.
+    with pytest.raises(KvatlasError, match="were changed meanwhile; start again"):
+        pickle.loads(pickle.dumps(model)).load()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
+def test_a_packed_file_that_was_changed_is_made_anew(
+    share: float, random_models: dict[str, ModelHandle], cache: Path
+) -> None:
+    model = random_models["llama"]
+    expected = logits(model.load())
+    (file,) = files(cache)
+    packed = file.read_bytes()
+    change(file, int(share * len(packed)))
+    assert torch.equal(logits(model.load()), expected)
+    assert file.read_bytes() == packed
 
 
 def test_a_file_that_was_cut_off_is_made_anew(random_models: dict[str, ModelHandle], cache: Path) -> None:
@@ -159,7 +185,7 @@ def test_faulty_weights_are_refused_before_they_are_packed(
 ) -> None:
     model = copied(random_models["llama"], tmp_path / "model")
     (model.folder / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(KvatlasError, match="cannot be loaded"):
+    with pytest.raises(KvatlasError, match="is no safetensors file"):
         model.load()
     assert not files(cache)
 

@@ -1,26 +1,32 @@
 """Every policy in the loop: traces do not depend on neighbours, memory falls, state does not leak."""
 
 import random
+import re
+from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvatlas import policies
-from kvatlas.core import Setting
-from kvatlas.engine import Request
+from kvatlas import models, policies
+from kvatlas.core import Sampling, Setting
+from kvatlas.engine import Engine, Request
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import GROWTH, PAGE, SMALL_GROWTH, pages_for
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Scope, Signal
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.policies.learned import SCORER_FILE
+from kvatlas.policies.model_files import SUBFOLDER
 from kvatlas.policies.query_statistics import STATISTICS_FILE
 from kvatlas.predictor.calibration import statistics_of_queries
 from kvatlas.predictor.training import new_head
+from tests.command_line import Call
 from tests.decoding import endless, outcome, prompts, requests, run
+from tests.r1 import copied
 
 BUDGET = 88
 COMMON = {"kv_budget": BUDGET, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
@@ -135,3 +141,58 @@ def test_only_observing_policies_pay(random_models: dict[str, ModelHandle], name
     # Three of nine rows are under the policy: no more than those have to show anything.
     assert max(map(len, watched)) == (3 if Signal.ATTENTION in policy.observes else 0)
     assert max(map(len, remembered)) == (3 if Signal.QUERIES in policy.observes else 0)
+
+
+def test_a_policy_sees_the_loaded_weights(
+    tiny_llama: ModelHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the guide has it: the packed model gives its embeddings, and no weight is read again."""
+    guide = (Path(__file__).parents[2] / "docs" / "adding-a-policy.md").read_text("utf-8")
+    (block,) = [text for text in re.findall(r"^```python\n(.*?)^```", guide, re.S | re.M) if "EmbeddingNorm" in text]
+    file = tmp_path / "norm.py"
+    file.write_text(block)
+    policies.permit(str(file))
+    policy = policies.from_setting(Setting.from_parameters(str(file), **COMMON))
+
+    weights = tiny_llama.load_unpacked().get_input_embeddings().weight
+    loaded = tiny_llama.load()
+    monkeypatch.setattr(ModelHandle, "load", None)
+    seen = []
+    score = type(policy).score
+
+    def watched(self: Any, cached: Any) -> torch.Tensor:
+        scores = score(self, cached)
+        tokens = cached.tokens()
+        assert torch.allclose(cached.embedding(tokens), weights[tokens])
+        seen.append(scores.shape == cached.positions.shape)
+        return scores
+
+    monkeypatch.setattr(type(policy), "score", watched)
+    engine = Engine(tiny_llama, loaded, [policy], Sampling(max_new_tokens=120), 4)
+    requests = [Request(index, prompt, index, (policy,)) for index, prompt in enumerate(prompts(tiny_llama, 3))]
+    deque(engine.run(requests), maxlen=0)
+    assert seen
+    assert all(seen)
+
+
+def test_heads_lie_in_a_subfolder_and_earlier_places_are_read(
+    tiny_llama: ModelHandle, tmp_path: Path, kvatlas: Call
+) -> None:
+    """Engines that load every safetensors file of a model's folder find weights alone."""
+    assert [path.name for path in tiny_llama.folder.glob("*.safetensors")] == ["model.safetensors"]
+    model = copied(tiny_llama, tmp_path / "model")
+    policy = policies.from_setting(Setting.from_parameters("dynts", **COMMON))
+    key = policy.identity(tiny_llama)
+    assert policies.from_setting(Setting.from_parameters("dynts", **COMMON)).identity(model) == key
+    head = model.folder / SUBFOLDER / HEAD_FILE
+    head.rename(model.folder / HEAD_FILE)
+    earlier = policies.from_setting(Setting.from_parameters("dynts", **COMMON))
+    earlier.check(model)
+    assert earlier.identity(model) == key
+    assert models.find(model.name).weights_digest == tiny_llama.weights_digest
+
+    # What is written into the folder goes into the subfolder, and is found there first.
+    words = ("predictor", "calibrate", model.folder / STATISTICS_FILE, model.name, "CHAIN4")
+    code, out, _ = kvatlas(*words, "--problems", 1, "--max-new-tokens", 60)
+    assert (code, str(model.folder / SUBFOLDER / STATISTICS_FILE) in out) == (0, True)
+    assert not (model.folder / STATISTICS_FILE).exists()

@@ -406,6 +406,50 @@ def test_a_metric_that_is_no_number_is_damage_in_the_columns_too(tmp_path: Path)
         list(store.columns())
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field.name, None) for field in fields(Manifest)),
+        ("problems", None),
+        ("expected", [None]),
+        ("expected", [["m", "b", "full", None, "key", 1, False]]),
+        ("expected", [["m", "b", "full", {}, "key", "1", False]]),
+        ("contents", {"CHAIN6": None}),
+        ("clusters", {"CHAIN6": {"CHAIN6-1": 7}}),
+        ("spec", {"models": None}),
+        ("spec", {"sampling": None}),
+        ("spec", {"models": [7]}),
+        ("provenance", {"benchmarks": [[]]}),
+        ("provenance", {"tags": {"m": None}}),
+    ],
+)
+def test_a_manifest_of_another_form_is_refused_with_its_field(
+    tmp_path: Path, field: str, value: Any, kvatlas: Call
+) -> None:
+    """Whoever writes a digest beside a manifest can write any manifest."""
+    filled(tmp_path / "run")
+    content = {**manifest().to_json(), field: value}
+    written = json.dumps(content)
+    for name, text in (("manifest", written), ("manifest_digest", digest(written))):
+        change_store(tmp_path / "run", f"UPDATE meta SET value = '{text}' WHERE name = '{name}'")
+    for command in ("describe", "export"):
+        code, _, said = kvatlas(command, tmp_path / "run")
+        assert (code, "Traceback" in said) == (2, False)
+        assert f"is damaged (its manifest has a wrong '{field}" in said
+
+
+def test_a_mistake_in_code_is_no_damage(tmp_path: Path) -> None:
+    """SQLite counts the parameters of a query, and says nothing of the file."""
+    with Store.create(tmp_path / "run") as store:
+        for mistake in (
+            lambda: store.put_metrics({("too", "few"): {"metric": 1.0}}),  # type: ignore[dict-item]
+            lambda: store.trace(("too", "few")),  # type: ignore[arg-type]
+            lambda: store.text(("a", "b", "c", "d", object())),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(sqlite3.ProgrammingError):
+                mistake()
+
+
 def test_a_view_in_place_of_a_table_is_refused_before_it_is_read(tmp_path: Path) -> None:
     filled(tmp_path)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"

@@ -151,6 +151,13 @@ def test_a_plan_declares_clusters_and_a_run_keeps_them(
     # A later plan of the same problems says anew which of them share something.
     assert plain.manifest().merge_with(manifest).clusters == {}
     assert manifest.merge_with(plain.manifest()).clusters == manifest.clusters
+    # Other names of the same clusters join the same problems.
+    renamed = {
+        benchmark: {id_: f"set {name}" for id_, name in named.items()} for benchmark, named in manifest.clusters.items()
+    }
+    assert replace(manifest, clusters=renamed).changed_units(manifest) == {}
+    alone = {benchmark: {id_: id_ for id_ in named} for benchmark, named in manifest.clusters.items()}
+    assert replace(manifest, clusters=alone).changed_units(plain.manifest()) == {}
 
 
 def test_clusters_are_units_of_problems_like_these_alone() -> None:

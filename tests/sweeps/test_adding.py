@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import kvatlas as package
-from kvatlas.core import SERVED, KvatlasError, digest
+from kvatlas.benchmarks.chain import Chain
+from kvatlas.core import SERVED, KvatlasError, Problem, digest
 from kvatlas.results import Manifest, Store
 from kvatlas.results.store import FILE
 from kvatlas.screen.grid_screen import screen, screening
@@ -308,3 +309,42 @@ def test_no_engine_has_a_policy_of_a_file_and_none_is_run_to_see_it(
     words = ("deploy", "export", folder, "--to", "kvpress", "--out", tmp_path / "out", "--policy", f"{file}:Newest")
     assert f"No other engine has the policy '{file}:Newest'" in kvatlas.refuse(*words)
     assert not mark.exists()
+
+
+def test_clusters_that_change_make_the_claims_anew_and_say_so(
+    tmp_path: Path, spec_data: Build, kvatlas: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that solves some problems: its numbers are those of a fresh run with these clusters."""
+    setting = {"policy": "window", "kv_budget": 144, "local_window": 32, "ratio": 0.5}
+    changes = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN9"], "problems": 10}
+    spec = parse_spec(small(spec_data, **changes, settings=setting, sampling={"max_new_tokens": 400}))
+    whole = Chain.problem
+
+    def swept(folder: str, join: int) -> tuple[list[str], list[tuple[float, float, float]]]:
+        """Sweep with so many problems in a cluster; return the messages, and the cells' values and intervals."""
+
+        def problem(self: Any, index: int) -> Problem:
+            return replace(whole(self, index), cluster=f"{index // join}" if join else "")
+
+        monkeypatch.setattr(Chain, "problem", problem)
+        said: list[str] = []
+        sweep(make_plan(spec), tmp_path / folder, workers=1, on_message=said.append)
+        cells = RunData.open(tmp_path / folder).cells
+        numbers = [(c.cell.estimate.value, c.cell.estimate.low, c.cell.estimate.high) for c in cells]
+        return [sentence for sentence in said if "clusters of CHAIN9 were changed" in sentence], numbers
+
+    said, plain = swept("run", 0)
+    assert said == []
+    assert any(0 < value < 1 for value, *_ in plain)
+    for join, before, now in ((5, 10, 2), (2, 2, 5), (0, 5, 10)):
+        said, numbers = swept("run", join)
+        (sentence,) = said
+        assert f"the run's 10 problems were {before} units and are {now}." in sentence
+        if join == 5:
+            assert numbers == swept("fresh", join)[1]
+        assert [value for value, *_ in numbers] == pytest.approx([value for value, *_ in plain])
+        assert (numbers == plain) == (join == 0)
+        assert swept("run", join)[0] == []
+    code, out, _ = kvatlas("describe", tmp_path / "run", "--long")
+    assert code == 0
+    assert "clusters of CHAIN9 were changed after the first traces" in " ".join(out.split())

@@ -10,7 +10,7 @@ import re
 import statistics
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvatlas.answers import normal, quantities
@@ -30,6 +30,13 @@ SOLUTION = 200
 CHECKED = 2000
 #: The search for reference answers that are graded wrong ends after so many.
 ENOUGH = 20
+#: Words from which a text in another column may be a part of the question.
+SENTENCE = 4
+#: Names of columns with texts beside a question and its answer.
+_BESIDE = re.compile(
+    r"solution|answer|explan|rational|reason|thought|cot|step|hint|comment|note|feedback|generat|response|source|"
+    r"equation|subject|subdomain|topic|type|title|author|url|id$"
+)
 
 
 def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[CheckResult]:
@@ -37,20 +44,13 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
     problems = benchmark.problems(limit)
     if isinstance(benchmark, Questions):
         read = benchmark.read(limit)
-        # The columns that were found, by what they hold.
-        usual = {
-            "question": problem_files.QUESTION,
-            "answer": (problem_files.CORRECT, *problem_files.ANSWER),
-            "options": problem_files.OPTIONS,
-        }
-        columns = dict(benchmark.columns)
-        for content, names in usual.items():
-            columns[content] = columns.get(content) or problem_files.find_column(read.first, *names) or ""
-        message = ", ".join(f"{content} in {columns[content]!r}" for content in usual if columns[content])
+        columns = problem_files.found_columns(read.first, dict(benchmark.columns))
+        contents = ("context", "question", "answer", "options")
+        message = ", ".join(f"{content} in {columns[content]!r}" for content in contents if content in columns)
         named = [problem.cluster for problem in problems if problem.cluster]
         if named:
             message += f", {counted(len(named), 'problem')} in {counted(len(set(named)), 'cluster')}"
-        yield CheckResult("columns", Check.OK, message)
+        yield _check_unread(message, read.unread, "question" in dict(benchmark.columns))
 
         yield _check_published(benchmark, read)
         yield _check_references(problems)
@@ -68,6 +68,30 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
     example = problems[0]
     message = f"{example.id}, to be answered with {example.answer}:\n{benchmark.prompt(example)}"
     yield CheckResult("example", Check.OK, message)
+
+
+def _check_unread(message: str, texts: Mapping[str, str], is_named: bool) -> CheckResult:
+    """Name the columns of text that are not read; warn of those that may belong to the question.
+
+    A user who named the question (`is_named`) has named all of it.
+    """
+    name = "columns"
+    unread = [column for column, text in texts.items() if re.search(r"[^\W\d_]", text)]
+    if unread:
+        message += f"; not read: {', '.join(map(repr, unread))}"
+    doubtful = []
+    for column in unread:
+        words = len(texts[column].split())
+        usual = problem_files.find_column({column: ""}, *problem_files.CONTEXT) is not None
+        if usual or (words >= SENTENCE and not _BESIDE.search(column.casefold())):
+            doubtful.append(column)
+    if is_named or not doubtful:
+        return CheckResult(name, Check.OK, message)
+    advice = (
+        f"if {' or '.join(map(repr, doubtful))} belongs to the question name it (columns: {{context: NAME}}, or "
+        "--column context=NAME), else name the question's column alone (question: NAME)"
+    )
+    return CheckResult(name, Check.WARNING, message, advice)
 
 
 def notes_on(benchmark: Benchmark, limit: int | None = None) -> list[str]:

@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.answers.grading import reference_letter
-from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, Problem, digest, reason, refusal
+from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, Problem, digest, importing, reason, refusal
 from kvatlas.text import did_you_mean
 
 Row = Mapping[str, Any]
 
 #: Usual names of columns, the likeliest first; case and underscores do not matter.
 QUESTION = ("problem", "question", "prompt")
+#: Columns with the text that a question beside them is about, as of SVAMP and ASDiv.
+CONTEXT = ("body", "context", "passage", "premise", "input")
 ANSWER = ("answer", "final answer")
 OPTIONS = ("options", "choices")
 CLUSTER = "cluster"
@@ -88,10 +90,8 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
-    try:
+    with importing(f"Reading {path.name}", "parquet"):
         from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise KvatlasError(f"Reading {path.name} needs the extra: pip install 'kvatlas[parquet]'.") from error
 
     file = ParquetFile(path)
     _refuse_repeated(file.schema_arrow.names)
@@ -231,13 +231,15 @@ def answer_text(value: Any) -> str:
 class ProblemFile:
     """The problems of a file that have a reference answer: the first ones, or all if the file is `whole`.
 
-    `rows` counts the rows that were read, `first` is the first of them.
+    `rows` counts the rows that were read, `first` is the first of them. `unread` has the longest text of each column
+    that is no part of the problems.
     """
 
     problems: tuple[Problem, ...]
     rows: int
     first: Row
     whole: bool
+    unread: Mapping[str, str]
 
 
 def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | None = None) -> ProblemFile:
@@ -250,8 +252,12 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     rows = 0
     first: Row = {}
     whole = False
+    longest: dict[str, str] = {}
     for rows, row in enumerate(read_rows(path), 1):
         first = first or row
+        for column, value in row.items():
+            if isinstance(value, str) and len(value) > len(longest.get(column, "")):
+                longest[column] = value
         found = read_problem(f"{name}-{rows:03d}", row, named, f"{where}, row {rows},")
         found = replace(found, cluster=read_cluster(row, named, f"{where}, row {rows},"))
         # A question without a reference answer could only be counted wrong.
@@ -267,7 +273,37 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
         raise KvatlasError(f"{where} holds no problems; expected a row for each, in JSON lines as {example}.")
     if not problems:
         raise KvatlasError(f"{where} holds no problem with an answer.")
-    return ProblemFile(tuple(problems), rows, first, whole)
+    read = set(found_columns(first, named).values())
+    unread = {column: text for column, text in longest.items() if column not in read}
+    return ProblemFile(tuple(problems), rows, first, whole, unread)
+
+
+def found_columns(row: Row, named: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of a row by what they hold: those that the user `named`, else those with usual names."""
+    usual = {
+        "question": QUESTION,
+        "context": (),
+        "answer": (CORRECT, *ANSWER),
+        "options": OPTIONS,
+        CLUSTER: (CLUSTER,),
+        **{name: (name,) for name in (CORRECT, *INCORRECT)},
+    }
+    columns = dict(named)
+    for content, names in usual.items():
+        columns[content] = columns.get(content) or find_column(row, *names) or ""
+    columns["context"] = columns["context"] or context_column(row, named) or ""
+    return {content: column for content, column in columns.items() if column}
+
+
+def context_column(row: Row, named: Mapping[str, str], where: str = "The file") -> str | None:
+    """Return the column whose text stands before the question; None without one.
+
+    It is the user's, or the only one of a usual name; a user who names the question alone has named all of it.
+    """
+    if "context" in named or "question" in named:
+        return named.get("context")
+    columns = [column for name in CONTEXT if (column := find_column(row, name, where=where))]
+    return columns[0] if len(columns) == 1 else None
 
 
 def read_cluster(row: Row, named: Mapping[str, str], where: str) -> str:
@@ -286,6 +322,13 @@ def read_problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Pr
     question = _read_cell(row, question_column, where)
     if not question:
         raise KvatlasError(f"{where} has an empty question ({id_}).")
+    context_at = context_column(row, named, where)
+    if context_at is not None and context_at not in row:
+        raise KvatlasError(f"{where} has no column {context_at!r} for the context; there are: {', '.join(row)}.")
+    context = "" if context_at is None else _read_cell(row, context_at, where)
+    # Some files have the whole question in one column, and its parts beside it.
+    if context and context not in question:
+        question = f"{context}\n{question}"
 
     # A column with the right answer and columns with wrong ones, as of GPQA.
     correct_at = find_column(row, CORRECT, where=where)

@@ -95,9 +95,9 @@ class Questions:
         if self.grader not in grading.GRADERS:
             raise KvatlasError(f"Unknown grader {self.grader!r}; expected {', '.join(grading.GRADERS)}.")
         for name, _ in self.columns:
-            if name not in ("question", "answer", "options", "cluster"):
+            if name not in ("context", "question", "answer", "options", "cluster"):
                 raise KvatlasError(
-                    f"Unknown column {name!r} of {self.name}; expected question, answer, options, cluster."
+                    f"Unknown column {name!r} of {self.name}; expected context, question, answer, options, cluster."
                 )
 
     @property

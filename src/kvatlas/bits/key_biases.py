@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvatlas.forward import attention_function, own_attention
+from kvatlas.machine import out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,7 +79,10 @@ def find_key_biases(model: PreTrainedModel, layers: Sequence[int]) -> KeyBiases 
         biases.angles(max(PROBED) + 1)
         positions = torch.tensor(PROBED, device=found[0].device)
         expected = [biases.rotated(place, positions).transpose(0, 1) for place in range(len(layers))]
-    except Exception:
+    except Exception as error:
+        # The engine halves its batch when memory runs out.
+        if out_of_memory(error):
+            raise
         # Another interface of attention or of the rotation.
         return None
     same = all(torch.dist(keys, theirs) <= ROUNDING * keys.norm() for keys, theirs in zip(found, expected, strict=True))

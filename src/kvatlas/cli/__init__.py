@@ -117,9 +117,9 @@ def main() -> None:
         _exit_with("Aborted.", 130)
     except KvatlasError as error:
         _exit_with(str(error))
-    except _OUTSIDE as error:
-        _exit_with(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
-    except Exception:
+    except Exception as error:
+        if isinstance(error, _OUTSIDE) and not isinstance(error, sqlite3.ProgrammingError):
+            _exit_with(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
         # A fault of ours keeps its traceback. Its exit code is no verdict: `gate` and `deploy verify` use 1 and 3.
         traceback.print_exc()
         sys.exit(2)

@@ -317,6 +317,6 @@ def spec_changes(texts: Sequence[str] | None, problems: int | None, samples: int
 def file_columns(texts: Sequence[str] | None) -> dict[str, Any]:
     """Return the column names of a problem file as an option of its benchmark."""
     names = assignments("--column", texts)
-    if unknown := set(names) - {"question", "answer"}:
-        raise KvatlasError(f"--column: expected question=NAME or answer=NAME, got {min(unknown)!r}.")
+    if unknown := set(names) - {"context", "question", "answer"}:
+        raise KvatlasError(f"--column: expected context=NAME, question=NAME or answer=NAME, got {min(unknown)!r}.")
     return {"columns": names} if names else {}

@@ -12,7 +12,7 @@ import typer
 from kvatlas.cli import options
 from kvatlas.cli.output import note
 from kvatlas.cli.progress import count_display
-from kvatlas.core import KvatlasError, Sampling
+from kvatlas.core import Sampling, importing
 
 #: The environment variable with the key of the server.
 KEY = "KVATLAS_API_KEY"
@@ -53,11 +53,9 @@ def serve_command(
     """
     from kvatlas.models import find
 
-    try:
+    with importing("Serving", "serve"):
         from kvatlas.serve.app import application
         from kvatlas.serve.server import LOOPBACK, serve_forever
-    except ModuleNotFoundError as error:
-        raise KvatlasError("Serving needs the extra: pip install 'kvatlas[serve]'.") from error
     from kvatlas.serve.service import Service, find_policy, sampling_with
 
     loaded = find(model, **options.model_options(model_option, template_values, template, system))

@@ -67,6 +67,29 @@ def refusal(sentence: str) -> Iterator[None]:
         raise KvatlasError(f"{sentence} ({reason(error)}).") from error
 
 
+@contextmanager
+def importing(purpose: str, extra: str) -> Iterator[None]:
+    """Turn a failed import of a package of an `extra` into a sentence with the module, which may be a dependency.
+
+    Modules of kvatlas itself are no packages of an extra: their errors pass.
+    """
+    try:
+        yield
+    except ImportError as error:
+        module = error.name or "of a package"
+        if module.partition(".")[0] == "kvatlas":
+            raise
+        install = f"pip install 'kvatlas[{extra}]'"
+        if isinstance(error, ModuleNotFoundError):
+            sentence = f"{purpose} needs the module {module!r}, which is missing: {install}."
+        else:
+            sentence = (
+                f"{purpose} needs the module {module!r}, which is installed and cannot be imported ({reason(error)}); "
+                f"install it anew, with what it depends on: {install} --force-reinstall."
+            )
+        raise KvatlasError(sentence) from error
+
+
 #: Suffixes of files of problems, which may end in .gz, too.
 PROBLEM_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 

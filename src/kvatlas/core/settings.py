@@ -22,6 +22,8 @@ from kvatlas.core.traces import Setting
 #: The parameter of a cap on thinking, and its value without one.
 CAP = "thinking_tokens"
 UNLIMITED = "unlimited"
+#: The column of the cap in exports, where `thinking_tokens` are those that a trace has.
+CAP_COLUMN = "thinking_cap"
 #: Parameters that a setting names only if they have another value.
 UNNAMED: Mapping[str, Any] = {
     "strict_budget": False,
@@ -53,6 +55,11 @@ WINDOW_SHARE = re.compile(r"\d+(\.\d+)?%")
 _TINY = 1e-9
 #: The most cells that a sentence names.
 _NAMED = 6
+
+
+def columns_of(setting: Setting) -> dict[str, Any]:
+    """Return the parameters of a setting by their columns in exports."""
+    return {CAP_COLUMN if name == CAP else name: value for name, value in setting.parameters}
 
 
 def usual_controls(policies: Iterable[str]) -> frozenset[str]:

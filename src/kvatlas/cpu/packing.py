@@ -28,7 +28,7 @@ from kvatlas.cpu.native import Linear, Native, load
 from kvatlas.cpu.native.panels import LANES, unpack_weights
 from kvatlas.cpu.shared_weights import PackedTables, WeightInBytes
 from kvatlas.forward import attention_function, own_attention
-from kvatlas.machine import return_freed_memory
+from kvatlas.machine import out_of_memory, return_freed_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -341,7 +341,9 @@ def _probe_numbers(model: PreTrainedModel) -> list[Tensor]:
     try:
         with own_attention(model), attention_function(probe):
             logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
-    except Exception:
+    except Exception as error:
+        if out_of_memory(error):
+            raise
         return []
     return [*numbers, logits]
 

@@ -2,7 +2,8 @@
 
 Processes that map a file share its memory, and the file of the original weights is not read again: a second worker
 costs what its interpreter and its cache take. The file is written by the first process that loads the model; others
-wait for it.
+wait for it. It names the digest of the weights that it was made from and ends with a checksum of its own bytes, which
+each process compares: neither sizes nor times of files tell that a byte was changed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import mmap
 import os
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 #: Rises with every change of the file, and of the order in which a model's weights are packed.
-FORMAT = 2
+FORMAT = 3
 #: Tensors begin at multiples of this, so that no vector lies across two lines of the processor's cache.
 ALIGNMENT = 64
 #: Bytes of tables after whose packing the memory of the weights that they replace is given back.
 RETURN_AFTER = 32 * 2**20
+#: Bytes of the checksum at the end of a file.
+CHECKSUM = 4
 
 
 class WeightInBytes(nn.Parameter):
@@ -146,18 +150,16 @@ class StoredTables:
 class WeightsFile:
     """The file of a model's packed weights in a folder of caches.
 
-    `files` are those from which the model is loaded: another size or time of one of them makes the file anew. Linear
-    layers have their weights in `dtype`.
+    `sources` are the folders from which the model is loaded, whose file is made anew if the digest of their weights is
+    not `contents`. Linear layers have their weights in `dtype`.
     """
 
-    def __init__(self, folder: Path, files: Sequence[Path], dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, sources: Sequence[Path], contents: str, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        stats = {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
         # The layers of a model may change with transformers.
-        made_with = {"format": FORMAT, "transformers": version("transformers")}
-        self.identity = digest({**made_with, "files": stats})
+        self.identity = digest({"format": FORMAT, "transformers": version("transformers"), "weights": contents})
         kind = "packed" if dtype is torch.float32 else f"packed-{str(dtype).removeprefix('torch.')}"
-        self.path = folder / f"{kind}-{digest(sorted(stats))[:32]}.bin"
+        self.path = folder / f"{kind}-{digest([str(source.resolve()) for source in sources])[:32]}.bin"
 
     def load(
         self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, PackedTables], Any]
@@ -239,18 +241,25 @@ class WeightsFile:
             for offset, tensor in zip(offsets, tensors, strict=True):
                 file.seek(8 + len(text) + offset)
                 tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tofile(file)
+        with unfinished.open("r+b") as file:
+            checksum = 0
+            while block := file.read(RETURN_AFTER):
+                checksum = zlib.crc32(block, checksum)
+            file.write(checksum.to_bytes(CHECKSUM, "little"))
 
     def _read(self) -> StoredTables | None:
-        """Return the content of the file, mapped; None without one for these files."""
+        """Return the content of the file, mapped; None without an intact one for these weights."""
         try:
             with self.path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(length))
-                complete = os.fstat(file.fileno()).st_size == 8 + length + header["bytes"]
-                if header["identity"] != self.identity or not complete:
+                end = 8 + length + header["bytes"]
+                if header["identity"] != self.identity or os.fstat(file.fileno()).st_size != end + CHECKSUM:
                     return None
                 # Writing to it would copy a page for this process alone.
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                if zlib.crc32(memoryview(memory)[:end]) != int.from_bytes(memory[end:], "little"):
+                    return None
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 

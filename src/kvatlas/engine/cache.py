@@ -14,7 +14,7 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from kvatlas.core import POSITION_BYTES, KvatlasError, Shape, Storage
 from kvatlas.cpu.native import PagedLayer, PageTables, load
 from kvatlas.engine.parts import CachedSequence, PartTables
 from kvatlas.forward import RowStates
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 #: Tokens of a page.
 PAGE = 64
@@ -126,8 +129,11 @@ class KVCache:
         states: RowStates | None = None,
         storage: Storage = Storage(),  # noqa: B008
         key_biases: KeyBiases | None = None,
+        loaded: PreTrainedModel | None = None,
     ) -> None:
         self.shape = shape
+        #: The model whose keys and values these are, which policies may look at.
+        self.loaded = loaded
         self.rows = rows
         self.device = device
         self.dtype = dtype

@@ -367,6 +367,7 @@ class Engine:
             RowStates(self.model) if self.stateful else None,
             storage,
             self._key_biases,
+            self.model,
         )
 
     def reserve(self, planned: Peak) -> None:

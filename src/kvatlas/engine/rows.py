@@ -361,6 +361,7 @@ class RowView(CacheView):
 
     def __init__(self, model: ModelHandle, cache: KVCache, row: Row[Any], policy: Policy) -> None:
         self.model = model
+        self.loaded = cache.loaded
         self.cached_positions = row.cached_positions(policy.scope.width(model.shape), cache.device)
         # Copies, because a score may work in place.
         self.positions = self.cached_positions.clone()

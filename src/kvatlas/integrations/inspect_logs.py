@@ -24,7 +24,20 @@ from kvatlas import __version__
 from kvatlas.answers import reading
 from kvatlas.benchmarks import Benchmark, find
 from kvatlas.benchmarks.base import grade_reading
-from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason, refusal
+from kvatlas.core import (
+    SERVED,
+    Costs,
+    Grade,
+    KvatlasError,
+    Problem,
+    Setting,
+    Status,
+    Trace,
+    digest,
+    importing,
+    reason,
+    refusal,
+)
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import changed_problems, contents_of
 from kvatlas.results.records import MAX_SAMPLES, is_cost
@@ -486,11 +499,10 @@ def _read_log(log: Path) -> EvalLog:
             )
         if size > MAX_BYTES:
             raise KvatlasError(f"The log {str(log)!r} holds {size:,} bytes; expected up to {MAX_BYTES:,}.")
-        from inspect_ai.log import read_eval_log
+        with importing("Reading Inspect logs", "inspect"):
+            from inspect_ai.log import read_eval_log
 
         read = read_eval_log(BytesIO(content) if content else str(log))
-    except ImportError as error:
-        raise KvatlasError("Reading Inspect logs needs the extra: pip install 'kvatlas[inspect]'.") from error
     except (LookupError, ValueError, TypeError, OSError, EOFError, RecursionError, *_ARCHIVE) as error:
         raise KvatlasError(f"{str(log)!r} is no Inspect log ({reason(error)}).") from error
     if not read.samples:

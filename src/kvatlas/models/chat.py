@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -26,10 +29,55 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, Any]]
 Values = Mapping[str, Any]
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\b")
+#: Seconds of processor time for a chat template, which is code of the model; templates in use take milliseconds.
+TEMPLATE_SECONDS = 5.0
+#: Bits of a number in a template, and entries of a repeated text or list: one operation on more takes seconds, too.
+LARGEST = 10**6
 
 
 #: Files with a vocabulary, of which a model has one.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise TimeoutError in code of this thread that goes on for more than `TEMPLATE_SECONDS`.
+
+    Each line of Python looks at the clock, whatever thread runs it: alarms of the system reach the main thread alone.
+    """
+    end = time.thread_time() + TEMPLATE_SECONDS
+
+    def look(*_: Any) -> Any:
+        if time.thread_time() > end:
+            raise TimeoutError(f"it did not end within {TEMPLATE_SECONDS:g} seconds")
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def _multiply(left: Any, right: Any) -> Any:
+    sizes = [value.bit_length() if isinstance(value, int) else 0 for value in (left, right)]
+    for value, other in ((left, right), (right, left)):
+        if hasattr(value, "__len__") and isinstance(other, int):
+            sizes = [len(value) * max(other, 0)]
+    if sum(sizes) > LARGEST:
+        raise OverflowError(f"a product is larger than {LARGEST:,}")
+    return left * right
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > LARGEST:
+        raise OverflowError(f"a power has more than {LARGEST:,} bits")
+    return base**exponent
+
+
+#: Operations of templates whose results have a limited size.
+_BOUNDED = {"*": _multiply, "**": _power}
 
 
 @dataclass(frozen=True)
@@ -190,8 +238,6 @@ class Chat:
 
         Raises KvatlasError if the template refuses the messages.
         """
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
         defaults = {
             "tools": None,
             "strftime_now": date.fromisoformat(self.files.options.date).strftime,
@@ -200,12 +246,24 @@ class Chat:
         }
         conversation = {"messages": messages, "documents": None, "add_generation_prompt": answering}
         try:
-            return str(_compile_jinja_template(self.template).render({**defaults, **(values or {}), **conversation}))
+            compiled = self._compiled
+            with _time_limit():
+                return str(compiled.render({**defaults, **(values or {}), **conversation}))
         # A template may raise anything.
         except Exception as error:
             raise KvatlasError(
                 f"The chat template of {self.files.name!r} refuses these messages ({reason(error)})."
             ) from error
+
+    @cached_property
+    def _compiled(self) -> Any:
+        """The chat template in the environment of transformers, with numbers of limited size."""
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        environment = _compile_jinja_template("").environment
+        environment.intercepted_binops = frozenset(_BOUNDED)
+        environment.binop_table.update(_BOUNDED)
+        return environment.from_string(self.template)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -234,10 +292,9 @@ class Chat:
     def template_variables(self) -> frozenset[str]:
         """Variables that the chat template reads and that template_values can set."""
         from jinja2 import TemplateError, meta
-        from transformers.utils.chat_template_utils import _compile_jinja_template
 
         try:
-            environment = _compile_jinja_template(self.template).environment
+            environment = self._compiled.environment
             names = meta.find_undeclared_variables(environment.parse(self.template))
         except TemplateError as error:
             raise KvatlasError(f"The chat template of {self.files.name!r} cannot be read ({reason(error)}).") from error

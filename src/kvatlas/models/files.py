@@ -184,7 +184,10 @@ class ModelFiles:
 
     @cached_property
     def in_bytes(self) -> dict[str, Any] | None:
-        """Facts of a GGUF whose weights were written in int8: `numbers`, digest of `tensors`, `source`; else None."""
+        """Facts of a GGUF whose weights were written in int8, else None.
+
+        They are the `numbers`, the digest of the `tensors` in float32, that of the file as `written`, and the `source`.
+        """
         try:
             mark = json.loads((self.folder / weights.CONVERTED).read_text("utf-8"))
             return dict(mark["in_bytes"])
@@ -269,12 +272,24 @@ class ModelFiles:
         if self.repository is not None:
             return self.hash_files()
         self.check_weights()
+        self.check_written()
         contents = {
             "config": self.read_json("config.json"),
             "tensors": self.in_bytes["tensors"] if self.in_bytes else weights.hash_tensors(self.weight_files()),
             "adapter": self.adapter.hash_contents(),
         }
         return digest(contents)
+
+    def check_written(self) -> None:
+        """Raise KvatlasError if weights in int8 are not those that were written: their digest is of other tensors."""
+        if self.in_bytes is None:
+            return
+        (file,) = self.weight_files()
+        if weights.sha256(file) != self.in_bytes.get("written"):
+            raise KvatlasError(
+                f"The weights in {str(file)!r} are not those that were written from the GGUF; delete the folder of "
+                "that file, and the GGUF is converted again."
+            )
 
     def hash_files(self) -> str:
         """Return the SHA-256 over the files of config and weights, as files of importance heads may name a model."""

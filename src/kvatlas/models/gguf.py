@@ -20,9 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, refusal
+from kvatlas.core import KvatlasError, importing, refusal
 from kvatlas.machine import being_made, cache_folder, return_freed_memory
-from kvatlas.models.weights import CONVERTED, sha256
+from kvatlas.models.weights import CONVERTED, check_sizes, sha256
 from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
@@ -160,6 +160,9 @@ def _is_converted(folder: Path) -> bool:
     """Return True if a folder holds a whole model of this version of the conversion."""
     try:
         mark = json.loads((folder / CONVERTED).read_text("utf-8"))
+        # Earlier versions did not note what they had written in int8.
+        if "written" not in mark.get("in_bytes", {"written": ""}):
+            return False
         # A user may have put a trained head beside them.
         return bool(mark["conversion"] == CONVERSION and mark["files"].items() <= _file_sizes(folder).items())
     except (OSError, ValueError, KeyError, TypeError):
@@ -211,11 +214,12 @@ def _write_model(file: Path, reader: GGUFReader, folder: Path, home: Path, in_by
         plain.save_pretrained(folder)
     else:
         plain.save_pretrained(folder, state_dict={})
-        tensors = write_rows(rows, plain, folder / "model.safetensors")
+        weights = folder / "model.safetensors"
+        tensors = write_rows(rows, plain, weights)
         if tensors is None:
             return False
-        source = {"source": str(file.resolve()), "sha256": sha256(file)}
-        mark["in_bytes"] = {"numbers": held, "tensors": tensors, **source}
+        digests = {"tensors": tensors, "written": sha256(weights), "sha256": sha256(file)}
+        mark["in_bytes"] = {"numbers": held, "source": str(file.resolve()), **digests}
     tokenizer.save_pretrained(folder)
     _place_tokens(file, reader, folder, plain.get_input_embeddings().weight.shape[0])
 
@@ -237,12 +241,15 @@ def _write_model(file: Path, reader: GGUFReader, folder: Path, home: Path, in_by
 def _opened(file: Path) -> Iterator[GGUFReader]:
     """Yield the reader of a GGUF, which transformers takes, too. Raises KvatlasError for one that is no model."""
     # transformers needs both packages to read one.
-    if find_spec("gguf") is None or find_spec("accelerate") is None:
-        raise KvatlasError(f"Reading {file.name} needs the extra: pip install 'kvatlas[gguf]'.")
-    with refusal(f"The GGUF {str(file)!r} cannot be read"):
+    with importing(f"Reading {file.name}", "gguf"):
+        if find_spec("accelerate") is None:
+            raise ModuleNotFoundError(name="accelerate")
         import gguf
+    with refusal(f"The GGUF {str(file)!r} cannot be read"):
+        from transformers import modeling_gguf_pytorch_utils
         from transformers.utils import logging
 
+        reading: Any = modeling_gguf_pytorch_utils
         logging.disable_progress_bar()
         logging.set_verbosity_error()
         reader = gguf.GGUFReader(file)
@@ -254,11 +261,15 @@ def _opened(file: Path) -> Iterator[GGUFReader]:
     def reader_of(path: Any, *rest: Any, **named: Any) -> GGUFReader:
         return reader if Path(path).resolve() == file.resolve() else type(reader)(path, *rest, **named)
 
+    # Its bar is drawn by no logger, so that nothing silences it.
+    bar = reading.tqdm
     package.GGUFReader = reader_of
+    reading.tqdm = lambda tensors, **_: tensors
     try:
         yield reader
     finally:
         package.GGUFReader = type(reader)
+        reading.tqdm = bar
 
 
 def _empty_model(file: Path, reader: GGUFReader) -> PreTrainedModel:
@@ -287,7 +298,14 @@ def _read_whole(file: Path) -> tuple[PreTrainedModel, Iterable[str]]:
 
     load: Any = AutoModelForCausalLM.from_pretrained
     with refusal(f"The GGUF {str(file)!r} cannot be read"):
-        model, report = load(file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True)
+        model, report = load(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    check_sizes(f"The GGUF {str(file)!r} holds", report["mismatched_keys"])
     del model.config.quantization_config
     return model, report["missing_keys"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 #: The files to fetch for planning, and those for decoding.
-SMALL_FILES = ("*.json", "*.jinja", "*.model", "merges.txt", "dynts.safetensors")
+SMALL_FILES = ("*.json", "*.jinja", "*.model", "merges.txt", "kvatlas/*.safetensors", "dynts.safetensors")
 WEIGHTS = ("model*.safetensors",)
 #: Bytes of weights from which processes share them; smaller ones load as fast without a file.
 SHARED_FROM = 64 * 2**20
@@ -49,13 +49,17 @@ class ModelHandle:
     overrides: Overrides = field(default=Overrides(), kw_only=True, compare=False, repr=False)
 
     def __getstate__(self) -> Mapping[str, Any]:
-        # Workers read tokenizers and digests again. The type is fixed, since workers may have other devices.
-        return {
+        # Workers read tokenizers again. The type is fixed, since workers may have other devices.
+        state = {
             "name": self.name,
             "folder": self.folder,
             "options": replace(self.options, dtype=self.dtype),
             "repository": self.repository,
         }
+        # Weights that were packed under this digest are not hashed again by each worker.
+        if "weights_digest" in vars(self):
+            state["weights_digest"] = self.weights_digest
+        return state
 
     @cached_property
     def files(self) -> ModelFiles:
@@ -217,18 +221,18 @@ class ModelHandle:
         # Half precision has no kernels of its own.
         packed_dtype = getattr(torch, self.precision) if self.precision in ("bfloat16", "int8") else torch.float32
         if self.shares_weights:
-            folder = self._fetched_folder()
-            adapter = self.files.adapter
-            files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
-            if adapter.address:
-                files += [adapter.folder / name for name in weights.ADAPTER_FILES]
+            sources = [self._fetched_folder()]
+            if self.files.adapter.address:
+                sources.append(self.files.adapter.folder)
             home = Path(self.options.cache).expanduser() if self.options.cache else cache_folder()
 
             def load(read: bool) -> PreTrainedModel:
+                if read and self.files.hash_weights() != self.weights_digest:
+                    raise KvatlasError(f"The weights of the model {self.name!r} were changed meanwhile; start again.")
                 # What is read is packed, and what is packed is freed.
                 return self._load_rows() if self.files.in_bytes else self.load_unpacked(read, mapped=not read)
 
-            return WeightsFile(home, files, packed_dtype).load(load, pack_model)
+            return WeightsFile(home, sources, self.weights_digest, packed_dtype).load(load, pack_model)
         model = self._load_rows() if self.files.in_bytes else self.load_unpacked()
         pack_model(model, PackedTables(packed_dtype))
         return model
@@ -236,6 +240,7 @@ class ModelHandle:
     def _load_rows(self) -> PreTrainedModel:
         from kvatlas.models.gguf_rows import load_rows
 
+        self.files.check_written()
         (file,) = self.files.weight_files()
         return load_rows(self.name, self.folder, file)
 
@@ -256,9 +261,17 @@ class ModelHandle:
 
     def _fetched_folder(self) -> Path:
         """Return the folder with the weights, which are fetched if they are on the hub."""
-        if self.repository is not None and not self.files.weight_files():
-            return self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
-        return self.folder
+        if self.repository is None or self.files.weight_files():
+            return self.folder
+        promised = self.weights_digest
+        folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
+        # So far the digest is what the hub said of its files.
+        if replace(self.files, folder=folder).hash_files() != promised:
+            raise KvatlasError(
+                f"The files of the model {self.name!r} in {str(folder)!r} are not those that the hub names; delete "
+                "that folder, and they are fetched again."
+            )
+        return folder
 
     @property
     def shares_weights(self) -> bool:

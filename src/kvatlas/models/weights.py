@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,8 +93,10 @@ def load_weights(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
 
+    check_sizes(f"The weights of the model {name!r} hold", report["mismatched_keys"])
     missing = report["missing_keys"]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -107,6 +109,14 @@ def load_weights(
     if check:
         check_finite(name, model)
     return model
+
+
+def check_sizes(subject: str, mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    """Raise KvatlasError for the first tensor of transformers' report whose sizes are not those of the config."""
+    for tensor, stored, expected in sorted(mismatched):
+        raise KvatlasError(
+            f"{subject} the tensor {tensor!r} with the sizes {tuple(stored)}; its config has {tuple(expected)}."
+        )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from kvatlas.noise import uniform_by_choice
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from kvatlas.models import ModelHandle
 
@@ -121,12 +122,14 @@ class CacheView:
     whose keys and values are 0 there; `columns` [..., cached] the notes of `observe`. `length` is the number of the
     sequence's tokens so far, evicted ones included, `stream` the key of its random numbers, `thinking_end` the position
     of the end of thinking, None without one. `reference` is the finished full-cache trace of the same sample, if that
-    has an answer (ANSWER), `memory` the earlier scores of policies that remember them.
+    has an answer (ANSWER), `memory` the earlier scores of policies that remember them. `model` has the facts of the
+    model's files, `loaded` is the model itself with its weights, which no policy may change.
 
     The engine passes its own view (`engine.rows.RowView`); a test passes one that defines the methods that it needs.
     """
 
     model: ModelHandle
+    loaded: PreTrainedModel | None = None
     positions: Tensor
     prompt_length: int
     thinking_end: int | None
@@ -154,6 +157,12 @@ class CacheView:
     def tokens(self) -> Tensor:
         """Return the token ids [length] of the sequence."""
         raise NotImplementedError
+
+    def embedding(self, tokens: Tensor) -> Tensor:
+        """Return the input embeddings [..., hidden size] of token ids, as the model reads them."""
+        assert self.loaded is not None, "a view of the engine has the loaded model"
+        embedded: Tensor = self.loaded.get_input_embeddings()(tokens)
+        return embedded
 
     def scaling(self, layer: int) -> float:
         """Return the factor of q k before a layer's softmax, often but not always 1 / sqrt(head size)."""

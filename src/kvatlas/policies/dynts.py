@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, reason
 from kvatlas.cpu.native import load
 from kvatlas.policies.cache_view import CacheView, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy
@@ -191,7 +191,7 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
     Other tensors beside those of `is_head.` are ignored, so that the file may be a part of the authors' checkpoints.
     Raises KvatlasError for another layout, and for weights that are not finite.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     head: dict[str, Tensor] = {}
     try:
@@ -202,8 +202,8 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
             layout = layout_of({name.removeprefix(prefix): shape for name, shape in shapes.items()})
             if layout is not None:
                 head = {name: content.get_tensor(prefix + name).float() for name in layout.tensors}
-    except Exception as error:
-        raise KvatlasError(f"The predictor {file!r} cannot be read as a DynTS head ({error}).") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise KvatlasError(f"The predictor {file!r} cannot be read as a DynTS head ({reason(error)}).") from error
     if not head:
         held = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]
         more = f" and {len(held) - 8} more" if len(held) > 8 else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, reason
 from kvatlas.models.rotation import frequencies, turn_back
 from kvatlas.policies.cache_view import CacheView
 from kvatlas.policies.model_files import FilePolicy, by_content
@@ -85,12 +85,13 @@ def predict(scorer: Mapping[str, Tensor], key: Tensor, value: Tensor) -> Tensor:
 @by_content
 def load_scorer(file: str, device: str = "cpu") -> dict[str, Tensor]:
     """Return the tensors of a file. Raises KvatlasError unless it has those of `TENSORS`, in finite numbers."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         scorer = {name: numbers.float() for name, numbers in load_file(file, device).items()}
-    except Exception as error:
-        raise KvatlasError(f"The scorer {file!r} cannot be read ({error}).") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise KvatlasError(f"The scorer {file!r} cannot be read ({reason(error)}).") from error
     if set(scorer) != set(TENSORS) or scorer["first"].dim() != 4:
         raise KvatlasError(f"The scorer {file!r} holds {', '.join(scorer)}; expected {', '.join(TENSORS)}.")
     if not all(numbers.isfinite().all() for numbers in scorer.values()):

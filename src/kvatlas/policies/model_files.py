@@ -1,4 +1,7 @@
-"""Files that belong to one model and lie in its folder: heads, statistics. Each content is read once."""
+"""Files that belong to one model and lie in the subfolder `kvatlas` of its folder: heads, statistics.
+
+Each content is read once.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kvatlas.core import KvatlasError, reason
-from kvatlas.models.weights import sha256
+from kvatlas.models.weights import ADAPTER_FILES, sha256
 from kvatlas.policies.contract import CompressingPolicy
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
 
 T = TypeVar("T")
+#: The subfolder: engines that load every safetensors file of a model's folder would take these for weights.
+SUBFOLDER = "kvatlas"
 
 
 class FilePolicy(CompressingPolicy):
@@ -66,10 +71,13 @@ class FilePolicy(CompressingPolicy):
 
 
 def content_of(file: Path) -> str:
-    """Return the SHA-256 of a file, read again if its time, size or inode has changed."""
+    """Return the SHA-256 of a file, read again if its size, inode or time of change has changed.
+
+    Programs set the time of modification as they like, but not that of change.
+    """
     try:
         status = file.stat()
-        return _content_of(file, status.st_mtime_ns, status.st_size, status.st_ino)
+        return _content_of(file, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
     except OSError as error:
         raise KvatlasError(f"The file {str(file)!r} cannot be read ({reason(error)}).") from error
 
@@ -99,5 +107,20 @@ def by_content(load: Callable[[str, str], T]) -> Callable[..., T]:
 
 
 def beside(model: ModelHandle, name: str) -> Path:
-    """Return the path of a file of a model's weights: beside its adapter, else in its folder."""
-    return (model.files.adapter.folder if model.options.adapter else model.folder) / name
+    """Return the path of a file of a model's weights, in the subfolder of its adapter's folder or its own.
+
+    A file that lies in that folder itself, where earlier versions wrote it, is found if the subfolder has none.
+    """
+    folder = model.files.adapter.folder if model.options.adapter else model.folder
+    earlier = folder / name
+    path = folder / SUBFOLDER / name
+    return earlier if earlier.is_file() and not path.is_file() else path
+
+
+def path_to_write(out: Path) -> Path:
+    """Return the place for a file that is written into a model's folder: in its subfolder, which is made."""
+    if not any((out.parent / name).is_file() for name in ("config.json", ADAPTER_FILES[0])):
+        return out
+    path = out.parent / SUBFOLDER / out.name
+    path.parent.mkdir(exist_ok=True)
+    return path

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, reason
+from kvatlas.machine import out_of_memory
 from kvatlas.policies.model_files import by_content
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def load_statistics(file: str, device: str = "cpu") -> dict[str, Tensor]:
         if len(shapes) > 1:
             raise ValueError(f"center and norm have the shapes {sorted(shapes)}")
     except Exception as error:
+        if out_of_memory(error):
+            raise
         raise KvatlasError(
             f"The statistics {file!r} cannot be read as those of queries ({reason(error)}); expected a file that "
             "`kvatlas predictor calibrate` writes, or a .pt file of TriAttention's authors."

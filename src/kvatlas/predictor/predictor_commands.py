@@ -54,6 +54,7 @@ def train_command(
 
     The attention is that of the answer, or with --target kv_head that of all later tokens by layer and KV head.
     """
+    from kvatlas.policies.model_files import path_to_write
     from kvatlas.predictor.learning import TrainingData, learn, learn_kv_heads, left_out_as_text
 
     if target not in ("answer", "kv_head"):
@@ -63,6 +64,7 @@ def train_command(
 
     if out.suffix != ".safetensors":
         raise KvatlasError(f"Expected the name of a head that ends in .safetensors, got {str(out)!r}.")
+    out = path_to_write(out)
     limits = {"samples": samples, "seed": seed, "max_new_tokens": max_new_tokens}
     model_options = options.model_options(model_option, template_values)
     spec = _full_cache_spec(model, benchmarks, model_options, problems, skip, **limits)
@@ -76,7 +78,7 @@ def train_command(
         provenance = learn_kv_heads(material, folder, out, steps=steps, **shown)
     else:
         provenance = learn(material, folder, out, steps=steps, layout=head, loss=loss, **shown)
-    note(f"learned from {provenance['traces']} traces; left out: {left_out_as_text(provenance['left_out'])}")
+    note(f"{out}: learned from {provenance['traces']} traces; left out: {left_out_as_text(provenance['left_out'])}")
     typer.echo(json.dumps(provenance, indent=2))
 
 
@@ -117,8 +119,10 @@ def calibrate_command(
 ) -> None:
     """Write the query statistics of the policy triattention, from prompts and the model's own traces."""
     from kvatlas.class_files import permit
+    from kvatlas.policies.model_files import path_to_write
     from kvatlas.predictor.calibration import calibrate
 
+    out = path_to_write(out)
     model_options = options.model_options(model_option, template_values)
     permit(*benchmarks)
     tokens = calibrate(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, importing
 from kvatlas.sweeps.executors import WorkerPool, cores, messages
 from kvatlas.sweeps.plan import provenance
 
@@ -33,10 +33,8 @@ OBJECT_STORE = 128 * 2**20
 
 def on_ray(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     """Decode on the cluster at `pool.address`, or on a local one; KvatlasError if it cannot be reached."""
-    try:
+    with importing("The executor 'ray'", "ray"):
         import ray
-    except ImportError:
-        raise KvatlasError("The executor 'ray' needs the package ray: pip install 'kvatlas[ray]'.") from None
     if not ray.is_initialized():
         pool.kept.callback(ray.shutdown)
         _connect(ray, pool)

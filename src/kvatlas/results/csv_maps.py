@@ -26,7 +26,7 @@ from kvatlas.core import (
     is_storable_number,
     refuse_problem_file,
 )
-from kvatlas.core.settings import WINDOW_SHARE
+from kvatlas.core.settings import CAP, CAP_COLUMN, WINDOW_SHARE
 from kvatlas.policies.memory import stays
 from kvatlas.results.export import MARKS
 from kvatlas.text import did_you_mean, number, unguarded
@@ -134,7 +134,9 @@ def read_maps(
 
     reader = csv.DictReader(io.StringIO(_file_text(name), newline=""))
     try:
-        table = _MapFile(*_axes_and_metric(name, list(reader.fieldnames or ())))
+        # Files of earlier versions have the cap under the name of the parameter.
+        reader.fieldnames = [CAP if column == CAP_COLUMN else column for column in reader.fieldnames or ()]
+        table = _MapFile(*_axes_and_metric(name, list(reader.fieldnames)))
         for record in reader:
             where = f"{name}, line {reader.line_num}"
             fields = _fields(where, record, ("model", "benchmark", *table.axes, table.column))

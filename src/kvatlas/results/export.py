@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from kvatlas.columns import VALUE, csv_columns
-from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Trace, reason
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Trace, importing, reason
+from kvatlas.core.settings import CAP, CAP_COLUMN, columns_of
 from kvatlas.results.store import Store
 from kvatlas.text import axis_label, guarded, percent_text, visible
 
@@ -123,6 +124,7 @@ def csv_text(maps: Sequence[Map]) -> str:
     if not maps:
         raise KvatlasError("There is no map to write.")
     axes = [name for name, _ in maps[0].axes]
+    axis_columns = [CAP_COLUMN if name == CAP else name for name in axes]
     metric = maps[0].metric
     for map_ in maps:
         if [name for name, _ in map_.axes] != axes or map_.metric != metric:
@@ -132,7 +134,7 @@ def csv_text(maps: Sequence[Map]) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     header = [value_column(metric), *(column.name for column in columns[1:])]
-    writer.writerow(map(guarded, ("model", "benchmark", "policy", *axes, *header)))
+    writer.writerow(map(guarded, ("model", "benchmark", "policy", *axis_columns, *header)))
     for names, cell in _csv_rows(maps):
         values = [column.file_value(cell) for column in columns]
         writer.writerow(map(guarded, (*names, *values)))
@@ -252,7 +254,7 @@ def trace_record(run_key: str, trace: Trace) -> dict[str, Any]:
 
     measured = _measured(run_key, trace)
     taken = identity.keys() | measured.keys()
-    parameters = _prefixed("setting_", trace.setting.parameters, taken)
+    parameters = _prefixed("setting_", columns_of(trace.setting).items(), taken)
     taken |= parameters.keys()
     metrics = _prefixed("metric_", sorted(trace.grade.metrics.items()), taken)
     return {**identity, **parameters, **metrics, **measured}
@@ -290,11 +292,9 @@ def json_lines(store: Store) -> Iterator[str]:
 
 
 def _write_parquet(store: Store, out: Path) -> None:
-    try:
+    with importing("Writing Parquet", "parquet"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise KvatlasError("Writing Parquet needs the extra: pip install 'kvatlas[parquet]'.") from error
 
     # The types of the values in each column, the columns that all traces have at the end.
     types: dict[str, set[type]] = {}

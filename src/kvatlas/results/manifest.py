@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from kvatlas.core import AGAIN, KvatlasError, Problem, Setting, SettingFacts, is_reference, without_secrets
 
@@ -47,6 +49,27 @@ def changed_problems(benchmark: str, before: Mapping[str, str], now: Mapping[str
         return ""
     named = ", ".join(changed[:NAMED]) + (", ..." if len(changed) > NAMED else "")
     return f"{len(changed)} of {len(before)} problems of {benchmark} ({named})"
+
+
+class _StoredCell(BaseModel, strict=True):
+    """The form of a cell in a store, a list of these values; manifests of earlier versions lack the last four."""
+
+    model: str
+    benchmark: str
+    policy: str
+    values: dict[str, Any]
+    run_key: str
+    samples: int
+    baseline: bool
+    count: int | None = None
+    kv_bytes: Annotated[tuple[int, int], Field(strict=False)] | None = None
+    facts: Annotated[tuple[dict[str, Any], list[str], list[list[int | None]] | None], Field(strict=False)] | None = None
+    control: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, values: Any) -> Any:
+        return dict(zip(cls.model_fields, values, strict=False)) if isinstance(values, list) else values
 
 
 @dataclass(frozen=True)
@@ -108,22 +131,20 @@ class Expected:
         ]
 
     @classmethod
-    def from_json(cls, entry: Sequence[Any], problems: Mapping[str, tuple[str, ...]]) -> Expected:
+    def from_stored(cls, stored: _StoredCell, problems: Mapping[str, Sequence[str]]) -> Expected:
         """Return the cell that `to_json` gave; `problems` are the ids of all problems by benchmark."""
-        model, benchmark, policy, values, run_key, samples, baseline, *later_fields = entry
-        # Manifests of earlier versions lack the number of problems (all of them), the bytes, the facts, or the control.
-        count, kv_bytes, facts, control = [*later_fields, None, None, None, None][:4]
         return cls(
-            model=model,
-            benchmark=benchmark,
-            setting=Setting.from_parameters(policy, **values),
-            run_key=run_key,
-            problems=problems[benchmark][:count],
-            samples=samples,
-            baseline=baseline,
-            kv_bytes=tuple(kv_bytes) if kv_bytes else None,
-            facts=None if facts is None else SettingFacts.from_json(facts),
-            control=control,
+            model=stored.model,
+            benchmark=stored.benchmark,
+            setting=Setting.from_parameters(stored.policy, **stored.values),
+            run_key=stored.run_key,
+            # Manifests without a number of problems promise all.
+            problems=tuple(problems[stored.benchmark][: stored.count]),
+            samples=stored.samples,
+            baseline=stored.baseline,
+            kv_bytes=stored.kv_bytes,
+            facts=None if stored.facts is None else SettingFacts.from_json(stored.facts),
+            control=stored.control,
         )
 
 
@@ -191,6 +212,51 @@ def _merged(earlier: Mapping[str, Mapping[str, T]], now: Mapping[str, Mapping[st
     return merged
 
 
+def _units(problems: Iterable[str], clusters: Mapping[str, str]) -> set[frozenset[str]]:
+    """Return the problems in their clusters; one without a cluster stands alone."""
+    groups: dict[tuple[str, bool], set[str]] = {}
+    for problem in problems:
+        is_alone = problem not in clusters
+        groups.setdefault((problem if is_alone else clusters[problem], is_alone), set()).add(problem)
+    return set(map(frozenset, groups.values()))
+
+
+class _StoredSpec(BaseModel, extra="allow", strict=True):
+    """The entries of a stored spec that every reader of a run uses."""
+
+    models: list[str | dict[str, Any]] = []
+    benchmarks: list[str | dict[str, Any]] = []
+    sampling: dict[str, Any] = {}
+    looks: list[int] = []
+    claim: str = ""
+
+
+class _StoredProvenance(BaseModel, extra="allow", strict=True):
+    """The entries of a stored provenance that readers of a run use."""
+
+    benchmarks: list[Annotated[list[Any], Field(min_length=1)]] = []
+    tags: dict[str, dict[str, Any]] = {}
+    imported: dict[str, dict[str, Any]] = {}
+    attempts: dict[str, int] = {}
+    #: Benchmarks whose clusters were changed after the first traces.
+    reclustered: list[str] = []
+    extensions: int = 0
+
+
+class _StoredManifest(BaseModel, strict=True):
+    """The form of a manifest in a store, whoever wrote it: what `Manifest.to_json` gives."""
+
+    axes: list[Annotated[tuple[str, list[Any]], Field(strict=False)]]
+    expected: list[_StoredCell]
+    problems: dict[str, list[str]]
+    spec: _StoredSpec
+    provenance: _StoredProvenance
+    about: dict[str, dict[str, dict[str, Any]]] = {}
+    screened: bool = False
+    contents: dict[str, dict[str, str]] = {}
+    clusters: dict[str, dict[str, str]] = {}
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The promise of a sweep. `axes` are the parameters of the grid with their values, the vertical one first.
@@ -223,6 +289,21 @@ class Manifest:
         """Return number and names of the problems of the run that today's benchmark lacks or changes, or ""."""
         return changed_problems(benchmark, self.contents.get(benchmark, {}), contents_of(problems))
 
+    def changed_units(self, earlier: Manifest) -> dict[str, tuple[int, int, int]]:
+        """Return how clusters join the problems of both otherwise than in an earlier sweep, by benchmark.
+
+        The numbers are those of the shared problems, and of their units before and now. Other names of the same
+        clusters are no change.
+        """
+        changed = {}
+        for benchmark, contents in self.contents.items():
+            shared = contents.keys() & earlier.contents.get(benchmark, {}).keys()
+            before = _units(shared, earlier.clusters.get(benchmark, {}))
+            now = _units(shared, self.clusters.get(benchmark, {}))
+            if before != now:
+                changed[benchmark] = (len(shared), len(before), len(now))
+        return changed
+
     def unlike(self, earlier: Manifest) -> str:
         """Return the differences in models, benchmarks, sampling and seed as a clause, or ""."""
         now = self._shared()
@@ -232,7 +313,8 @@ class Manifest:
 
     def _shared(self) -> dict[str, Any]:
         """Return the values that all sweeps of one run share, by the names of a spec."""
-        models = sorted(entry.get("name") or entry["model"] for entry in self.spec.get("models", ()))
+        entries = [{"model": entry} if isinstance(entry, str) else entry for entry in self.spec.get("models", ())]
+        models = sorted(entry.get("name") or entry["model"] for entry in entries)
         benchmarks = sorted(name for name, *_ in self.provenance.get("benchmarks", ()))
         return {
             "models": ", ".join(models) or "none",
@@ -301,6 +383,9 @@ class Manifest:
         merged = {**earlier.provenance, **self.provenance, "tags": tags}
         if extensions:
             merged["extensions"] = extensions
+        reclustered = sorted({*earlier.provenance.get("reclustered", ()), *self.changed_units(earlier)})
+        if reclustered:
+            merged["reclustered"] = reclustered
         return replace(
             self,
             axes=tuple(axes.items()),
@@ -337,14 +422,22 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        """Return the manifest that `to_json` gave. Raises KvatlasError for that of an adaptive sweep."""
+        """Return the manifest that `to_json` gave.
+
+        Raises ValueError, with the field, for data of another form, and KvatlasError for an adaptive sweep.
+        """
+        try:
+            stored = _StoredManifest.model_validate(data)
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, fault["loc"])) or "the whole"
+            raise ValueError(f"its manifest has a wrong {place!r}: {fault['msg']}") from error
         if data.get("allocation"):
             raise KvatlasError(ADAPTIVE)
         # All other sweeps of earlier versions gave every setting all problems.
         spec = {name: value for name, value in data["spec"].items() if name != "allocate"}
-        problems = {benchmark: tuple(ids) for benchmark, ids in data["problems"].items()}
-        expected = tuple(Expected.from_json(entry, problems) for entry in data["expected"])
-        axes = tuple((name, tuple(values)) for name, values in data["axes"])
+        expected = tuple(Expected.from_stored(cell, stored.problems) for cell in stored.expected)
+        axes = tuple((name, tuple(values)) for name, values in stored.axes)
         # Manifests of earlier versions lack the fields that came later.
         values = {field.name: data[field.name] for field in fields(cls) if field.name in data}
         return cls(**{**values, "axes": axes, "expected": expected, "spec": spec})

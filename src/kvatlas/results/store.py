@@ -450,6 +450,8 @@ class Store:
         """Turn errors of reading into one sentence."""
         try:
             yield
+        except sqlite3.ProgrammingError:
+            raise
         except (sqlite3.DatabaseError, *_DAMAGE) as error:
             raise _store_error(self.path, error) from error
 
@@ -542,6 +544,9 @@ def _disk_sentences(path: Path) -> Iterator[None]:
     """Turn errors of the disk (full, read-only) and of a file that is no store into one sentence."""
     try:
         yield
+    except sqlite3.ProgrammingError:
+        # A mistake in a query of ours says nothing about the file.
+        raise
     except (OSError, sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise _store_error(path, error) from error
 

@@ -289,6 +289,11 @@ class RunData:
                 f"{counted(len(set(clusters.values())), 'cluster')}; clusters are the units of claims on problems like "
                 "these, and weigh equally"
             )
+        if reclustered := self.manifest.provenance.get("reclustered"):
+            texts.append(
+                f"The clusters of {', '.join(reclustered)} were changed after the first traces, so the units of claims "
+                "on problems like these were chosen after the data"
+            )
         if self.other_claim not in (None, self.stored_claim):
             texts.append(f"The claim ({self.claim.words}) was chosen after the data")
         copied = most_copied(self.cells)

@@ -162,6 +162,13 @@ def _changes_of_stored_traces(now: Manifest, store: Store, replace: bool) -> Ite
         # A damaged manifest, which is replaced, does not say what the run had.
         return
 
+    for benchmark, (problems, before, units) in now.changed_units(earlier).items():
+        yield (
+            f"Warning: the clusters of {benchmark} were changed: the run's {problems:,} problems were {before:,} units "
+            f"and are {units:,}. All its claims on problems like these are made anew by these units, chosen after the "
+            "data; claims on these problems alone stay as they are."
+        )
+
     if replace:
         count = len(_stored_keys(earlier, store) - _stored_keys(now, store))
         if count:
