@@ -476,6 +476,11 @@ def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path)
     out = kvatlas.succeed("predictor", "calibrate", file, *words)
     assert "means over the queries of" in out
     assert load_file(file)["norm"].shape == (4, 4, 16)
+    # In a model's folder it lies where the policy looks.
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    kvatlas.succeed("predictor", "calibrate", tmp_path / "model" / file.name, *words)
+    assert (tmp_path / "model" / "kvatlas" / file.name).read_bytes() == file.read_bytes()
     options = ("--policy", "triattention", *GOOD[2:], "--kv-budget", "60", "--set", f"statistics={file}")
     kvatlas.succeed(*RUN, *options, "--max-new-tokens", "90", "--workers", "1", "--quiet")
     half = tmp_path / "half.safetensors"

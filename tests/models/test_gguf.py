@@ -321,6 +321,15 @@ def test_a_tensor_of_other_sizes_is_named(name: str, sizes: tuple[int, ...], wei
         models.find(f"hf:{tmp_path}/wrong.gguf", cache=str(tmp_path / "cache"), weights=weights)
 
 
+def test_a_tensor_at_which_transformers_fails_is_named(tmp_path: Path) -> None:
+    """The rows of queries are put into another order for each head, which an odd number has not."""
+    name = "blk.1.attn_q.weight"
+    wrong = {name: torch.ones(HIDDEN + 1, HIDDEN).numpy()}
+    write_gguf(tmp_path / "wrong.gguf", dict.fromkeys(SPECIAL, 3), lacks=name, also=wrong)
+    with pytest.raises(KvatlasError, match=rf"The tensor '{name}' of the GGUF .* cannot be read \("):
+        models.find(f"hf:{tmp_path}/wrong.gguf", cache=str(tmp_path / "cache"))
+
+
 def test_a_conversion_draws_no_bar(file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     models.find(f"hf:{file}", cache=str(tmp_path / "cache")).load()
     (line,) = capfd.readouterr().err.splitlines()
@@ -396,3 +405,16 @@ def test_a_folder_that_lacks_a_part_or_is_of_an_earlier_conversion_is_made_anew(
     models.find(f"hf:{file}", cache=str(tmp_path))
     assert not (folder / "of an earlier one").exists()
     assert json.loads((folder / CONVERTED).read_text("utf-8")) == mark
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_processes_that_need_one_conversion_share_it(weights: str, file: Path, tmp_path: Path) -> None:
+    """One makes it, the other waits, and both read the same weights."""
+    words = f"'hf:{file}', cache={str(tmp_path / 'cache')!r}, weights={weights!r}"
+    code = f"from kvatlas import models; model = models.find({words}); model.load(); print(model.weights_digest)"
+    command = [sys.executable, "-c", code]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert len({digest for digest, _ in outputs}) == 1
+    assert sum(said.count("is converted once") for _, said in outputs) == 1

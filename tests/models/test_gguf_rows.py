@@ -148,11 +148,17 @@ def test_no_more_than_some_rows_are_in_float32(
     assert max(sizes) == 32 * HIDDEN
     assert sum(sizes) == sum(torch.Size(shape).numel() for shape in shapes("llama", model.vocabulary).values())
     assert "tiny.gguf is converted once, to " in capsys.readouterr().err
-    # With a file that a user put there, as a trained head.
-    (model.folder / "dynts.safetensors").touch()
+    # With files that a user put there, as trained heads; those in the subfolder stay with a model that is made anew.
+    heads = [model.folder / "dynts.safetensors", model.folder / "kvatlas" / "dynts.safetensors"]
+    for head in heads:
+        head.parent.mkdir(exist_ok=True)
+        head.touch()
     assert models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache")).folder == model.folder
     assert capsys.readouterr().err == ""
-    assert (model.folder / "dynts.safetensors").exists()
+    assert all(head.exists() for head in heads)
+    (model.folder / "model.safetensors").unlink()
+    models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache")).load()
+    assert heads[1].exists()
 
 
 def test_other_weights_than_in_int8_come_from_the_gguf(file: Path, tmp_path: Path) -> None:

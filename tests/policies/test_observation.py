@@ -20,6 +20,7 @@ from kvatlas.models import ModelHandle, find
 from kvatlas.policies import CacheView, CompressingPolicy, Scope, Step
 from kvatlas.policies.dynts import HeadLayout, importance, load_head
 from kvatlas.policies.entropy import Entropy
+from kvatlas.policies.model_files import FilePolicy
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, prompts
 from tests.policies import formulas
@@ -232,7 +233,7 @@ def test_a_head_is_applied_in_its_layout(tmp_path: Path, layout: str) -> None:
         (lambda head: head | {"2.weight": torch.zeros(32, 100)}, "is no DynTS head"),
         (lambda head: {f"layers.{i}.weight": torch.zeros(2) for i in range(12)}, " and 4 more; expected"),
         (lambda head: {}, "it holds nothing; expected"),
-        (lambda head: head | {"4.weight": torch.full((1, 32), float("nan"))}, "weights that are not finite numbers"),
+        (lambda head: head | {"4.weight": torch.full((1, 32), float("nan"))}, r"'4\.weight' that are no finite"),
         (lambda head: new_head(32).state_dict(), r"hidden size of 32, the model .* has 64"),
     ],
 )
@@ -258,11 +259,53 @@ def test_what_was_made_with_other_weights_is_refused_unless_named(policy: str, p
     """A fine-tuned model's folder often still holds what was made with the weights before."""
     shutil.copytree(find("embedded:tiny-llama").folder, tmp_path / "copy")
     values = {"kv_budget": 280, "local_window": 6, "ratio": 0.2}
-    file = tmp_path / "copy" / f"{policy}.safetensors"
-    policies.from_setting(Setting.from_parameters(policy, **values)).check(find(f"hf:{file.parent}"))
+    model = find(f"hf:{tmp_path / 'copy'}")
+    file = model.folder / "kvatlas" / f"{policy}.safetensors"
+    policies.from_setting(Setting.from_parameters(policy, **values)).check(model)
     save_file(load_file(file), file, metadata={"model_weights": "of another model"})
     with pytest.raises(KvatlasError, match=f"made with other weights .* the parameter {parameter} to use it"):
-        policies.from_setting(Setting.from_parameters(policy, **values)).check(find(f"hf:{file.parent}"))
-    policies.from_setting(Setting.from_parameters(policy, **{parameter: str(file)}, **values)).check(
-        find(f"hf:{file.parent}")
-    )
+        policies.from_setting(Setting.from_parameters(policy, **values)).check(model)
+    policies.from_setting(Setting.from_parameters(policy, **{parameter: str(file)}, **values)).check(model)
+
+
+@pytest.mark.parametrize("name", ["embedded:tiny-llama", "embedded:tiny-qwen"])
+def test_other_engines_find_weights_alone_beside_the_config(name: str) -> None:
+    """They load every safetensors there; heads and statistics lie in a subfolder."""
+    assert [path.name for path in find(name).folder.glob("*.safetensors")] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("policy", ["dynts", "learned", "triattention"])
+def test_files_beside_the_weights_are_still_read(policy: str, tmp_path: Path) -> None:
+    """With the same identity; a file in the subfolder comes before them."""
+    shutil.copytree(find("embedded:tiny-llama").folder, tmp_path / "copy")
+    model = find(f"hf:{tmp_path / 'copy'}")
+    made = policies.from_setting(Setting.from_parameters(policy, kv_budget=280, local_window=6, ratio=0.2))
+    assert isinstance(made, FilePolicy)
+    assert made.file(model) == tmp_path / "copy" / "kvatlas" / made.file_name
+    identity = made.identity(model)
+    earlier = made.file(model).rename(tmp_path / "copy" / made.file_name)
+    assert made.file(model) == earlier
+    made.check(model)
+    assert made.identity(model) == identity
+    assert model.weights_digest == find("embedded:tiny-llama").weights_digest
+
+
+@pytest.mark.parametrize(
+    ("policy", "name", "change", "sentence"),
+    [
+        ("learned", "second", lambda tensor: tensor[..., :3], r"'second' with the sizes \(4, 2, 3\); expected"),
+        ("learned", "second_bias", lambda tensor: tensor * torch.nan, "in the tensor 'second_bias' that are no finite"),
+        ("triattention", "norm", lambda tensor: tensor * torch.inf, "in the tensor 'norm' that are no finite numbers"),
+    ],
+)
+def test_files_of_policies_with_faulty_tensors_are_refused_by_name(
+    policy: str, name: str, change: Any, sentence: str, tmp_path: Path
+) -> None:
+    made = policies.from_setting(Setting.from_parameters(policy, kv_budget=280, local_window=6, ratio=0.2))
+    shutil.copytree(find("embedded:tiny-llama").folder, tmp_path / "copy")
+    model = find(f"hf:{tmp_path / 'copy'}")
+    assert isinstance(made, FilePolicy)
+    tensors = load_file(made.file(model))
+    save_file(tensors | {name: change(tensors[name]).contiguous()}, made.file(model))
+    with pytest.raises(KvatlasError, match=sentence):
+        made.check(model)

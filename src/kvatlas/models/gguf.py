@@ -20,9 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, importing, refusal
+from kvatlas.core import KvatlasError, importing, reason, refusal
 from kvatlas.machine import being_made, cache_folder, return_freed_memory
-from kvatlas.models.weights import CONVERTED, check_sizes, sha256
+from kvatlas.models.weights import CONVERTED, SUBFOLDER, check_sizes, sha256
 from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
@@ -130,8 +130,11 @@ def _convert(file: Path, folder: Path, in_bytes: bool) -> Path | None:
                 del reader
                 if not is_written:
                     return None
-                # A folder without a whole model, or one of an earlier conversion.
+                # A folder without a whole model, or one of an earlier conversion; heads that were trained for it stay.
                 if folder.exists():
+                    trained = folder / SUBFOLDER
+                    if trained.is_dir():
+                        trained.rename(unfinished / SUBFOLDER)
                     shutil.rmtree(folder)
                 unfinished.rename(folder)
                 # The layers of the model that was written refer to each other.
@@ -246,10 +249,8 @@ def _opened(file: Path) -> Iterator[GGUFReader]:
             raise ModuleNotFoundError(name="accelerate")
         import gguf
     with refusal(f"The GGUF {str(file)!r} cannot be read"):
-        from transformers import modeling_gguf_pytorch_utils
         from transformers.utils import logging
 
-        reading: Any = modeling_gguf_pytorch_utils
         logging.disable_progress_bar()
         logging.set_verbosity_error()
         reader = gguf.GGUFReader(file)
@@ -261,15 +262,11 @@ def _opened(file: Path) -> Iterator[GGUFReader]:
     def reader_of(path: Any, *rest: Any, **named: Any) -> GGUFReader:
         return reader if Path(path).resolve() == file.resolve() else type(reader)(path, *rest, **named)
 
-    # Its bar is drawn by no logger, so that nothing silences it.
-    bar = reading.tqdm
     package.GGUFReader = reader_of
-    reading.tqdm = lambda tensors, **_: tensors
     try:
         yield reader
     finally:
         package.GGUFReader = type(reader)
-        reading.tqdm = bar
 
 
 def _empty_model(file: Path, reader: GGUFReader) -> PreTrainedModel:
@@ -297,7 +294,7 @@ def _read_whole(file: Path) -> tuple[PreTrainedModel, Iterable[str]]:
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
-    with refusal(f"The GGUF {str(file)!r} cannot be read"):
+    with _naming_tensors(file), refusal(f"The GGUF {str(file)!r} cannot be read"):
         model, report = load(
             file.parent,
             gguf_file=file.name,
@@ -308,6 +305,38 @@ def _read_whole(file: Path) -> tuple[PreTrainedModel, Iterable[str]]:
     check_sizes(f"The GGUF {str(file)!r} holds", report["mismatched_keys"])
     del model.config.quantization_config
     return model, report["missing_keys"]
+
+
+@contextmanager
+def _naming_tensors(file: Path) -> Iterator[None]:
+    """Let transformers read the tensors of a GGUF without its bar, and name the one at which it fails.
+
+    No logger silences that bar.
+    """
+    from transformers import modeling_gguf_pytorch_utils
+
+    names = []
+
+    def each(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
+        for tensor in tensors:
+            names.append(tensor.name)
+            yield tensor
+        names.clear()
+
+    module: Any = modeling_gguf_pytorch_utils
+    progress_bar = module.tqdm
+    module.tqdm = each
+    try:
+        yield
+    except KvatlasError as error:
+        if not names:
+            raise
+        cause = error.__cause__ or error
+        raise KvatlasError(
+            f"The tensor {names[-1]!r} of the GGUF {str(file)!r} cannot be read ({reason(cause)})."
+        ) from cause
+    finally:
+        module.tqdm = progress_bar
 
 
 def _note_source(folder: Path, file: Path) -> None:

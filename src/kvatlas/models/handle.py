@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 #: The files to fetch for planning, and those for decoding.
-SMALL_FILES = ("*.json", "*.jinja", "*.model", "merges.txt", "kvatlas/*.safetensors", "dynts.safetensors")
+SMALL_FILES = ("*.json", "*.jinja", "*.model", "merges.txt", f"{weights.SUBFOLDER}/*.safetensors", "dynts.safetensors")
 WEIGHTS = ("model*.safetensors",)
 #: Bytes of weights from which processes share them; smaller ones load as fast without a file.
 SHARED_FROM = 64 * 2**20

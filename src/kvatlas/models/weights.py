@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,9 @@ _HEADER = 100_000_000
 #: The files of an adapter, and its chat template, which replaces the model's own.
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TEMPLATE = "chat_template.jinja"
+#: The subfolder for heads and statistics of policies: engines that load every safetensors file of a model's folder
+#: would take them for weights.
+SUBFOLDER = "kvatlas"
 #: The file of a converted GGUF that lists its files with their sizes; written last.
 CONVERTED = "converted.json"
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(\.default)?\.weight")
@@ -194,6 +197,13 @@ def check_finite(name: str, model: PreTrainedModel) -> None:
                 )
 
 
+def check_numbers(subject: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raise KvatlasError, a sentence about the file that is its `subject`, for a tensor with NaN or infinite values."""
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise KvatlasError(f"{subject} holds values in the tensor {name!r} that are no finite numbers.")
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of the content of a file."""
     with path.open("rb") as file:
@@ -313,6 +323,7 @@ class Adapter:
         except (OSError, SafetensorError) as error:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[1]} ({error}).") from error
 
+        check_numbers(f"The adapter {self.address!r}", tensors)
         pairs: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             match = _KEY.fullmatch(key)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, reason
 from kvatlas.cpu.native import load
+from kvatlas.models.weights import check_numbers
 from kvatlas.policies.cache_view import CacheView, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.model_files import FilePolicy, by_content
@@ -211,8 +212,7 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
             f"The predictor {file!r} is no DynTS head: it holds {', '.join(held[:8]) or 'nothing'}{more}; expected "
             f"{_EXPECTED}."
         )
-    if not all(weights.isfinite().all() for weights in head.values()):
-        raise KvatlasError(f"The predictor {file!r} holds weights that are not finite numbers.")
+    check_numbers(f"The predictor {file!r}", head)
     return head
 
 

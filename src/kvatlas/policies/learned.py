@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError, reason
 from kvatlas.models.rotation import frequencies, turn_back
+from kvatlas.models.weights import check_numbers
 from kvatlas.policies.cache_view import CacheView
 from kvatlas.policies.model_files import FilePolicy, by_content
 from kvatlas.policies.parameter_types import Scope, scope_param
@@ -94,6 +95,14 @@ def load_scorer(file: str, device: str = "cpu") -> dict[str, Tensor]:
         raise KvatlasError(f"The scorer {file!r} cannot be read ({reason(error)}).") from error
     if set(scorer) != set(TENSORS) or scorer["first"].dim() != 4:
         raise KvatlasError(f"The scorer {file!r} holds {', '.join(scorer)}; expected {', '.join(TENSORS)}.")
-    if not all(numbers.isfinite().all() for numbers in scorer.values()):
-        raise KvatlasError(f"The scorer {file!r} holds weights that are not finite numbers.")
+
+    *heads, _, inner = scorer["first"].shape
+    sizes = {"first_bias": (*heads, inner), "second": (*heads, inner), "second_bias": (*heads,)}
+    for name, expected in sizes.items():
+        found = tuple(scorer[name].shape)
+        if found != expected:
+            raise KvatlasError(
+                f"The scorer {file!r} holds the tensor {name!r} with the sizes {found}; expected {expected}."
+            )
+    check_numbers(f"The scorer {file!r}", scorer)
     return scorer

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kvatlas.core import KvatlasError, reason
-from kvatlas.models.weights import ADAPTER_FILES, sha256
+from kvatlas.models.weights import ADAPTER_FILES, SUBFOLDER, sha256
 from kvatlas.policies.contract import CompressingPolicy
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
 
 T = TypeVar("T")
-#: The subfolder: engines that load every safetensors file of a model's folder would take these for weights.
-SUBFOLDER = "kvatlas"
 
 
 class FilePolicy(CompressingPolicy):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, reason
 from kvatlas.machine import out_of_memory
+from kvatlas.models.weights import check_numbers
 from kvatlas.policies.model_files import by_content
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def load_statistics(file: str, device: str = "cpu") -> dict[str, Tensor]:
             f"The statistics {file!r} cannot be read as those of queries ({reason(error)}); expected a file that "
             "`kvatlas predictor calibrate` writes, or a .pt file of TriAttention's authors."
         ) from error
+    check_numbers(f"The file of statistics {file!r}", tensors)
     return tensors
 
 
