@@ -70,7 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_json({"error": "the engine died"}, 500)
             return
         question = request["messages"][-1]["content"]
-        text = f"{question.upper()} {request.get('seed')} {options.kv_cache_dtype}"
+        seed = 0 if "constant" in options.mode else request.get("seed")
+        text = f"{question.upper()} {seed} {options.kv_cache_dtype}"
         choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         # Another dtype may come with another template.
         prompt_tokens = len(question.split()) + (options.kv_cache_dtype == "longer")

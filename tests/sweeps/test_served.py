@@ -17,6 +17,7 @@ import yaml
 from kvatlas import open_run, sweep
 from kvatlas.core import AGAIN, KvatlasError, Setting
 from kvatlas.results import Store
+from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import parse_spec, read_spec
 from kvatlas.sweeps.served import REFERENCE, make_served_plan, sweep_servers
 from tests.command_line import Call
@@ -109,7 +110,7 @@ def test_each_setting_is_asked_of_its_own_server_and_the_reference_twice(tmp_pat
         {"reference": {"colour": "red"}},
         {"serve_params": "kv.json"},
         {"sampling": {"temperature": 0}},
-        {"baseline": [{"policy": "full"}]},
+        {"baseline": [{"policy": "window", "kv_budget": 144}]},
         {"models": [{"name": "fake", "serve_cmd": COMMAND, "kv_bytes": "many"}]},
     ],
 )
@@ -337,3 +338,14 @@ def test_declared_bytes_are_those_of_the_settings(tmp_path: Path) -> None:
     )
     plan = make_served_plan(parse_spec(spec), tmp_path)
     assert [served.kv_bytes for served in plan.settings] == [2048, 512, 1024, None]
+
+
+def test_a_server_that_writes_one_text_for_all_seeds_proves_nothing_on_these_problems(tmp_path: Path) -> None:
+    spec = fake_spec(
+        models=[{"name": "fake", "serve_cmd": f"{COMMAND} --mode constant"}],
+        samples=2,
+        sampling={"temperature": 0.6, "max_new_tokens": 64},
+    )
+    said = run_sweep(spec, tmp_path / "run")
+    assert any("one text for all seeds" in sentence for sentence in said)
+    assert RunData.open(tmp_path / "run").refused == "the server writes one text for all seeds"

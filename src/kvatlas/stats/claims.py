@@ -50,6 +50,8 @@ def why_not_these(manifests: Sequence[Manifest], metric: str, cells: Sequence[Ce
         return f"{metric} is made of the samples of a problem together"
     if any(map(is_greedy, manifests)):
         return GREEDY
+    if any(manifest.provenance.get("seeds") == "constant" for manifest in manifests):
+        return "the server writes one text for all seeds"
     copied = most_copied(cells)
     if copied > MOST_COPIED:
         return copies_clause(copied)
