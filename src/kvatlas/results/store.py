@@ -356,12 +356,12 @@ class Store:
     def version(self) -> int:
         """Return a number that changes when another connection writes to the store.
 
-        Raises KvatlasError if the file was deleted, moved or replaced since then: the connection stays with the old one.
+        Raises KvatlasError if the file was deleted, moved or replaced: the connection stays with the old one.
         """
         if _file_id(self.path) != self._file_id:
             raise KvatlasError(
-                f"The store {str(self.path)!r} was deleted, moved or replaced after it was opened; what was read before "
-                "is shown. Start again to read what is there now."
+                f"The store {str(self.path)!r} was deleted, moved or replaced after it was opened; what was read "
+                "before is shown. Start again to read what is there now."
             )
         with self._damage_sentences():
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
