@@ -3,7 +3,9 @@
 import http.client
 import json
 import re
+import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,6 +29,7 @@ from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import open_result
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.results import Manifest, Store
+from kvatlas.results.store import FILE
 from kvatlas.stats import run_analysis
 from kvatlas.text import visible
 from tests.command_line import Call
@@ -308,6 +311,80 @@ def test_only_this_machine_and_the_token_get_an_answer(get: Get) -> None:
     status, _, text = get("/right-token/data/run/find.json?what=no")
     assert (status, "Unknown filter 'no'; expected one of lost, " in text) == (409, True)
     assert get("/right-token/", method="POST")[0] == 501
+    assert get("http://[/right-token/data/runs.json")[0] == 404
+
+
+def _move(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def _replace(folder: Path) -> None:
+    """Put a copy in the place of the run, as deleting it and sweeping anew does."""
+    copied = shutil.copytree(folder, folder.with_name("copy"))
+    shutil.rmtree(folder)
+    copied.rename(folder)
+
+
+def _cut(folder: Path) -> None:
+    with (folder / FILE).open("r+b") as file:
+        file.truncate(100)
+
+
+@pytest.mark.parametrize("change", [shutil.rmtree, _move, _replace, _cut])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_run_that_goes_while_it_is_shown_is_told(
+    run: AppRun, tmp_path: Path, change: Callable[[Path], Any], is_read: bool
+) -> None:
+    """Deleted, moved, replaced or damaged, before or after it was read: its line says so, and another run goes on."""
+    for name in ("gone", "stays"):
+        shutil.copytree(run.folder, tmp_path / name)
+    gone, stays = open_runs([tmp_path / "gone", tmp_path / "stays"], {})
+    server = AppServer([gone, stays])
+    if not is_read:
+        _ = gone.materials
+        change(gone.folder)
+    follower = threading.Thread(target=server.follow, daemon=True)
+    follower.start()
+    try:
+        wait_until(lambda: stays.done == stays.promised)
+        if is_read:
+            wait_until(lambda: gone.done == gone.promised)
+            assert server.failures == {}
+            change(gone.folder)
+        if is_read or change is not _replace:
+            wait_until(lambda: gone.name in server.failures)
+            assert str(gone.folder) in server.failures[gone.name]
+        assert stays.name not in server.failures
+        assert follower.is_alive()
+    finally:
+        server.server_close()
+        follower.join()
+
+
+def test_a_mistake_in_reading_one_run_is_shown_and_leaves_the_others(
+    run: AppRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("wrong", "right"):
+        shutil.copytree(run.folder, tmp_path / name)
+    wrong, right = open_runs([tmp_path / "wrong", tmp_path / "right"], {})
+    monkeypatch.setattr(wrong, "refresh", lambda _: {}["nope"])
+    server = AppServer([wrong, right])
+    follower = threading.Thread(target=server.follow, daemon=True)
+    follower.start()
+    try:
+        wait_until(lambda: right.done == right.promised and wrong.name in server.failures)
+        assert server.failures == {wrong.name: "The run is not followed any more (KeyError: 'nope')."}
+    finally:
+        server.server_close()
+        follower.join()
+    assert capsys.readouterr().err.count("Traceback") == 1
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_it_answers_what_the_store_holds(run: AppRun) -> None:

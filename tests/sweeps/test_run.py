@@ -178,6 +178,21 @@ def test_kill_9_of_a_driver_ends_its_workers_and_loses_nothing(
     assert 0 < _stored(folder) < len(contents(finished))
     sweep(plan, folder, workers=1)
     assert contents(folder) == contents(finished)
+    # All that is said of it, too: only wall times and the folder in commands are its own.
+    assert _without_times(folder) == _without_times(finished)
+
+
+def _without_times(folder: Path) -> Any:
+    """Return what `describe --json` says of a run, without wall times and its folder."""
+
+    def strip(value: Any) -> Any:
+        if isinstance(value, list):
+            return [strip(item) for item in value if not (isinstance(item, dict) and item.get("cost") == "seconds")]
+        if isinstance(value, dict):
+            return {name: strip(item) for name, item in value.items() if name != "seconds_mean"}
+        return value.replace(str(folder), "RUN") if isinstance(value, str) else value
+
+    return strip(json.loads(json.dumps(open_run(folder).describe().to_json())))
 
 
 @pytest.mark.usefixtures("forked")

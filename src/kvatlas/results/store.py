@@ -96,6 +96,7 @@ class Store:
         self._connection = connection
         self._held = held
         self.path = path
+        self._file_id = _file_id(path)
         self._made_with = ""
         self._names: dict[str, int] = {}
         self._cached_name_id = lru_cache(1 << 16)(self._name_id)
@@ -353,8 +354,17 @@ class Store:
                 yield row[0], self._trace(row)
 
     def version(self) -> int:
-        """Return a number that changes when another connection writes to the store."""
-        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        """Return a number that changes when another connection writes to the store.
+
+        Raises KvatlasError if the file was deleted, moved or replaced: the connection stays with the old one.
+        """
+        if _file_id(self.path) != self._file_id:
+            raise KvatlasError(
+                f"The store {str(self.path)!r} was deleted, moved or replaced after it was opened; what was read "
+                "before is shown. Start again to read what is there now."
+            )
+        with self._damage_sentences():
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
     def added(self, after: int, most: int) -> tuple[int, TraceColumns]:
         """Return the row number of the last trace and at most so many traces written after the row `after`."""
@@ -518,6 +528,15 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     query = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger')"
     for kind, name in connection.execute(query):
         raise KvatlasError(f"The store {str(path)!r} is damaged: it has the {kind} {name!r}; expected tables alone.")
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from a later one of its name; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _sum(name_id: int, text: str) -> int:

@@ -6,13 +6,14 @@ import re
 import secrets
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, described
 from kvatlas.report.app.page import app_page, json_for_script
 from kvatlas.report.app.run_source import AppRun
 from kvatlas.results.store import Store
@@ -29,8 +30,8 @@ _NOTHING = "There is no such run, cell, problem, sample or table."
 class AppServer(ThreadingHTTPServer):
     """The app over runs: all of it under `/TOKEN/`, for requests to loopback names alone.
 
-    A thread of its own follows the stores, from `follow` on; a run that fails keeps its documents. Raises KvatlasError
-    for a port that is taken; port 0 takes a free one.
+    A thread of its own follows the stores, from `follow` on; a run that fails keeps its documents, and its line says
+    so. Raises KvatlasError for a port that is taken; port 0 takes a free one.
     """
 
     daemon_threads = True
@@ -57,22 +58,26 @@ class AppServer(ThreadingHTTPServer):
 
     def follow(self) -> None:
         """Look at the stores every `POLL` seconds until the server is closed."""
-        stores = {name: Store.open(run.folder) for name, run in self.runs.items()}
-        # Found now, so that the first trace does not wait for tokenizers and problems.
-        for run in self.runs.values():
-            _ = run.materials
-
-        while not self._end.is_set():
-            for name, run in self.runs.items():
-                try:
-                    run.refresh(stores[name])
-                    self.failures.pop(name, None)
-                except KvatlasError as error:
-                    self.failures[name] = str(error)
-            self._end.wait(POLL)
-
-        for store in stores.values():
-            store.close()
+        stores: dict[str, Store] = {}
+        followed = dict(self.runs)
+        with ExitStack() as opened:
+            while not self._end.is_set():
+                for name, run in list(followed.items()):
+                    try:
+                        if name not in stores:
+                            # Found now, so that the first trace does not wait for tokenizers and problems.
+                            _ = run.materials
+                            stores[name] = opened.enter_context(Store.open(run.folder))
+                        run.refresh(stores[name])
+                        self.failures.pop(name, None)
+                    except KvatlasError as error:
+                        self.failures[name] = str(error)
+                    except Exception as error:
+                        # A mistake of ours: without a word the page would stand still and look like the run.
+                        traceback.print_exc()
+                        self.failures[name] = f"The run is not followed any more ({described(error)})."
+                        del followed[name]
+                self._end.wait(POLL)
 
     def server_close(self) -> None:
         """Free the port and stop following."""
@@ -86,16 +91,12 @@ class AppServer(ThreadingHTTPServer):
 
     def answer(self, target: str, host: str) -> tuple[int, str, str]:
         """Return the status, the media type and the text of the answer to a request."""
-        try:
-            # The host without its port.
-            host_name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            host_name = ""
-        if host_name not in LOOPBACK:
+        # The host without its port.
+        if _split_url(f"//{host}").hostname not in LOOPBACK:
             names = ", ".join(LOOPBACK)
             return _failure(403, f"Unknown Host header {host!r}; expected one of {names}.")
 
-        url = urlsplit(target)
+        url = _split_url(target)
         token, _, path = url.path.removeprefix("/").partition("/")
         if not secrets.compare_digest(token.encode(), self.token.encode()):
             return _failure(404, "There is nothing here.")
@@ -147,6 +148,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Write no log: addresses hold the token."""
+
+
+def _split_url(text: str) -> SplitResult:
+    """Return the parts of an address, all empty if it is none."""
+    try:
+        return urlsplit(text)
+    except ValueError:
+        return urlsplit("")
 
 
 def _failure(status: int, sentence: str) -> tuple[int, str, str]:

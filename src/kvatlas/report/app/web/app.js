@@ -76,7 +76,7 @@ function drawSearch() {
 byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
 
 function progress(run) {
-  if (run.loading) return "Loading the traces …";
+  if (run.loading && !run.failure) return "Loading the traces …";
   const share = run.done < run.promised ? `${whole(run.done)} of ${whole(run.promised)} traces` : plural(run.done, "trace");
   if (known(run.held) && run.held < run.done) return `${share} (${whole(run.held)} in this file)`;
   return run.failure ? `${share}; ${run.failure}` : share;
