@@ -51,7 +51,7 @@ def test_decoding_is_measured_against_others_in_turns(run: Run, write_spec: Call
     words = ("--cases", "2x128", "--layers", "1", "--steps", "1", "--rounds", "1", "--demo", "1")
     result = run("decode.py", *words, "--grid", str(write_spec()))
     (case,) = result["results"]
-    assert set(case["step_ms"]) == {"window", "dynamic", "generate", "bits 8", "bits 4"}
+    assert set(case["step_ms"]) == {"window", "dynamic", "static", "generate", "bits 8", "bits 4"}
     assert case["kv_bytes"]["bits 4"] < 0.8 * case["kv_bytes"]["bits 8"]
     assert case["kept"] < case["kv_tokens"] < case["budget"]
     roofline = case["roofline"]

@@ -388,7 +388,9 @@ def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Eq
 def _column(text: str) -> tuple[tuple[str, str], list[str]] | None:
     """Return the parts of a matrix of one column as those of a tuple; None for anything else."""
     match = _COLUMN.fullmatch(text.strip())
-    return (("(", ")"), [part.strip() for part in match[1].split("\\\\")]) if match else None
+    if match is None:
+        return None
+    return ("(", ")"), [entry.strip() for entry in match[1].split("\\\\")]
 
 
 def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:

@@ -35,7 +35,7 @@ _ACCENTS = (
     *("vec", "hat", "bar", "overline", "dot", "ddot", "tilde", "widehat"),
     *("mathbb", "mathcal", "angle", "triangle", "nabla", "overrightarrow", "widetilde"),
 )
-#: Names in typed mathematics; \log without a base stands for one that nobody tells, a typed log is natural.
+#: Names in typed mathematics; \log without a base has an unknown base, a typed log is natural.
 _TYPED = {
     **{name: "\\" + name for name in (*_FUNCTIONS, *_UNKNOWN_FUNCTIONS, "sqrt", "pi", "binom")},
     **{"binomial": r"\binom", "log": r"\ln", "oo": r"\infty"},
@@ -82,7 +82,7 @@ def _tokens(text: str) -> list[str]:
         if not token.isalpha() or not token.isascii():
             tokens.append(token)
         elif match := _TYPED_WORD.fullmatch(token):
-            tokens += [part for part in (match[1], _TYPED[match[2]], match[3]) if part]
+            tokens += [piece for piece in (match[1], _TYPED[match[2]], match[3]) if piece]
         else:
             # A long word is no product of its letters: it can be a name alone, in an index.
             tokens += token if len(token) < 4 else [token]
@@ -105,7 +105,7 @@ class _Parser:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def take(self, *expected: str) -> str:
-        """Return the next token and go on. Raises UnreadableError if it is none of those `expected`."""
+        """Return the next token and go on. Raises UnreadableError if it is not `expected`."""
         token = self.next
         if not token or (expected and token not in expected):
             raise UnreadableError(token)
@@ -171,8 +171,8 @@ class _Parser:
             is_function = name in _FUNCTIONS or name in _UNKNOWN_FUNCTIONS or name == "log"
             if of_function and is_function:
                 return False
-            known = is_function or name in _SYMBOLS or name in _ACCENTS or token in _CLOSING
-            return known or name in ("frac", "sqrt", "binom", "pi", "begin", "sum", "prod", "int", "lim", "infty")
+            is_listed = is_function or name in _SYMBOLS or name in _ACCENTS or token in _CLOSING
+            return is_listed or name in ("frac", "sqrt", "binom", "pi", "begin", "sum", "prod", "int", "lim", "infty")
         if self.tokens[self.at + 1 : self.at + 2] == [r"\mod"]:
             return False
         return token.isalpha() or token in ("(", "[", "{")
@@ -209,7 +209,8 @@ class _Parser:
     def group(self, opening: str) -> list[Any]:
         """Read the expressions in brackets, of which the first is the next token."""
         self.take(opening)
-        bars, self.bars = self.bars, 0
+        bars = self.bars
+        self.bars = 0
         values = [self.sum()]
         while self.accept(",", ";"):
             values.append(self.sum())

@@ -294,7 +294,7 @@ class _Comparer:
         if not (first.is_number and second.is_number):
             return self._same_formula(first, second)
 
-        sizes = [abs(sympy.N(number)) for number in (first, second)]
+        sizes = [abs(sympy.N(each)) for each in (first, second)]
         if not all(size.is_finite for size in sizes):
             return bool(first == second and first.is_extended_real)
         difference = abs(sympy.N(first - second, 15, maxn=DIGITS))

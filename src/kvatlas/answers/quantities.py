@@ -40,7 +40,7 @@ def numerals(text: str) -> str:
         total = current = Fraction(0)
         divisor = 1
         for word in re.findall(r"[a-z]+|\d[\d,.]*", match[0].casefold()):
-            part = {"halves": "half", "halve": "half", "quarter": "fourth"}.get(word.removesuffix("s"), word)
+            fraction_word = {"halves": "half", "halve": "half", "quarter": "fourth"}.get(word.removesuffix("s"), word)
             if word in _VALUES:
                 current += _VALUES[word]
             elif word == "hundred":
@@ -48,12 +48,12 @@ def numerals(text: str) -> str:
             elif word in _SCALES:
                 total += current * _SCALES[word]
                 current = Fraction(0)
-            elif part.removesuffix("s") in _PARTS:
-                divisor = _PARTS.index(part.removesuffix("s")) + 2
+            elif fraction_word.removesuffix("s") in _PARTS:
+                divisor = _PARTS.index(fraction_word.removesuffix("s")) + 2
             elif word != "and":
                 current += Fraction(word.replace(",", "").rstrip("."))
-        number = total + current
-        spelled = str(number.numerator) if number.denominator == 1 else str(float(number))
+        total += current
+        spelled = str(total.numerator) if total.denominator == 1 else str(float(total))
         return spelled if divisor == 1 else rf"\frac{{{spelled}}}{{{divisor}}}"
 
     text = _MULTIPLIED.sub(lambda match: str(int(Fraction(match[1]) * _MULTIPLIERS[match[2]])), text)
@@ -126,12 +126,12 @@ def split_unit(text: str, loose: bool = False) -> tuple[str, str]:
     if match is None or not re.search(r"\w", value) or re.search(r"\\(?:cdot|times|div)$", value):
         return text, ""
     words = re.findall(r"[^\W\d_]+", match["words"])
-    known = [_unit_name(word) or _count_name(word) for word in words]
+    unit_names = [_unit_name(word) or _count_name(word) for word in words]
     is_spaced = bool(match["space"])
-    if not all(known):
+    if not all(unit_names):
         # Names of things, of three letters behind a space or in another script.
         is_latin = words[0].isascii() or unicodedata.name(words[0][0]).startswith("LATIN")
-        is_noun = not is_latin or (is_spaced and (len(words[0]) > 2 or words[0] == "of" or bool(known[0])))
+        is_noun = not is_latin or (is_spaced and (len(words[0]) > 2 or words[0] == "of" or bool(unit_names[0])))
         is_of_number = "times" in words or any(word.casefold() in _NO_NOUNS for word in words)
         is_unit = is_noun and not is_of_number and value[-1] in "0123456789})]%"
     elif any(len(word) > 1 for word in words):

@@ -212,17 +212,20 @@ _COUNTED = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s+(?!(?:and|or|to|mod)\b)\(?[^\W\d_
 def _check_own_answers(benchmark: Questions, problems: Problems) -> CheckResult:
     """Look for reference answers that, boxed, are graded wrong, whole or without the words behind their number."""
     name = "own answers"
-    # Integers are always graded right.
-    spelled = (p for p in problems if not re.fullmatch(r"-?\d{1,9}", p.answer))
 
-    def spellings(problem: Problem) -> list[str]:
-        counted_things = _COUNTED.fullmatch(normal.tidy(problem.answer))
-        return [problem.answer, *([counted_things[1]] if counted_things else [])]
+    def refused() -> Iterator[tuple[Problem, str]]:
+        for problem in problems:
+            # Integers are always graded right.
+            if re.fullmatch(r"-?\d{1,9}", problem.answer):
+                continue
+            spellings = [problem.answer]
+            if counted_things := _COUNTED.fullmatch(normal.tidy(problem.answer)):
+                spellings.append(counted_things[1])
+            for text in spellings:
+                if not benchmark.grade(problem, rf"\boxed{{{text}}}").correct:
+                    yield problem, text
 
-    refused = (
-        (p, text) for p in spelled for text in spellings(p) if not benchmark.grade(p, rf"\boxed{{{text}}}").correct
-    )
-    wrong = list(itertools.islice(refused, ENOUGH))
+    wrong = list(itertools.islice(refused(), ENOUGH))
     if not wrong:
         return CheckResult(name, Check.OK, "every reference answer is graded right")
     many = "or more " if len(wrong) == ENOUGH else ""

@@ -1,4 +1,4 @@
-"""What `plan` and `check` say of a spec of servers."""
+"""Reports of `plan` and `check` on a spec of servers."""
 
 from __future__ import annotations
 

@@ -386,13 +386,13 @@ def sweep_command(
         changes = options.spec_changes(set_, problems, samples)
         changed_spec = read_spec(spec, changes)
         if changed_spec.is_served:
-            own = {
+            local_options = {
                 "--screen": screen,
                 "--workers": workers,
                 "--batch-size": batch_size,
                 "--executor": executor != "local",
             }
-            given = [name for name, value in own.items() if value]
+            given = [name for name, value in local_options.items() if value]
             if given:
                 raise KvatlasError(f"{', '.join(given)}: not for servers, which decode themselves.")
             served_plan = dataclasses.replace(make_served_plan(changed_spec, spec.parent), changes=changes)

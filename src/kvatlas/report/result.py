@@ -313,7 +313,11 @@ class Result:
     @property
     def models_with_effects(self) -> set[str]:
         """The models of which an effect of an axis is proven."""
-        return {name.model for effect in self.effects if effect.is_proven for name in effect.names}
+        models: set[str] = set()
+        for effect in self.effects:
+            if effect.is_proven:
+                models.update(name.model for name in effect.names)
+        return models
 
     @cached_property
     def reference(self) -> str:
@@ -442,13 +446,14 @@ class Result:
     @property
     def without_finding(self) -> list[MapResult]:
         """Maps of one benchmark of which nothing is found: no difference, no effect of an axis, no mark."""
-        found = {name for effect in self.effects if effect.is_found for name in effect.names}
+        found = set().union(*(effect.names for effect in self.effects if effect.is_found))
         silent = [one for one in self.single if one.verdict.omnibus is not None and not one.verdict.evidence]
-        return [
-            one
-            for one in silent
-            if one.map.name not in found and not any(loss.keeps_any or loss.breaks_any for loss in one.losses.values())
-        ]
+        maps = []
+        for one in silent:
+            has_mark = any(loss.keeps_any or loss.breaks_any for loss in one.losses.values())
+            if not has_mark and one.map.name not in found:
+                maps.append(one)
+        return maps
 
     @property
     def every(self) -> list[MapResult]:

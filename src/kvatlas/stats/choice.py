@@ -140,8 +140,10 @@ class Choice:
         losses = self.losses
         found = [id_ for id_, loss in losses.items() if loss.is_kept]
         if self.family.is_in_order:
-            ends = [[id_ for id_ in of_chain if id_ in found][-1:] for of_chain in self.family.chains]
-            found = list(chain.from_iterable(ends))
+            kept = set(found)
+            found = []
+            for of_chain in self.family.chains:
+                found += [id_ for id_ in of_chain if id_ in kept][-1:]
         return [(self.settings[id_], losses[id_]) for id_ in found]
 
     @property
@@ -478,7 +480,8 @@ def _saving_of_cells(
     kept, kept_by_full = kv_costs([chosen, full])
     if kept is None or kept_by_full is None:
         # Of servers the bytes of a token may be declared.
-        token_bytes, token_bytes_of_full = _token_bytes(cells), _token_bytes(full_cells)
+        token_bytes = _token_bytes(cells)
+        token_bytes_of_full = _token_bytes(full_cells)
         if token_bytes is None or not token_bytes_of_full:
             return None
         return Saving(token_bytes / token_bytes_of_full, None, is_declared=True)

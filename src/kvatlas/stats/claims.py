@@ -85,9 +85,9 @@ def copied_share(texts: NDArray[Any], is_long: Flags) -> float:
         # The later samples beside this one, all at once.
         are_known = is_known[:, first, None] & is_known[:, first + 1 :]
         are_equal = are_known & (numbers[:, first, None] == numbers[:, first + 1 :])
-        known = are_known.sum(0)
+        known_pairs = are_known.sum(0)
         # The texts of a single problem may be equal by chance.
-        most = max(most, float((are_equal.sum(0) / np.where(known > 1, known, math.inf)).max()))
+        most = max(most, float((are_equal.sum(0) / np.where(known_pairs > 1, known_pairs, math.inf)).max()))
     return most
 
 

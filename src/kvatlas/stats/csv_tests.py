@@ -106,14 +106,14 @@ def pooled_effects(maps: Sequence[Map], by_map: Mapping[MapName, MapTests]) -> l
     averaged = with_means({map_.name: map_ for map_ in maps if not map_.is_mean})
     # The last name of a model and policy is that of the mean, which stands for its benchmarks.
     by_policy = {(name.model, name.policy): name for name in averaged}
-    names = {name: [map_.name for map_ in of_name] for name, of_name in averaged.items()}
     for name in by_policy.values():
         tests = by_map.get(name)
         if tests is not None and tests.basis is Basis.TRACES:
             over = f"{name.model} | {name.benchmark} | {name.policy}"
             for effect in tests.effects:
                 stays = level_stays(averaged[name], effect.axis)
-                effects.append(PooledEffect(effect.axis, effect.levels, over, frozenset(names[name]), stays=stays))
+                names = frozenset(map_.name for map_ in averaged[name])
+                effects.append(PooledEffect(effect.axis, effect.levels, over, names, stays=stays))
 
     for group in grouped(filter(_is_bare, maps), lambda map_: map_.axes).values():
         effects += _effects_of_bare_maps(group)

@@ -142,8 +142,10 @@ class LossFamily:
 
     def open_chains(self, claim: Claim) -> int:
         """Return the number of chains that share the level of a claim: those that are not proven to their end."""
-        ends = [any(self._ends(id_, claim) for id_ in of_chain) for of_chain in self.orders.get(claim, [])]
-        return sum(ends)
+        count = 0
+        for of_chain in self.orders.get(claim, []):
+            count += any(self._ends(id_, claim) for id_ in of_chain)
+        return count
 
     def _ends(self, setting: str, claim: Claim) -> bool:
         loss = self.by_setting.get(setting)
@@ -323,7 +325,7 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
             by_claim[claim] = by_claim[Claim.THESE]
         else:
             lost = paired.units(claim).negated()
-            rows = [[ids.index(id_) for id_ in of_chain] for of_chain in orders[claim]]
+            rows = [list(map(ids.index, of_chain)) for of_chain in orders[claim]]
             by_claim[claim] = losses_of_units(lost, family.margin, rows, family.look, untested)
 
     by_setting = {}

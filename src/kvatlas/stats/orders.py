@@ -95,7 +95,11 @@ def chains_of_settings(
     if chains and provable_margin(sizes, len(chains)) > margin:
         # Not even "nothing lost" could be proven.
         chains = [*_chains_of_policies(numbered), *unnumbered]
-    return [[one.setting.id for one in of_chain] for of_chain in chains]
+    return [list(map(_id_of, of_chain)) for of_chain in chains]
+
+
+def _id_of(one: TestedSetting) -> str:
+    return one.setting.id
 
 
 def _chains_of_policies(settings: Sequence[TestedSetting]) -> list[list[TestedSetting]]:
@@ -122,7 +126,8 @@ def _chains_of_windows(settings: Sequence[TestedSetting]) -> list[list[TestedSet
 
     chains = []
     for group in grouped(settings, group_of).values():
-        varied = [name for name in differing(one.setting.values for one in group) if name != CAP]
+        values = [one.setting.values for one in group]
+        varied = [name for name in differing(values) if name != CAP]
         apart = [_WINDOW] if _WINDOW in varied else _other_axes(group, varied)
         chains += [_from_most(of_value) for of_value in _by_values(group, apart)]
     return chains

@@ -122,8 +122,8 @@ class Plan(PlannedProblems):
     def traces(self) -> int:
         """The number of traces of the sweep."""
         problems = sum(len(problems) for problems in self.problems.values())
-        samples = [self.samples_of(model, policy.setting) for model in self.models for policy, _ in self.policies]
-        return problems * sum(samples)
+        pairs = itertools.product(self.models, self.policies)
+        return problems * sum(self.samples_of(model, policy.setting) for model, (policy, _) in pairs)
 
     def samples_of(self, model: ModelHandle, setting: Setting) -> int:
         """Return the samples of each problem: the full cache may have more than the settings beside it.

@@ -121,11 +121,9 @@ class ServedPlan(PlannedProblems):
 
     def manifest(self, attempts: Mapping[str, int]) -> Manifest:
         """Return the manifest of a run with this plan alone; paths of this machine are not in it."""
-        expected = [
-            cell
-            for served in self.settings
-            for cell in self.expected(served, attempts.get(_name(served), 0))
-        ]  # fmt: skip
+        expected: list[Expected] = []
+        for served in self.settings:
+            expected += self.expected(served, attempts.get(_name(served), 0))
         spec = _without_folders(self.spec.model_dump(mode="json"))
         provenance = {
             "kvatlas": __version__,
@@ -240,14 +238,14 @@ def _settings_of_model(
 
 def _points(spec: Spec, entry: SettingSpec, spec_folder: Path) -> Iterator[dict[str, Value]]:
     """Yield the values of each setting of an entry: those of the axes or of the file of parameters, and its own."""
-    own = {name: value for name, value in entry.fixed_values.items() if name not in SERVED_SETTING_KEYS}
+    fixed = {name: value for name, value in entry.fixed_values.items() if name not in SERVED_SETTING_KEYS}
     if spec.serve_params:
         for values in read_serve_params(spec_folder / spec.serve_params):
-            yield {**{name: _plain(value) for name, value in values.items()}, **own}
+            yield {**{name: _plain(value) for name, value in values.items()}, **fixed}
         return
     axes = spec.crossed(entry)
     for point in itertools.product(*axes.values()):
-        yield {**dict(zip(axes, point, strict=True)), **own}
+        yield {**dict(zip(axes, point, strict=True)), **fixed}
 
 
 def _plain(value: Any) -> Value:

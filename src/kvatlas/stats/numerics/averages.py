@@ -94,17 +94,18 @@ def level_intervals(values: Floats, problems: Sequence[int]) -> list[Contrast]:
     def limits(level: int, alpha: float) -> tuple[float, float]:
         share = alpha / (2 * count * len(values))
         ends = []
-        for number, size in enumerate(problems):
-            own = yes_no_interval(float(level_means[number, level]), size, share)
-            others = yes_no_interval(float(other_means[number, level]), size, share)
-            ends.append((own[0] - others[1], own[1] - others[0]))
+        for level_mean, other_mean, size in zip(level_means[:, level], other_means[:, level], problems, strict=True):
+            low, high = yes_no_interval(float(level_mean), size, share)
+            others_low, others_high = yes_no_interval(float(other_mean), size, share)
+            ends.append((low - others_high, high - others_low))
         low, high = np.mean(ends, axis=0).tolist()
         return low, high
 
     contrasts = []
     for level in range(count):
         # Limits come nearer as their level rises: where they first exclude 0 is found by halving.
-        below, above = -40.0, 0.0
+        below = -40.0
+        above = 0.0
         for _ in range(40):
             middle = (below + above) / 2
             low, high = limits(level, math.exp(middle))
