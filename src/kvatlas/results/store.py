@@ -531,7 +531,7 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from a later one of its name; None if there is none."""
+    """Return the device and inode, by which a file differs from a later one of its name; None without a file."""
     try:
         found = path.stat()
     except OSError:

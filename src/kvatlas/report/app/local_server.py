@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _split_url(text: str) -> SplitResult:
-    """Return the parts of an address, all empty if it is none."""
+    """Return the parts of an address, all empty if it cannot be parsed."""
     try:
         return urlsplit(text)
     except ValueError:
