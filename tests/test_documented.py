@@ -23,6 +23,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs
 #: Options of other programs that pages and sentences name.
 OTHERS = {
     "--no-deps", "--user", "--map-root-user", "--mount", "--system-site-packages", "--model", "--model_args", "--tasks",
+    "--cache-type-k", "--cache-type-v", "--enable-deterministic-inference", "--kv-cache-dtype", "--no-x",
     "--gen_kwargs", "--apply_chat_template", "--limit", "--log_samples", "--batch_size", "--document", "--head",
     "--config", "--long-problems", "--local-dir", "--repo-type",
 }  # fmt: skip
