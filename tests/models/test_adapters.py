@@ -133,3 +133,10 @@ def test_tensors_of_another_model(base: ModelHandle, tmp_path: Path, damage: Any
     (folder / "adapter_model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(KvatlasError, match=r"no readable adapter_model\.safetensors"):
         with_adapter(base, folder).load()
+
+
+def test_a_factor_that_is_not_finite_is_the_adapters(base: ModelHandle, tmp_path: Path) -> None:
+    """Merged, its numbers would be told as a fault of the model's own weights."""
+    folder = save_adapter(base, tmp_path / "adapter", lora_alpha=float("inf"))
+    with pytest.raises(KvatlasError, match=r"^The adapter .* holds values for .* that are no finite numbers\.$"):
+        with_adapter(base, folder).load()

@@ -310,7 +310,12 @@ class Adapter:
             if weight is None or tuple(b.shape) != (weight.shape[0], rank) or tuple(a.shape) != (rank, weight.shape[1]):
                 sizes = f"{tuple(b.shape)} and {tuple(a.shape)} with r {rank}"
                 raise KvatlasError(f"The adapter {self.address!r} does not fit the model {name!r}: {layer!r}, {sizes}.")
-            weight.copy_(weight.float() + factor * (b @ a).to(weight.device))
+            update = factor * (b @ a)
+            if not update.isfinite().all():
+                raise KvatlasError(
+                    f"The adapter {self.address!r} holds values for {layer!r} that are no finite numbers."
+                )
+            weight.copy_(weight.float() + update.to(weight.device))
         check_finite(name, model)
 
     def _pairs(self) -> list[tuple[str, Tensor, Tensor]]:
