@@ -148,6 +148,41 @@ def test_wrong_words_end_in_a_sentence(kvatlas: Call, tmp_path: Path, words: tup
     assert sentence in kvatlas.refuse("import", file, tmp_path / "run", *words)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [("1.1", "1.10"), (7, "007"), ("1000", "1e3"), ("FP8", "fp8"), ("fp8", "fp8 ")]
+)
+def test_one_value_in_two_spellings_is_refused(kvatlas: Call, tmp_path: Path, first: Any, second: Any) -> None:
+    file = tmp_path / "a.jsonl"
+    values = [None, first, second]
+    rows = [{"problem": "p0", "sample": sample, "correct": 1, "version": value} for sample, value in enumerate(values)]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    refused = kvatlas.refuse("import", file, tmp_path / "run", "--axis", "version")
+    assert f"Row 3 of a.jsonl has 'version' as {str(second)!r}, and a row before as {str(first)!r}" in refused
+
+
+def test_nan_and_digits_with_underscores_are_texts(kvatlas: Call, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    values = ["", "nan", "inf", "1_0", "10"]
+    file.write_text("problem,scale,correct\n" + "".join(f"p0,{value},1\n" for value in values))
+    kvatlas.succeed("import", file, tmp_path / "run", "--axis", "scale")
+    with Store.open(tmp_path / "run") as store:
+        assert store.manifest().axes == (("scale", ("nan", "inf", "1_0", 10)),)
+
+
+def test_rows_without_values_are_no_reference_beside_a_named_one(kvatlas: Call, tmp_path: Path) -> None:
+    file = answers(tmp_path / "a.jsonl")
+    refused = kvatlas.refuse("import", file, tmp_path / "run", "--axis", "window", "--reference", "window=512")
+    assert "Row 1 of a.jsonl has no value of window" in refused
+
+
+def test_an_id_that_two_problems_have_is_refused(kvatlas: Call, tmp_path: Path) -> None:
+    problems = tmp_path / "sums.jsonl"
+    problems.write_text("".join(f'{{"id": "s", "problem": "{n} + 1?", "answer": "{n + 1}"}}\n' for n in range(2)))
+    file = answers(tmp_path / "a.jsonl", problem="s")
+    refused = kvatlas.refuse("import", file, tmp_path / "run", "--axis", "window", "--benchmark", problems)
+    assert "two problems with the id 's'" in refused
+
+
 def test_a_file_without_the_reference_or_of_a_sweep_is_refused(kvatlas: Call, tmp_path: Path) -> None:
     file = answers(tmp_path / "a.jsonl")
     lines = file.read_text().splitlines(True)

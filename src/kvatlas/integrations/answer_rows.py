@@ -48,8 +48,8 @@ def import_answers(
 ) -> tuple[Expected, ...]:
     """Import a file of answers into a run, new or of an earlier import of answers, and return its cells.
 
-    Each column in `axes` is a parameter of the setting of a row. The reference are the rows without any of these
-    values, or those with the values `reference` (`NAME=VALUE`). With a `benchmark` (a file or a name) texts are graded.
+    Each column in `axes` is a parameter of the setting of a row, each value in one spelling. The reference are the rows
+    without any of these values, or those with the values `reference` (`NAME=VALUE`). With a `benchmark` (a file or a name) texts are graded.
     Raises KvatlasError, with the number of the row, for what is missing, repeated or of the wrong type.
     """
     reference_values = {}
@@ -135,6 +135,7 @@ class _AnswerFile:
 
     def rows(self) -> Iterator[_Row]:
         """Yield the rows with their settings."""
+        spellings: dict[tuple[str, Any], str] = {}
         for row_number, values in enumerate(read_rows(self.path, _NOUN), 1):
             where = f"Row {row_number} of {self.path.name}"
             texts = {name: "" if value is None else str(value) for name, value in values.items()}
@@ -158,7 +159,21 @@ class _AnswerFile:
                 problem = self.problems[problem].id
 
             given = {axis: number(texts[axis]) for axis in self.axes if texts.get(axis)}
+            for axis, value in given.items():
+                # 1.1 and 1.10 are one number and may be two versions.
+                value = value.strip().casefold() if isinstance(value, str) else value
+                spelling = spellings.setdefault((axis, value), texts[axis])
+                if spelling != texts[axis]:
+                    raise KvatlasError(
+                        f"{where} has {axis!r} as {texts[axis]!r}, and a row before as {spelling!r}; expected one "
+                        "spelling of a value, and letters in values that differ as texts alone (v1.10)."
+                    )
             setting = Setting.from_parameters("served", **given)
+            if not given and self.reference:
+                raise KvatlasError(
+                    f"{where} has no value of {' and '.join(self.axes)}: such rows are the reference where --reference "
+                    "names no other."
+                )
             if given == self.reference or not given:
                 setting = REFERENCE
             elif len(given) < len(self.axes):
@@ -202,5 +217,7 @@ def _problems_by_name(benchmark: Benchmark) -> dict[str, Problem]:
     for row_number, row in enumerate(read_rows(Path(file)) if (file := getattr(benchmark, "file", "")) else (), 1):
         problem = problems.get(f"{benchmark.name}-{row_number:03d}")
         if problem is not None and row.get("id") is not None:
+            if str(row["id"]) in named:
+                raise KvatlasError(f"{file!r} has two problems with the id {str(row['id'])!r}; expected it once.")
             named[str(row["id"])] = problem
     return problems | named
