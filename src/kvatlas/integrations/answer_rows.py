@@ -49,7 +49,8 @@ def import_answers(
     """Import a file of answers into a run, new or of an earlier import of answers, and return its cells.
 
     Each column in `axes` is a parameter of the setting of a row, each value in one spelling. The reference are the rows
-    without any of these values, or those with the values `reference` (`NAME=VALUE`). With a `benchmark` (a file or a name) texts are graded.
+    without any of these values, or those with the values `reference` (`NAME=VALUE`). With a `benchmark` (a file or a
+    name) texts are graded.
     Raises KvatlasError, with the number of the row, for what is missing, repeated or of the wrong type.
     """
     reference_values = {}
