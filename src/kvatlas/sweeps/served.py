@@ -356,6 +356,8 @@ class _Driver:
         for served in self.plan.settings:
             if served.setting == AGAIN and self.failures:
                 # It is asked last, after all others.
+                if self._lacks(self._cells(served)):
+                    self._leave_out(served)
                 self.on_message("The reference is asked again once all settings are whole.")
                 continue
             try:
