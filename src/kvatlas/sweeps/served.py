@@ -505,7 +505,10 @@ class _Driver:
                 continue
             clause = ", ".join(f"{one} {session.get(one)!r} in place of {earlier.get(one)!r}" for one in unlike)
             if not same_setting:
-                raise ServerError(f"The server of {served.label} has {clause}: it is another model than the others', unless serve_cmd gives both one name.")
+                raise ServerError(
+                    f"The server of {served.label} has {clause}: it is another model than the others', unless "
+                    "serve_cmd gives both one name."
+                )
             if not self.replace_run:
                 raise ServerError(f"The server of {served.label} has {clause}; --replace asks all of its answers anew.")
             sessions = [
