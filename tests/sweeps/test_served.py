@@ -179,6 +179,28 @@ def test_a_repaired_setting_is_asked_and_the_reference_again_after_it(tmp_path: 
     assert run_sweep(spec("fine"), folder) == []
 
 
+def test_a_run_whose_reference_cannot_be_asked_again_is_not_whole(tmp_path: Path) -> None:
+    serve_cmd = f"bash -c 'test ! -e {tmp_path}/gone && exec {COMMAND}'"
+    spec = fake_spec(
+        models=[{"name": "fake", "serve_cmd": serve_cmd}],
+        settings={"policy": "served", "env": {"S": "{s}"}},
+        axes={"s": ["1"]},
+    )
+
+    def end_servers(sentence: str) -> None:
+        if "fake again" in sentence:
+            (tmp_path / "gone").touch()
+
+    folder = tmp_path / "run"
+    with pytest.raises(KvatlasError, match="fake again"):
+        sweep_servers(make_served_plan(parse_spec(spec), tmp_path), folder, on_message=end_servers)
+    with pytest.raises(KvatlasError, match="4 of 12 traces are missing"):
+        open_run(folder).describe()
+    (tmp_path / "gone").unlink()
+    run_sweep(spec, folder)
+    open_run(folder).describe()
+
+
 def test_settings_are_not_compared_with_the_reference_of_another_command(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run_sweep(fake_spec(), folder)

@@ -395,7 +395,7 @@ class _Driver:
             except ServerError as error:
                 if served.setting == REFERENCE:
                     raise
-                if not self._has_answers(served):
+                if served.setting != AGAIN and not self._has_answers(served):
                     # Of a setting that cannot be served the maps of the others say nothing.
                     self._leave_out(served)
                 self._fail(served, str(error))
