@@ -70,6 +70,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_json({"error": "the engine died"}, 500)
             return
         question = request["messages"][-1]["content"]
+        if "short-prompts" in options.mode and len(question) > 20:
+            self.send_json({"error": "the prompt is too long for this cache"}, 400)
+            return
         seed = 0 if "constant" in options.mode else request.get("seed")
         text = f"{question.upper()} {seed} {options.kv_cache_dtype}"
         choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}

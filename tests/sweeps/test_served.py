@@ -112,6 +112,9 @@ def test_each_setting_is_asked_of_its_own_server_and_the_reference_twice(tmp_pat
         {"sampling": {"temperature": 0}},
         {"baseline": [{"policy": "window", "kv_budget": 144}]},
         {"models": [{"name": "fake", "serve_cmd": COMMAND, "kv_bytes": "many"}]},
+        {"settings": {"policy": "served", "kv_bytes": {"kv_cache_dtype": {"fp9": 512}}}},
+        {"settings": {"policy": "served", "kv_bytes": {"kv_dtype": {"fp8": 512}}}},
+        {"settings": {"policy": "served", "control": "ture"}},
     ],
 )
 def test_a_wrong_spec_is_one_sentence_before_anything_is_started(
@@ -134,9 +137,89 @@ def test_one_setting_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
         run_sweep(spec, folder)
     assert "ValueError: fp9 is no dtype" in str(error.value)
     settings = {setting for setting, *_ in stored(folder)}
-    assert settings == {"reference", "served(words=--kv-cache-dtype=fp8)"}
+    assert settings == {"reference", "served(words=--kv-cache-dtype=fp8)", "again"}
     # What could be served is read without the one that could not.
     assert "Values" in str(open_run(folder).describe())
+
+
+def fields_of_again(folder: Path) -> tuple[str, int]:
+    """Return the run key of the reference asked again, and the number of its starts."""
+    with Store.open(folder) as store:
+        manifest = store.manifest()
+    (cell,) = (cell for cell in manifest.expected if cell.setting == AGAIN)
+    return cell.run_key, sum(one["setting"] == AGAIN.id for one in manifest.provenance["sessions"])
+
+
+def test_a_repaired_setting_is_asked_and_the_reference_again_after_it(tmp_path: Path) -> None:
+    def spec(mode: str) -> dict[str, Any]:
+        options = f"--kv-cache-dtype {{kv_cache_dtype}} --mode {mode}"
+        settings = [
+            {"policy": "served", "kv_cache_dtype": "fp8"},
+            {"policy": "served", "kv_cache_dtype": "bf16", "options": options},
+        ]
+        return fake_spec(settings=settings, axes={})
+
+    folder = tmp_path / "run"
+    # All questions of a setting may fail as well as its start.
+    with pytest.raises(KvatlasError, match="questions failed"):
+        run_sweep(spec("short-prompts"), folder)
+    assert "bf16" not in str(open_run(folder).describe())
+    earlier, starts = fields_of_again(folder)
+    assert starts == 1
+
+    said = run_sweep(spec("fine"), folder)
+    assert [sentence.partition(":")[0] for sentence in said] == [
+        "Starting the server of fake kv_cache_dtype=bf16",
+        "Starting the server of fake again",
+    ]
+    assert len(stored(folder)) == 4 * 4
+    assert "bf16" in str(open_run(folder).describe())
+    later, starts = fields_of_again(folder)
+    assert (later != earlier, starts) == (True, 2)
+    assert run_sweep(spec("fine"), folder) == []
+
+
+def test_a_run_whose_reference_cannot_be_asked_again_is_not_whole(tmp_path: Path) -> None:
+    serve_cmd = f"bash -c 'test ! -e {tmp_path}/gone && exec {COMMAND}'"
+    spec = fake_spec(
+        models=[{"name": "fake", "serve_cmd": serve_cmd}],
+        settings={"policy": "served", "env": {"S": "{s}"}},
+        axes={"s": ["1"]},
+    )
+
+    def end_servers(sentence: str) -> None:
+        if "fake again" in sentence:
+            (tmp_path / "gone").touch()
+
+    folder = tmp_path / "run"
+    with pytest.raises(KvatlasError, match="fake again"):
+        sweep_servers(make_served_plan(parse_spec(spec), tmp_path), folder, on_message=end_servers)
+    with pytest.raises(KvatlasError, match="4 of 12 traces are missing"):
+        open_run(folder).describe()
+    (tmp_path / "gone").unlink()
+    run_sweep(spec, folder)
+    open_run(folder).describe()
+
+
+def test_settings_are_not_compared_with_the_reference_of_another_command(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_sweep(fake_spec(), folder)
+    changed = fake_spec(models=[{"name": "fake", "serve_cmd": f"{COMMAND} --say hi"}], axes={"kv_cache_dtype": ["fp8"]})
+    before = stored(folder)
+    with pytest.raises(KvatlasError, match=r"another command of the reference.*bf16"):
+        run_sweep(changed, folder)
+    assert stored(folder) == before
+
+    # With all settings, or in place of them, nothing is left to compare wrongly.
+    run_sweep(changed | {"axes": {"kv_cache_dtype": ["fp8", "bf16"]}}, folder)
+    with Store.open(folder) as store:
+        commands = store.manifest().provenance["commands"].values()
+    assert all("--say hi" in command for command in commands)
+    assert len(stored(folder)) == 4 * 4
+    run_sweep(fake_spec(axes={"kv_cache_dtype": ["fp8"]}), folder, replace_run=True)
+    with Store.open(folder) as store:
+        sessions = store.manifest().provenance["sessions"]
+    assert not [one for one in sessions if "bf16" in one["setting"]]
 
 
 def test_the_reference_fails_first_and_alone(tmp_path: Path) -> None:
@@ -349,3 +432,15 @@ def test_a_server_that_writes_one_text_for_all_seeds_proves_nothing_on_these_pro
     said = run_sweep(spec, tmp_path / "run")
     assert any("one text for all seeds" in sentence for sentence in said)
     assert RunData.open(tmp_path / "run").refused == "the server writes one text for all seeds"
+
+
+def test_declared_bytes_of_keys_and_values_are_added(tmp_path: Path) -> None:
+    (tmp_path / "kv.json").write_text(json.dumps([{"k": "q8", "v": "q8"}, {"k": "q8", "v": "q4"}, {"k": "q4"}]))
+    spec = fake_spec(
+        settings={"policy": "served", "kv_bytes": {"k": {"q8": 100, "q4": 50}, "v": {"q8": 1000}}},
+        axes={},
+        serve_params="kv.json",
+    )
+    plan = make_served_plan(parse_spec(spec), tmp_path)
+    # Of one value nothing is declared, and one setting lacks an axis.
+    assert [served.kv_bytes for served in plan.settings] == [None, 1100, None, None, None]

@@ -212,7 +212,9 @@ def _settings_of_model(
     settings = [first]
     for entry in spec.settings or [SettingSpec(policy=SERVED)]:
         layer = {key: value for key, value in entry.fixed_values.items() if key in SERVED_SETTING_KEYS}
-        for values in _points(spec, entry, spec_folder):
+        points = list(_points(spec, entry, spec_folder))
+        _check_bytes(layer.get("kv_bytes"), points)
+        for values in points:
             if not values:
                 raise KvatlasError("A setting has no value: name axes, serve_params, or values beside policy: served.")
             for axis, value in values.items():
@@ -225,7 +227,7 @@ def _settings_of_model(
                     setting=Setting.from_parameters(SERVED, **values),
                     command=Command.layered(model, layer).render(values),
                     samples=spec.samples,
-                    control=str(layer.get("control", "")).lower() == "true",
+                    control=_flag("control", layer.get("control", False)),
                     kv_bytes=_bytes_of_setting(layer.get("kv_bytes"), values),
                 )
             )
@@ -256,18 +258,39 @@ def _plain(value: Any) -> Value:
     return plain
 
 
+def _check_bytes(declared: Any, points: Sequence[Mapping[str, Value]]) -> None:
+    """Raise KvatlasError if declared KV bytes name an axis or a value that none of these settings has."""
+    for axis, by_value in declared.items() if isinstance(declared, Mapping) else ():
+        known = {str(values[axis]).lower() for values in points if axis in values}
+        if not known or not isinstance(by_value, Mapping):
+            raise KvatlasError(f"kv_bytes: expected a number, or bytes by the values of an axis; {axis!r} is no axis.")
+        unknown = [value for value in by_value if str(value).lower() not in known]
+        if unknown:
+            raise KvatlasError(f"kv_bytes: {axis} has no value {unknown[0]!r}; expected {', '.join(sorted(known))}.")
+
+
 def _bytes_of_setting(declared: Any, values: Mapping[str, Value]) -> int | None:
-    """Return the declared KV bytes of a token: a number, or by the values of an axis (`{axis: {value: bytes}}`)."""
+    """Return the declared KV bytes of a token: a number, or by the values of axes (`{axis: {value: bytes}}`).
+
+    Of several axes, as of keys and of values, it is the sum; None if the bytes of one are not declared.
+    """
     if not isinstance(declared, Mapping):
         return _positive("kv_bytes", declared, None)
+    total = 0
     for axis, by_value in declared.items():
-        if axis not in values or not isinstance(by_value, Mapping):
-            raise KvatlasError(f"kv_bytes: expected a number, or bytes by the values of an axis; {axis!r} is no axis.")
-        found = {str(value): of_value for value, of_value in by_value.items()}
-        text = str(values[axis])
-        if text in found:
-            return _positive("kv_bytes", found[text], None)
-    return None
+        found = {str(value).lower(): of_value for value, of_value in by_value.items()}
+        of_axis = _positive("kv_bytes", found.get(str(values.get(axis)).lower()), None)
+        if of_axis is None:
+            return None
+        total += of_axis
+    return total or None
+
+
+def _flag(key: str, given: Any) -> bool:
+    """Return a spec's true or false."""
+    if str(given).lower() not in ("true", "false"):
+        raise KvatlasError(f"{key}: expected true or false, {given!r} was given.")
+    return str(given).lower() == "true"
 
 
 def _positive(key: str, given: Any, default: int | None) -> int | None:
@@ -292,6 +315,15 @@ def _without_folders(value: Any) -> Any:
 def _name(served: ServedSetting) -> str:
     """Return the name of a setting of a model in the provenance of a run."""
     return f"{served.model} {served.setting.id}"
+
+
+def _of_another_reference(now: Manifest, earlier: Manifest) -> str:
+    """Return as a clause that settings of an earlier sweep were compared with another reference than now, or ""."""
+    others = now.others(earlier)
+    run_keys = {cell.name: cell.run_key for cell in now.expected if cell.setting == REFERENCE}
+    if not others or all(run_keys.get(cell.name, cell.run_key) == cell.run_key for cell in earlier.expected):
+        return ""
+    return f"another command of the reference, beside settings that this spec lacks ({others[0].setting})"
 
 
 # -- the sweep --------------------------------------------------------------------------------------------------------
@@ -339,7 +371,7 @@ class _Driver:
         now = self.plan.manifest(attempts)
         if not self.replace_run:
             changed = [earlier.changed_problems(name, problems) for name, problems in self.plan.problems.items()]
-            unlike = now.unlike(earlier) or ", ".join(filter(None, changed))
+            unlike = now.unlike(earlier) or ", ".join(filter(None, changed)) or _of_another_reference(now, earlier)
             if unlike:
                 raise KvatlasError(
                     f"The run in {str(self.folder.parent)!r} has {unlike}; name another folder, or replace its "
@@ -347,6 +379,10 @@ class _Driver:
                 )
             now = now.merge_with(earlier)
         kept = {name: earlier.provenance[name] for name in ("sessions", "seeds") if name in earlier.provenance}
+        if "sessions" in kept:
+            # Those of settings that --replace drops tell nothing of this run.
+            promised = {(cell.model, cell.setting.id) for cell in now.expected}
+            kept["sessions"] = [one for one in kept["sessions"] if (one["served"], one["setting"]) in promised]
         commands = {**earlier.provenance.get("commands", {}), **now.provenance["commands"]}
         self.manifest = now.with_cells([], **kept, commands=commands)
         self.store.put_manifest(self.manifest)
@@ -354,18 +390,12 @@ class _Driver:
     def run(self) -> None:
         """Ask each setting what it lacks. Raises KvatlasError at the end for those that are not whole."""
         for served in self.plan.settings:
-            if served.setting == AGAIN and self.failures:
-                # It is asked last, after all others.
-                if self._lacks(self._cells(served)):
-                    self._leave_out(served)
-                self.on_message("The reference is asked again once all settings are whole.")
-                continue
             try:
                 self._ask(served)
             except ServerError as error:
                 if served.setting == REFERENCE:
                     raise
-                if not any(True for _ in stored_answers(self.store, self._cells(served))):
+                if served.setting != AGAIN and not self._has_answers(served):
                     # Of a setting that cannot be served the maps of the others say nothing.
                     self._leave_out(served)
                 self._fail(served, str(error))
@@ -400,6 +430,9 @@ class _Driver:
     def _lacks(self, cells: Sequence[AskedCell]) -> bool:
         stored = self.store.keys()
         return any(question.key not in stored for question in questions_of(cells))
+
+    def _has_answers(self, served: ServedSetting) -> bool:
+        return any(True for _ in stored_answers(self.store, self._cells(served)))
 
     def _ask(self, served: ServedSetting) -> None:
         """Ask what a setting lacks; its server is started again if it ends meanwhile. Raises ServerError."""
@@ -436,7 +469,10 @@ class _Driver:
             if failure is not None:
                 raise failure
             if answers.failures:
-                self._fail(served, f"{len(answers.failures):,} questions failed: {answers.failures[0]}")
+                sentence = f"{len(answers.failures):,} questions failed: {answers.failures[0]}"
+                if not self._has_answers(served):
+                    raise ServerError(sentence)
+                self._fail(served, sentence)
             break
         self._check_prompts(served)
 
@@ -469,7 +505,10 @@ class _Driver:
                 continue
             clause = ", ".join(f"{one} {session.get(one)!r} in place of {earlier.get(one)!r}" for one in unlike)
             if not same_setting:
-                raise ServerError(f"The server of {served.label} has {clause}: it is another model than the others'.")
+                raise ServerError(
+                    f"The server of {served.label} has {clause}: it is another model than the others', unless "
+                    "serve_cmd gives both one name."
+                )
             if not self.replace_run:
                 raise ServerError(f"The server of {served.label} has {clause}; --replace asks all of its answers anew.")
             sessions = [
@@ -478,12 +517,19 @@ class _Driver:
             self._ask_anew(served)
             break
         self._put(self.manifest.with_cells([], sessions=[*sessions, session]))
+        again = next(one for one in self.plan.settings if one.model == served.model and one.setting == AGAIN)
+        if served.setting != AGAIN and self._has_answers(again):
+            # It is asked last, so that it sees what changed until then.
+            self._ask_anew(again)
 
     def _ask_anew(self, served: ServedSetting) -> None:
         """Give the cells of a setting keys of another attempt, under which nothing is stored."""
         attempts = {**self.manifest.provenance.get("attempts", {})}
         attempts[_name(served)] = attempts.get(_name(served), 0) + 1
-        cells = self.plan.expected(served, attempts[_name(served)])
+        cells = [
+            replace(cell.expected, run_key=self.plan.key(served, cell.benchmark, attempts[_name(served)]))
+            for cell in self._cells(served)
+        ]
         self._put(self.manifest.with_cells(cells, attempts=attempts))
 
     def _check_prompts(self, served: ServedSetting) -> None:
