@@ -238,14 +238,12 @@ def _declared_types(owner: type, name: str) -> set[Any]:
 
 
 def number(text: str) -> int | float | str:
-    """Return the finite number that a text spells in ASCII digits, else the text."""
-    for kind in (int, float) if text.isascii() and "_" not in text else ():
+    """Return the number that a text spells in ASCII digits, else the text."""
+    for kind in (int, float) if text.isascii() else ():
         try:
-            value = kind(text)
+            return kind(text)
         except ValueError:
             continue
-        # nan equals nothing, not even itself.
-        return value if abs(value) < math.inf else text
     return text
 
 

@@ -32,6 +32,8 @@ HOSTILE: list[tuple[str, str, bool]] = [
     ("3", r"\boxed{" + ",".join(["3"] * 400) + "}", False),
     ("3", r"\boxed{" + "-" * 600 + "3}", False),
 ]
+#: A sum that takes longer than any limit on a comparison.
+ENDLESS = r"\sum_{k=1}^{10^7} \frac{1}{k}"
 DATA = Path(__file__).parent
 #: Answers with the verdict that a careful person gives: (reference, what the model wrote after thinking, correct).
 ALL = [
@@ -120,7 +122,7 @@ def test_no_answer_is_told_from_a_wrong_one() -> None:
     assert grade("7", "I do not know.").status is Status.NO_ANSWER
     assert grade("7", r"\boxed{8}") == Grade(False, 0.0, "8", Status.OK)
     assert grade("7", r"\boxed{7}") == Grade(True, 1.0, "7", Status.OK)
-    assert grade("3", r"\boxed{9^{9^{9^9}}}").status is Status.GRADER_TIMEOUT
+    assert grade("3", rf"\boxed{{{ENDLESS}}}").status is Status.GRADER_TIMEOUT
 
 
 @pytest.mark.parametrize(("text", "answer"), extractions("bare"))
@@ -180,7 +182,7 @@ def test_algebra_runs_in_threads_and_a_killed_process_is_replaced() -> None:
 def test_time_and_memory_are_limited() -> None:
     judge = ComparisonProcess(seconds=1)
     began = time.perf_counter()
-    assert judge.ask("9^{9^{9^9}}", "3") is Equality.TIMEOUT
+    assert judge.ask(ENDLESS, "3") is Equality.TIMEOUT
     assert time.perf_counter() - began < 60
     assert judge.process is None
     assert judge.ask("2x", "x+x") is Equality.EQUAL
@@ -189,6 +191,19 @@ def test_time_and_memory_are_limited() -> None:
     assert f"Max address space         {judges.MEMORY_BYTES}" in limits
     judge.close()
     assert process.poll() is not None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("9^{9^{9^9}}", "2^{-10^9}", "0.1^{10^9}", r"\sqrt{2}^{10^{12}}", "(2x)^{10^9}", "2^2^2^2^2^2^2"),
+        *("(10^6)!", "10!!!", r"\binom{10^9}{10^8}", r"\cos(10^{10^6})"),
+    ],
+)
+def test_numbers_that_would_fill_the_memory_are_not_computed(answer: str) -> None:
+    judge = ComparisonProcess(seconds=1)
+    assert judge.ask("7", answer) is Equality.UNEQUAL
+    judge.close()
 
 
 def test_the_parts_of_one_answer_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +232,7 @@ def test_an_interrupted_comparison_leaves_no_reply_behind() -> None:
     interrupt = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
-        judge.ask("9^{9^{9^9}}", "3")
+        judge.ask(ENDLESS, "3")
     interrupt.join()
     pairs = [("x+1", "1+x", True), ("x+1", "x+2", False)] * 3
     assert [judge.ask(first, second) for first, second, _ in pairs] == [Equality(same) for *_, same in pairs]

@@ -173,6 +173,12 @@ def underscores(folder: Path) -> Sides:
     return write_rows(folder / "a.jsonl", sides[0]), write_rows(folder / "b.jsonl", sides[1])
 
 
+@refused("the sample is '1000000000.*expected a whole number from 0")
+def a_number_beyond_floats(folder: Path) -> Sides:
+    sides = [[{"problem": i, "correct": 1, "sample": sample} for i in N] for sample in (0, 10**400)]
+    return write_rows(folder / "a.jsonl", sides[0]), write_rows(folder / "b.jsonl", sides[1])
+
+
 @refused("2 logs of one task at temperature 0")
 def an_older_run_beside_the_new_one(folder: Path) -> Sides:
     before = write_lm(folder / "a", (lm_row(i) for i in N))

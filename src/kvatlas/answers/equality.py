@@ -30,6 +30,14 @@ _LED = re.compile(
     r"^(?:[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)|exactly|precisely|just|only)\s*(?=[\d\\(\[.-])"
     r"|^(?i:the\s(?:final\s)?answer\sis\s)"
 )
+#: The scale of a temperature.
+_SCALE = re.compile(r"(?:\\circ|degrees?|(?<=\d))\s*([CFK])(?:elsius|ahrenheit|elvins?)?\s*$")
+#: Words behind a quantity of which one says the contrary of the other.
+_CONTRARY = (
+    *(("left", "right"), ("north", "south"), ("east", "west"), ("up", "down"), ("above", "below"), ("ago", "later")),
+    *(("before", "after"), ("earlier", "later"), ("more", "fewer"), ("more", "less"), ("increase", "decrease")),
+    *(("profit", "loss"), ("gain", "loss"), ("ahead", "behind"), ("upward", "downward"), ("inward", "outward")),
+)
 #: Any relation; and an approximation, which is an assignment of a rounded value.
 _ANY_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|lt|gt|equiv|approx|in|notin|to|sim)(?![A-Za-z])")
 _APPROXIMATED = re.compile(rf"^\s*{_NAME}\s*\\approx(?![A-Za-z])")
@@ -98,7 +106,22 @@ def _compare_denials(value: str, other: str) -> Decision:
     return Equality.UNEQUAL if denied[0] != denied[1] else None
 
 
+def _compare_contraries(value: str, other: str) -> Decision:
+    """Quantities of contrary directions: 5 m north and 5 m south."""
+    words, other_words = (set(re.findall(r"(?<![\\a-z])[a-z]+", text.casefold())) for text in (value, other))
+    only_value = words - other_words
+    only_other = other_words - words
+    is_contrary = any(
+        (a in only_value and b in only_other) or (b in only_value and a in only_other) for a, b in _CONTRARY
+    )
+    return Equality.UNEQUAL if is_contrary else None
+
+
 def _compare_units(value: str, other: str) -> Decision:
+    scale = _SCALE.search(value)
+    other_scale = _SCALE.search(other)
+    if scale and other_scale and scale[1] != other_scale[1]:
+        return Equality.UNEQUAL
     first = quantities.unit_exponents(value)
     second = quantities.unit_exponents(other, loose=True)
     return Equality.UNEQUAL if first and second and first != second else None
@@ -209,6 +232,10 @@ def _compare_solution_sets(value: str, other: str) -> Decision:
     first = normal.intervals(value)
     second = normal.intervals(other)
     if first is None or second is None:
+        # Solutions that are joined by "and" are others than those joined by "or".
+        joints = [set(re.findall(r"(?<!\w)(?:and|or)(?!\w)", text)) for text in (value, other)]
+        if all(joints) and joints[0] != joints[1]:
+            return Equality.UNEQUAL
         condition = normal.condition(value)
         other_condition = normal.condition(other)
         if condition and other_condition:
@@ -344,6 +371,7 @@ def _drop_units(value: str, other: str) -> Decision:
 #: In order: the first rule that decides gives the result.
 RULES: tuple[Callable[[str, str], Decision], ...] = (
     _compare_denials,
+    _compare_contraries,
     _drop_conditions,
     _drop_subjects,
     _compare_times,

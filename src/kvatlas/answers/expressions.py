@@ -52,6 +52,8 @@ _RELATIONS = {
     **{"\\" + name: "\\" + name for name in _SIGNS.split()},
 }
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
+#: The bits of the largest number that is computed: a few signs may stand for one that fills the memory.
+_MOST_BITS = 2**18
 _UNTOLD_BASE = sympy.Symbol("base", positive=True)
 
 
@@ -182,7 +184,7 @@ class _Parser:
         value = self.value()
         while sign := self.accept("^", "!", "%"):
             if sign == "!":
-                value = sympy.factorial(value)
+                value = _combinations(sympy.factorial, value)
             elif sign == "%":
                 value = value / 100
             elif self.accept(r"\circ"):
@@ -192,6 +194,9 @@ class _Parser:
         return value
 
     def power(self, base: Any, exponent: Any) -> Any:
+        if exponent.is_Rational:
+            numbers = [max(abs(number.p), number.q) for number in base.atoms(sympy.Rational)]
+            _check_size(abs(exponent) * max((number.bit_length() - 1 for number in numbers), default=0))
         # An odd root of a negative number is real.
         if base.is_Rational and base < 0 and exponent.is_Rational and exponent.q % 2 and exponent.q > 1:
             return (-1) ** exponent.p * (-base) ** exponent
@@ -261,7 +266,7 @@ class _Parser:
         bare = name
         if name == "C" and self.next == "(":
             # Typed combinations.
-            return sympy.binomial(*self.group("("))
+            return _combinations(sympy.binomial, *self.group("("))
         if self.accept("_"):
             name += "_" + self.raw()
         while self.accept("'"):
@@ -303,7 +308,8 @@ class _Parser:
             case "frac":
                 return self.fraction()
             case "binom":
-                return sympy.binomial(*(self.group("(") if self.next == "(" else (self.argument(), self.argument())))
+                numbers = self.group("(") if self.next == "(" else (self.argument(), self.argument())
+                return _combinations(sympy.binomial, *numbers)
             case "sqrt":
                 degree = self.single("[") if self.next == "[" else sympy.Integer(2)
                 return self.power(self.argument(), 1 / degree)
@@ -412,6 +418,20 @@ class _Parser:
             return sympy.Limit(body, variable, _whole(first))
         operation = sympy.Sum if name == "sum" else sympy.Product
         return operation(body, (variable, _whole(first), _whole(bounds["^"])))
+
+
+def _check_size(bits: Any) -> None:
+    """Raise UnreadableError for a number of so many bits that it is not computed."""
+    if bits > _MOST_BITS:
+        raise UnreadableError("too large a number")
+
+
+def _combinations(function: Any, number: Any, *chosen: Any) -> Any:
+    """Return a factorial, or a binomial coefficient of a number and of how many are chosen."""
+    if number.is_Integer:
+        factors = min([abs(number), *(abs(count) for count in chosen if count.is_Integer)])
+        _check_size(factors * int(number).bit_length())
+    return function(number, *chosen)
 
 
 def _quotient(top: Any, bottom: Any) -> Any:

@@ -55,7 +55,8 @@ _DISPLAY = re.compile(r"\s*(?:\$\$(.+?)\$\$|\\\[(.+?)\\\])", re.DOTALL)
 #: Words before a statement that is not the writer's.
 _HEDGE = re.compile(
     r"\b(?:(?:thought|initially|at\sfirst|(?:might|may|could|some|people)\s(?:say|think|guess)|if|suppose|assum\w+"
-    r"|tempting\sto\s(?:say|think|guess|conclude)|claim(?:s|ed)?|not\s(?:true|right|correct|the\scase)\sthat)\s"
+    r"|tempting\sto\s(?:say|think|guess|conclude)|claim(?:s|ed)?|(?<!no\s)(?<!\sa\s)(?<!out\s)doubt"
+    r"|not\s(?:true|right|correct|the\scase)\sthat)\s"
     r"[^.,;:!?\n]{0,30}|(?:wrong|incorrect|false|naive)\s)$",
     re.IGNORECASE,
 )

@@ -31,7 +31,7 @@ from kvatlas.core import Grade, Status
 
 OWN = "kvatlas"
 #: Rises whenever a grade of another grader changes.
-VERSION = 4
+VERSION = 5
 
 
 def reference_letter(reference: str) -> str:

@@ -183,6 +183,7 @@ def closing(text: str) -> int:
 
 #: Not right behind a bracket: (12,102) is an interval or a point.
 _THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:,\d{3})+(?![\d,])")
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,/]| \d)|\.\d{3}(?: \d{3})+(?![\d/])")
 _NUMBER = rf"[+-]?(?:\d{{1,{LONGEST}}}(?:\.\d{{0,60}})?|\.\d{{1,60}})"
 _PLAIN = re.compile(_NUMBER)
 _MIXED = re.compile(r"(-?)(\d{1,12})\s*\\frac\{(\d{1,12})\}\{(\d{1,12})\}|(-?)(\d{1,12})\s+(\d{1,12})/(\d{1,12})(?!\d)")
@@ -199,8 +200,9 @@ def without_thousands(text: str) -> str:
 
 def compact(text: str) -> str:
     """Return a tidy answer without spaces and with one way to write powers and thousands."""
-    # Before the spaces go: "48, 384" is a list, "48,384" a number.
-    text = re.sub(r"\s+", "", without_thousands(text))
+    # Before the spaces go: "48, 384" is a list, "48,384" a number; "3 1/2" is no 31/2, but "10 000" a number.
+    text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), without_thousands(text))
+    text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
     text = re.sub(r"([\^_])\{(\w)\}", r"\1\2", text)
     text = re.sub(r"(?<![\d.])\.(?=\d)", "0.", text)
     return text.replace("+-", "-").rstrip(".")

@@ -71,15 +71,19 @@ kPa; Hz hertz; mol mole; K kelvin; ohm Omega; mph"""
 _NAMES: dict[str, str] = {}
 for _spellings in re.split(r"[;\n]\s*", _UNITS.strip()):
     _NAMES |= dict.fromkeys(_spellings.split(), _spellings.split()[0])
+#: Symbols of units with a prefix, of which most are no words: MeV, GHz, mmol.
+_PREFIXED = re.compile("[pnmkMGT]?(?:eV|Hz|J|W|V|A|Pa|mol|N|F|T|cal|bar|rad|Bq|Sv|Wb|B|s|m|g|L)")
 _POWERS = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3, "立方": 3}
 #: Words that stand behind any value, in the singular.
 _COUNTS = ("unit", "point", "people", "student", "way", "time", "per", *_POWERS)
 #: Words behind a number that belong to the number or an expression.
 _OF_NUMBERS = (
     "and or to hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens "
-    "score scores tens half halves third thirds quarter quarters fifth fifths percent plus minus over squared cubed "
-    "factorial mod base pi infinity log ln exp sin cos tan cot sec csc sqrt alpha beta gamma delta theta lambda mu phi "
-    "omega am pm january february march april may june july august september october november december"
+    "score scores tens half halves third thirds quarter quarters fifth fifths tenth tenths hundredth hundredths "
+    "thousandth thousandths millionth millionths billionth billionths trillionth trillionths percent plus minus than "
+    "over squared cubed doubled tripled halved negative factorial mod base pi infinity log ln exp sin cos tan cot sec "
+    "csc sqrt alpha beta gamma delta theta lambda mu phi omega am pm january february march "
+    "april may june july august september october november december"
 )
 _NO_NOUNS = frozenset(_OF_NUMBERS.split())
 #: A word, with the exponent of a unit; no Greek letters.
@@ -176,7 +180,7 @@ def unit_exponents(text: str, loose: bool = False) -> Counter[str] | None:
         elif token.lstrip("-").isdecimal():
             counts[last] *= int(token)
         else:
-            last = _unit_name(token)
+            last = _unit_name(token) or (token if _PREFIXED.fullmatch(token) else "")
             if not last:
                 return None
             counts[last] += sign * power

@@ -121,7 +121,7 @@ def number_of(value: Any) -> float:
         return -1.0
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return -1.0
 
 

@@ -18,7 +18,18 @@ from kvatlas.benchmarks import Benchmark, find
 from kvatlas.benchmarks.base import grade_reading
 from kvatlas.benchmarks.problem_files import read_rows
 from kvatlas.class_files import permit
-from kvatlas.core import REFERENCE, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest
+from kvatlas.core import (
+    REFERENCE,
+    Costs,
+    Grade,
+    KvatlasError,
+    Problem,
+    Setting,
+    Status,
+    Trace,
+    digest,
+    is_storable_number,
+)
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import contents_of
 from kvatlas.results.records import MAX_SAMPLES, is_cost
@@ -161,6 +172,8 @@ class _AnswerFile:
 
             given = {axis: number(texts[axis]) for axis in self.axes if texts.get(axis)}
             for axis, value in given.items():
+                if not isinstance(value, str) and (not is_storable_number(value) or "_" in texts[axis]):
+                    raise KvatlasError(f"{where}: {axis!r} is {texts[axis]!r:.60}; expected a finite number or a text.")
                 # 1.1 and 1.10 are one number and may be two versions.
                 value = value.strip().casefold() if isinstance(value, str) else value
                 spelling = spellings.setdefault((axis, value), texts[axis])
