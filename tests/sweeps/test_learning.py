@@ -66,7 +66,7 @@ def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
     assert made["held_out"]["spearman"] > 0.4
     assert (
         said.splitlines(keepends=True)[-1]
-        == f"learned from {made['traces']} traces; left out: {left_out_as_text(made['left_out'])}\n"
+        == f"{out}: learned from {made['traces']} traces; left out: {left_out_as_text(made['left_out'])}\n"
     )
     assert sorted(load_file(out)) == ["is_head.0.weight", "is_head.2.weight", "is_head.4.weight"]
     heads = [
