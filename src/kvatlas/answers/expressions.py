@@ -195,8 +195,8 @@ class _Parser:
 
     def power(self, base: Any, exponent: Any) -> Any:
         if exponent.is_Rational:
-            numbers = [max(abs(number.p), number.q) for number in base.atoms(sympy.Rational)]
-            _check_size(abs(exponent) * max((number.bit_length() - 1 for number in numbers), default=0))
+            sizes = [max(abs(rational.p), rational.q) for rational in base.atoms(sympy.Rational)]
+            _check_size(abs(exponent) * max((size.bit_length() - 1 for size in sizes), default=0))
         # An odd root of a negative number is real.
         if base.is_Rational and base < 0 and exponent.is_Rational and exponent.q % 2 and exponent.q > 1:
             return (-1) ** exponent.p * (-base) ** exponent

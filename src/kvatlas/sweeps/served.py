@@ -261,12 +261,14 @@ def _plain(value: Any) -> Value:
 def _check_bytes(declared: Any, points: Sequence[Mapping[str, Value]]) -> None:
     """Raise KvatlasError if declared KV bytes name an axis or a value that none of these settings has."""
     for axis, by_value in declared.items() if isinstance(declared, Mapping) else ():
-        known = {str(values[axis]).lower() for values in points if axis in values}
-        if not known or not isinstance(by_value, Mapping):
+        axis_values = {str(values[axis]).lower() for values in points if axis in values}
+        if not axis_values or not isinstance(by_value, Mapping):
             raise KvatlasError(f"kv_bytes: expected a number, or bytes by the values of an axis; {axis!r} is no axis.")
-        unknown = [value for value in by_value if str(value).lower() not in known]
+        unknown = [value for value in by_value if str(value).lower() not in axis_values]
         if unknown:
-            raise KvatlasError(f"kv_bytes: {axis} has no value {unknown[0]!r}; expected {', '.join(sorted(known))}.")
+            raise KvatlasError(
+                f"kv_bytes: {axis} has no value {unknown[0]!r}; expected {', '.join(sorted(axis_values))}."
+            )
 
 
 def _bytes_of_setting(declared: Any, values: Mapping[str, Value]) -> int | None:
