@@ -274,7 +274,9 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     if not problems:
         raise KvatlasError(f"{where} holds no problem with an answer.")
     read = set(found_columns(first, named).values())
-    unread = {column: text for column, text in longest.items() if column not in read}
+    # A second column of the question, as of AIME24, holds nothing that is not read.
+    read_texts = {text for column, text in longest.items() if column in read}
+    unread = {column: text for column, text in longest.items() if column not in read and text not in read_texts}
     return ProblemFile(tuple(problems), rows, first, whole, unread)
 
 
