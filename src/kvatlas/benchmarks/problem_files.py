@@ -300,7 +300,8 @@ def found_columns(row: Row, named: Mapping[str, str]) -> dict[str, str]:
 def context_column(row: Row, named: Mapping[str, str], where: str = "The file") -> str | None:
     """Return the column whose text stands before the question; None without one.
 
-    It is the user's, or the only one of a usual name; a user who names the question alone has named all of it.
+    A column that the user names comes first, then the only one of a usual name. If the user names the question's
+    column alone, there is none.
     """
     if "context" in named or "question" in named:
         return named.get("context")

@@ -323,7 +323,7 @@ class Spec(BaseModel):
             ),
             (
                 unknown_controls,
-                f"controls name policies of the settings, {', '.join(unknown_controls)} is none",
+                f"controls: expected policies of the settings, {', '.join(unknown_controls)} was given",
             ),
         ):
             if wrong:
