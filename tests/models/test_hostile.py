@@ -1,6 +1,7 @@
 """Models whose files are damaged or mean harm: each is refused in a sentence that names what is wrong."""
 
 import contextlib
+import gc
 import io
 import math
 import os
@@ -171,6 +172,29 @@ QWEN = """{%- for message in messages %}
 {%- endfor %}
 {%- if tools is none and add_generation_prompt %}{{ {"say": "<é>"} | tojson(indent=1) }}{{ namespace(a=1).a }}
 {% endif %}"""
+
+
+class _Cleaned:
+    """An object whose finalizer, which the garbage collector may run in the middle of a template, counts."""
+
+    cleaned = 0
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        for _ in range(10):
+            _Cleaned.cleaned += 1
+
+
+def test_the_limit_of_a_template_interrupts_no_other_code(model: ModelHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.0)
+    with chat._time_limit():
+        _Cleaned()
+        gc.collect()
+    assert _Cleaned.cleaned == 10
+    with pytest.raises(KvatlasError, match="did not end"):
+        retold(model, "{{ messages[0].content }}").prompt("a")
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, FIRST_TEMPLATE, QWEN])

@@ -300,8 +300,8 @@ def found_columns(row: Row, named: Mapping[str, str]) -> dict[str, str]:
 def context_column(row: Row, named: Mapping[str, str], where: str = "The file") -> str | None:
     """Return the column whose text stands before the question; None without one.
 
-    A column that the user names comes first, then the only one of a usual name. If the user names the question's
-    column alone, there is none.
+    A column that the user names comes first, then the only one of a usual name. A user who names the question's column
+    alone gets no other.
     """
     if "context" in named or "question" in named:
         return named.get("context")

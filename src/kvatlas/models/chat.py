@@ -13,6 +13,7 @@ from datetime import date
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.answers.reading import Tags
@@ -41,14 +42,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Raise TimeoutError in code of this thread that goes on for more than `TEMPLATE_SECONDS`.
+    """Raise TimeoutError in a template that this thread renders for more than `TEMPLATE_SECONDS`.
 
-    Each line of Python looks at the clock, whatever thread runs it: alarms of the system reach the main thread alone.
+    Each line of the template looks at the clock, whatever thread runs it: alarms of the system reach the main thread
+    alone. Other code is never interrupted: the garbage collector may run it in between.
     """
     end = time.thread_time() + TEMPLATE_SECONDS
 
-    def look(*_: Any) -> Any:
-        if time.thread_time() > end:
+    def look(frame: FrameType, *_: Any) -> Any:
+        if frame.f_code.co_filename == "<template>" and time.thread_time() > end:
             raise TimeoutError(f"it did not end within {TEMPLATE_SECONDS:g} seconds")
         return look
 
