@@ -117,7 +117,8 @@ def test_a_map_of_llamas_cache_types(tmp_path: Path) -> None:
     assert package is not None
     assert package.origin is not None
     gguf = next(Path(package.origin).parent.rglob("*.gguf"))
-    serve = f"{os.environ['LLAMA_SERVER']} -m {gguf} --host {{host}} --port {{port}} -fa on -np 4 -t 1 -c 8192"
+    # With more slots than one, texts of llama.cpp change with the requests that are answered beside each.
+    serve = f"{os.environ['LLAMA_SERVER']} -m {gguf} --host {{host}} --port {{port}} -fa on -np 1 -t 1 -c 2048"
     spec = {
         "models": [{"name": "SmolLM2", "serve_cmd": serve}],
         "benchmarks": ["WORDS4"],
@@ -125,7 +126,7 @@ def test_a_map_of_llamas_cache_types(tmp_path: Path) -> None:
         "sampling": {"temperature": 0, "max_new_tokens": 64},
         "settings": {"policy": "served", "options": "--cache-type-k {k} --cache-type-v {v}"},
         "axes": {"k": ["q8_0", "q4_0"], "v": ["q8_0", "q4_0"]},
-        "concurrency": 4,
+        "concurrency": 1,
     }
     sweep(spec, tmp_path / "run")
     run = open_run(tmp_path / "run")
