@@ -185,6 +185,37 @@ def test_code_that_nobody_permitted_is_not_loaded(tmp_path: Path) -> None:
     assert not Path(f"{file}.ran").exists()
 
 
+def test_a_file_that_the_user_named_needs_no_permission_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another command that finds it in a run; changed, it does."""
+    file = tmp_path / "mine.py"
+    (tmp_path / "beside_it.py").write_text("VALUE = 1\n")
+    file.write_text(f"import beside_it\n{CODE}")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"{file}:Newest"
+    policies.permit(name)
+    class_files.load_file(str(file))
+
+    def load_in_another_command() -> None:
+        monkeypatch.setattr(class_files, "_permitted", set())
+        class_files.run_file.cache_clear()
+        class_files.load_file(str(file))
+
+    load_in_another_command()
+    for changed in (tmp_path / "beside_it.py", file):
+        changed.write_text(f"{changed.read_text()}\n# changed\n")
+        with pytest.raises(KvatlasError, match="add --allow-code"):
+            load_in_another_command()
+        policies.permit(name)
+        class_files.run_file.cache_clear()
+        class_files.load_file(str(file))
+    monkeypatch.setattr(class_files, "_permitted", set())
+    copied = tmp_path / "received"
+    copied.mkdir()
+    (copied / "mine.py").write_bytes(file.read_bytes())
+    with pytest.raises(KvatlasError, match="add --allow-code"):
+        class_files.load_file(str(copied / "mine.py"))
+
+
 def test_the_class_of_a_policy_may_be_left_out_where_a_file_has_one(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(CODE)

@@ -1,13 +1,15 @@
 """Policies and benchmarks of files, FILE.py:CLASS: permission for a file, its loading, and its code in run keys.
 
 A run, a log or a request may name any file, and loading a file runs its code. So only files that the user named, or
-allowed by `--allow-code`, are loaded.
+allowed by `--allow-code`, are loaded. A note in the user's own cache remembers them by path and content: another
+command may load the same code, and a file that was written since, or is another one, is asked for anew.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
@@ -17,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from kvatlas.core import KvatlasError, refusal
+from kvatlas.machine import cache_folder
 from kvatlas.text import did_you_mean
 
 #: The files whose code may run in this process.
@@ -95,14 +98,29 @@ def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
 
     Raises KvatlasError if it is no Python file or may not be run, and whatever its code raises.
     """
-    if Path(file).resolve() not in _permitted:
+    # The folder of the process may have changed since another file of this name was loaded.
+    path = Path(file).absolute()
+    is_permitted = path.resolve() in _permitted
+    if not is_permitted and not (path.is_file() and _note_of_trust(path).exists()):
         raise KvatlasError(
             f"A run or another file names a policy or a benchmark that is the code of the file {file!r}; if you trust "
             "that file add --allow-code, or name the file yourself (in Python: allow_code=True, "
             "kvatlas.policies.permit)."
         )
-    # The folder of the process may have changed since another file of this name was loaded.
-    return run_file(Path(file).absolute())
+    loaded = run_file(path)
+    if is_permitted:
+        # A read-only cache remembers nothing.
+        with suppress(OSError):
+            note = _note_of_trust(path)
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.touch()
+    return loaded
+
+
+def _note_of_trust(file: Path) -> Path:
+    """Return the empty file in the cache that stands for a Python file and its modules as they are now."""
+    contents = [f"{path}\0{path.stat().st_mtime_ns}\0{content}" for path, content in _code_digests(file).items()]
+    return cache_folder() / "trusted" / sha256("\n".join(contents).encode()).hexdigest()
 
 
 @cache
@@ -114,14 +132,7 @@ def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
     if spec is None or spec.loader is None:
         raise KvatlasError(f"{str(file)!r} is not a Python file.")
 
-    # The file, and the modules of its folder that it imports, also inside functions and by other modules: modules
-    # elsewhere belong to packages, which have versions.
-    finder = ModuleFinder([str(file.parent)], excludes=["kvatlas"])
-    finder.run_script(str(file))
-    imported = (getattr(module, "__file__", None) for module in finder.modules.values())
-    paths = [file, *sorted({Path(path) for path in imported if path} - {file})]
-    digests = {path: _code_digest(path) for path in paths}
-
+    digests = _code_digests(file)
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module, digests
@@ -151,6 +162,18 @@ def code_of(file: str) -> dict[str, Any]:
     modules = {path.relative_to(folder).as_posix(): content for path, content in digests.items()}
     code = {"code": modules.pop(Path(file).name)}
     return {**code, "modules": modules} if modules else code
+
+
+def _code_digests(file: Path) -> dict[Path, str]:
+    """Return the digests of a file, and of the modules of its folder that it imports, also inside functions.
+
+    Modules elsewhere belong to packages, which have versions. No code is run.
+    """
+    finder = ModuleFinder([str(file.parent)], excludes=["kvatlas"])
+    finder.run_script(str(file))
+    imported = (getattr(module, "__file__", None) for module in finder.modules.values())
+    paths = [file, *sorted({Path(path) for path in imported if path} - {file})]
+    return {path: _code_digest(path) for path in paths}
 
 
 def _code_digest(path: Path) -> str:

@@ -260,6 +260,9 @@ def test_code_of_the_run_is_run_only_where_it_is_allowed(
     judged_run = ("gate", f"{run}@full", url, "--answers", tmp_path / "answers", "--allow", "prompts")
     for words in (verified_run, judged_run):
         monkeypatch.setattr(class_files, "_permitted", set())
+        # As written by somebody else.
+        file.touch()
+        class_files.run_file.cache_clear()
         assert "add --allow-code" in kvatlas.refuse(*words)
         assert kvatlas(*words, "--allow-code")[0] in (0, 1, 3)
 

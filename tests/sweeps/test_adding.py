@@ -248,9 +248,9 @@ def received_runs(spec_data: Build, tmp_path_factory: pytest.TempPathFactory) ->
         file.write_text(PLUGIN)
         data = small(spec_data, f"{file}:Newest", axes={"local_window": [8], "ratio": [0.5]})
         (root / name / "theirs.yaml").write_text(json.dumps(data))
-    # In a process of their own: here no code of these files has run.
+    # By another user: here no code of these files has run, and no cache remembers them.
     commands = [f"sweep {name}/theirs.yaml --out {name}/run --workers 1" for name in names]
-    for code, _, err in run_apart(commands, root):
+    for code, _, err in run_apart(commands, root, KVATLAS_CACHE=str(root / "their-cache")):
         assert code == 0, err
     return iter([(root / name / "run", root / name / "newest.py", root / name / "newest.ran") for name in names])
 

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from kvatlas.cli.output import note
-from kvatlas.core import Claim, KvatlasError, Setting, policy_name
+from kvatlas.core import Claim, KvatlasError, Setting, policy_names
 from kvatlas.figures.style import FigureOptions
 from kvatlas.text import number, parse_yaml, scalar
 
@@ -269,14 +269,14 @@ def cell(
 ) -> Setting:
     """Return the setting that `--policy` and its parameters name, each value read by its declared type.
 
-    One of the `known` policies may be named as readers see it, `Sinks` for `mine.py:Sinks`.
+    One of the `known` policies may be given by any of its names, as `Sinks` for `mine.py:Sinks`.
     """
     from kvatlas.policies import permit, policies, read_parameter, with_class
 
     name, *words = policy.split() or [""]
     permit(name)
     # A name that stands for a file of a run permits no code.
-    matching = [known_name for known_name in known if policy_name(known_name) == name]
+    matching = [known_name for known_name in known if name in policy_names(known_name)]
     if len(matching) == 1:
         (name,) = matching
     name = with_class(name)

@@ -83,6 +83,7 @@ from kvatlas.core.traces import (
     is_of_policy,
     is_reference,
     policy_name,
+    policy_names,
     reference_words,
 )
 
@@ -156,6 +157,7 @@ __all__ = [
     "no_choice_sentence",
     "percent",
     "policy_name",
+    "policy_names",
     "reason",
     "reference_words",
     "refusal",

@@ -124,6 +124,15 @@ def policy_name(policy: str) -> str:
     return name if file.endswith(".py") else policy
 
 
+def policy_names(policy: str) -> tuple[str, ...]:
+    """Return all names of a policy: `folder/mine.py:Sinks` is `Sinks`, and `mine.py` with or without folder and class."""
+    file, _, name = policy.rpartition(":")
+    if not file.endswith(".py"):
+        return (policy,)
+    file_name = file.replace("\\", "/").rpartition("/")[2]
+    return (policy, name, file, file_name, f"{file_name}:{name}")
+
+
 def is_of_policy(label: str, policy: str) -> bool:
     """Return whether the label of a map, a line or a setting is one of a policy: `rkv(ratio=0.3)` is one of `rkv`."""
     return policy in (label, label.partition("(")[0])
@@ -152,8 +161,8 @@ class Setting:
         return policy_name(self.policy)
 
     def is_of(self, policy: str) -> bool:
-        """Return whether the setting is one of a policy, which may be named as readers see it."""
-        return policy in (self.policy, self.policy_name)
+        """Return whether the setting is one of a policy, by any of its names."""
+        return policy in policy_names(self.policy)
 
     @cached_property
     def id(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Claim, KvatlasError, Setting, differing, grouped
+from kvatlas.core import Claim, KvatlasError, Setting, differing, grouped, policy_names
 from kvatlas.stats.claims import look_of, stored_claim, why_not_these
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints
 from kvatlas.stats.paired import Difference, Outcomes, difference_of_cells, paired_difference
@@ -202,11 +202,11 @@ def _fits(word: str, system: ModelSetting) -> bool:
         values = system.all_values
         return parameter in values and str(values[parameter]) == value
     # Models are `embedded:NAME` or `OWNER/NAME` and may be given by the last part alone.
-    policy = system.setting.policy
-    # A policy FILE.py:CLASS may be given by its class, also in small letters, as policies are named.
-    policy_class = policy.rpartition(":")[2]
+    names = policy_names(system.setting.policy)
+    # A class may be given in small letters, as policies are named.
+    names += (system.setting.policy_name.lower(),)
     models = (system.model, system.model.rpartition(":")[2], system.model.rpartition("/")[2])
-    return any(fnmatchcase(text, word) for text in (policy, policy_class, policy_class.lower(), *models))
+    return any(fnmatchcase(text, word) for text in (*names, *models))
 
 
 #: Systems that are compared with each other without being named.
