@@ -1,6 +1,7 @@
 """Systems, curves, maps and runs are compared."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,8 +41,8 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
     out = tmp_path / "new" / "pairs.svg"
     said = kvatlas.succeed("compare", run, "--out", out)
     assert said.splitlines()[:2] == [str(out), str(out.with_suffix(".data.csv"))]
-    assert said.splitlines()[2].startswith("x: A full vs y: A window: x ahead on ")
-    assert len(said.splitlines()) == 5
+    assert said.splitlines()[2].startswith("A full is ahead of A window by ")
+    assert len(said.splitlines()) == 6
     said = kvatlas.succeed("compare", run, "--out", out, "--policy", "window", "--policy", "A full", "--json")
     (pair,) = json.loads(said)["pairs"]
     assert (pair["x"], pair["y"], pair["problems"]) == ("window", "full", 40)
@@ -58,9 +59,23 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
     assert json.loads(said)["metric"] == "recall"
 
 
+def test_two_systems_are_compared_in_words(kvatlas: Call, tmp_path: Path) -> None:
+    """Whichever is named first, the one ahead is; what is not proven says what would prove it."""
+    solvers = {("A", FULL): 0.02, ("A", WINDOW): 0.3, ("B", FULL): 0.021}
+    run = maze_run(tmp_path / "run", solvers, problems=40)
+    forward = kvatlas.succeed("compare", run, "A full", "A window")
+    (line,) = forward.splitlines()
+    assert re.match(r"full is ahead of window by \d+\.\d points \(\+.* to \+.*\) on 40 problems, proven\. ", line)
+    backward = kvatlas.succeed("compare", run, "A window", "A full")
+    assert backward.partition("proven. ")[0] == forward.partition("proven. ")[0]
+    close = kvatlas.succeed("compare", run, "A full", "B")
+    assert re.search(r", not proven; about [\d,]+ would prove it if that is the difference\. ", close)
+    everything = kvatlas.succeed("compare", run)
+    assert everything.splitlines()[-1] == "Each pair is judged by itself."
+
+
 def test_options_of_another_comparison_are_refused(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    for option in ("--metric=progress", "--policy=full", "--benchmark=CHAIN6", "--look=columns=2"):
-        assert "is for a figure of systems, and none is asked for" in kvatlas.refuse("compare", run, run, option)
+    assert "--look is for a figure of systems" in kvatlas.refuse("compare", run, run, "--look=columns=2")
     maps = ("published:dynts_r1_llama", "published:dynts_r1_qwen")
     assert "Two maps are compared by map MAP --against MAP." in kvatlas.refuse("compare", *maps)
 

@@ -74,46 +74,51 @@ def compare_command(
 ) -> None:
     """Compare systems problem by problem, or two runs token by token.
 
-    With --out every two systems of the runs are drawn against each other. Without it the exit code is 1 if two runs do
-    not hold the same tokens.
+    Systems stand after the runs, as in `compare RUN rkv "dynts ratio=0.3"`; --out draws every two of them. Two runs
+    without systems are compared token by token, and the exit code is 1 if they do not hold the same.
     """
-    of_figure = {"--metric": metric != "pass@1", "--policy": policy, "--benchmark": benchmark, "--look": look}
-    for option, is_given in of_figure.items():
-        if is_given and out is None:
-            raise KvatlasError(f"{option} is for a figure of systems, and none is asked for; name it with --out.")
-    if out is None:
-        _print_agreement(inputs, as_json)
+    runs = [Path(name) for name in inputs if Path(name).is_dir()]
+    names = [name for name in inputs if not Path(name).is_dir()] + (policy or [])
+    if not runs:
+        raise KvatlasError(
+            f"compare: expected folders of runs, then systems of them, got {', '.join(inputs)}. Two maps are compared "
+            "by map MAP --against MAP."
+        )
+    of_systems = out is not None or names or benchmark or metric != "pass@1"
+    if out is None and look is not None:
+        raise KvatlasError("--look is for a figure of systems, and none is asked for; name it with --out.")
+    if len(runs) == 2 and not of_systems:
+        _print_agreement(runs[0], runs[1], as_json)
         return
-    from kvatlas.figures.pairwise import check_panels, names_of, pair_text, pairwise_figure, save_pairwise
+    from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure, save_pairwise
     from kvatlas.figures.style import check_figure
     from kvatlas.stats.systems import pairs_of
 
-    check_figure(out)
-    systems, notes = _chosen_systems([Path(name) for name in inputs], metric, policy, partial, benchmark)
+    if out is not None:
+        check_figure(out)
+    systems, notes = _chosen_systems(runs, metric, names, partial, benchmark)
     check_panels(systems)
     pairs = pairs_of(systems)
-    names = names_of(systems)
-    figure = pairwise_figure(systems, pairs, metric, notes, options=options.figure_options(look))
-    written = save_pairwise(figure, out, systems, metric)
-    documents = [compared.to_json(names[i], names[j]) for i, j, compared in pairs]
+    shown = names_of(systems)
+    written = []
+    if out is not None:
+        figure = pairwise_figure(systems, pairs, metric, notes, options=options.figure_options(look))
+        written = save_pairwise(figure, out, systems, metric)
+    documents = [compared.to_json(shown[i], shown[j]) for i, j, compared in pairs]
     if as_json:
         typer.echo(json.dumps({"metric": metric, "pairs": documents, "files": list(map(str, written))}, indent=2))
         return
     for path in written:
         typer.echo(path)
     for i, j, compared in pairs:
-        typer.echo(pair_text(compared, names[i], names[j]))
+        typer.echo(compared.in_words(shown[i], shown[j]))
+    if len(pairs) > 1:
+        typer.echo("Each pair is judged by itself.")
 
 
-def _print_agreement(inputs: list[str], as_json: bool) -> None:
+def _print_agreement(first: Path, second: Path, as_json: bool) -> None:
     from kvatlas.report.agreement import compare_runs, runs_as_text
 
-    if len(inputs) != 2 or not all(Path(name).is_dir() for name in inputs):
-        raise KvatlasError(
-            f"compare: expected two folders of runs, or --out for a figure of systems, got {', '.join(inputs)}. Two "
-            "maps are compared by map MAP --against MAP."
-        )
-    first, second = map(Path, inputs)
     compared = compare_runs(first, second)
     typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
     raise typer.Exit(0 if compared["same"] else 1)

@@ -125,7 +125,7 @@ def policy_name(policy: str) -> str:
 
 
 def policy_names(policy: str) -> tuple[str, ...]:
-    """Return all names of a policy: `folder/mine.py:Sinks` is `Sinks`, and `mine.py` with or without folder and class."""
+    """Return all names of a policy: `folder/mine.py:Sinks` is `Sinks`, too, and `mine.py` with or without the rest."""
     file, _, name = policy.rpartition(":")
     if not file.endswith(".py"):
         return (policy,)

@@ -31,7 +31,7 @@ from kvatlas.stats.numerics.arrays import LEVEL, Floats
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.run_data import shown_policies, whole_names
 from kvatlas.stats.systems import ModelSetting, Pair
-from kvatlas.text import axis_label, counted, guarded, model_name, percent_text, signed
+from kvatlas.text import axis_label, counted, guarded, model_name, percent_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -365,25 +365,6 @@ def _lead_lines(pair: Pair, is_proven: bool, inches: float, options: FigureOptio
     shares = f"above the line {percent_text(pair.above, 0)} %, below {percent_text(pair.below, 0)} %"
     lines = style.text_lines(ahead, inches, style.NAME_TYPE, options.colours.ink, "bold" if is_proven else "normal")
     return lines + style.text_lines(shares, inches, style.SMALL_TYPE, options.colours.soft)
-
-
-def pair_text(pair: Pair, first: str, second: str) -> str:
-    """Return a comparison of two systems in a sentence."""
-    difference = pair.difference
-    mean, low, high = (signed(100 * value, 1, "-") for value in (difference.value, difference.low, difference.high))
-
-    claims = ""
-    of_claims = difference.claims
-    if len({(contrast.low, contrast.high) for contrast in of_claims.values()}) > 1:
-        # The limits by the other claim are others.
-        (other,) = (claim for claim in of_claims if claim is not pair.claim)
-        ends = " to ".join(signed(100 * end, 1, "-") for end in (of_claims[other].low, of_claims[other].high))
-        claims = f" by {pair.claim.words}, {ends} by {other.words}"
-    return (
-        f"x: {first} vs y: {second}: x ahead on {100 * pair.below:.1f} %, equal on {100 * pair.on:.1f} %, y ahead on "
-        f"{100 * pair.above:.1f} % of {counted(len(pair.places), 'problem')}; "
-        f"mean of x - y {mean} points ({low} to {high}{claims})"
-    )
 
 
 def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], metric: str) -> list[Path]:

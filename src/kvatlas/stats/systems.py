@@ -15,10 +15,12 @@ import numpy as np
 
 from kvatlas.core import Claim, KvatlasError, Setting, differing, grouped, policy_names
 from kvatlas.stats.claims import look_of, stored_claim, why_not_these
-from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, normal_quantile
+from kvatlas.stats.numerics.planning import POWER_QUANTILE
 from kvatlas.stats.paired import Difference, Outcomes, difference_of_cells, paired_difference
 from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_same_problems
+from kvatlas.text import counted, signed
 
 #: Systems that a sentence names before it only counts them.
 _NAMED = 6
@@ -237,6 +239,50 @@ class Pair:
     spearman: Contrast | None
     given_depth: Contrast | None
 
+    @property
+    def needed(self) -> int | None:
+        """Problems that would prove this difference with a power of 0.8, were it the true one; None where it is proven.
+
+        By the normal distribution: a half of the width of the interval falls as the square root of the problems.
+        """
+        difference = self.difference
+        if difference.low > 0 or difference.high < 0 or abs(difference.value) <= EQUAL:
+            return None
+        z = normal_quantile(LEVEL / 2)
+        error = (difference.high - difference.low) / 2 / z
+        return math.ceil(len(self.places) * ((z + POWER_QUANTILE) * error / difference.value) ** 2)
+
+    def in_words(self, first: str, second: str) -> str:
+        """Return sentences: which system is ahead, by how many points, and what would decide it."""
+        difference = self.difference
+        if difference.value < -EQUAL:
+            ahead, behind, sign = second, first, -1
+        else:
+            ahead, behind, sign = first, second, 1
+
+        def limits(contrast: Contrast) -> str:
+            return " to ".join(signed(100 * end, 1, "-") for end in sorted((sign * contrast.low, sign * contrast.high)))
+
+        by_claim = difference.claims
+        own_limits = limits(difference)
+        if len({limits(contrast) for contrast in by_claim.values()}) > 1:
+            own_limits += f" for {self.claim.words}"
+            other = next(claim for claim in by_claim if claim is not self.claim)
+            own_limits += f", {limits(by_claim[other])} for {other.words}"
+
+        problems = counted(len(self.places), "problem")
+        if abs(difference.value) <= EQUAL:
+            text = f"{first} and {second} are equal in the mean of {problems} ({own_limits} points)"
+        else:
+            points = f"{100 * abs(difference.value):.1f} points"
+            text = f"{ahead} is ahead of {behind} by {points} ({own_limits}) on {problems}"
+        if difference.low > 0 or difference.high < 0:
+            text += ", proven"
+        elif self.needed:
+            text += f", not proven; about {self.needed:,} would prove it if that is the difference"
+        elsewhere = f"{first} is ahead on {100 * self.below:.1f} %, {second} on {100 * self.above:.1f} %"
+        return f"{text}. {elsewhere}, equal on {100 * self.on:.1f} %."
+
     def to_json(self, first: str, second: str) -> dict[str, Any]:
         """Return plain data."""
 
@@ -252,6 +298,7 @@ class Pair:
             "below": self.below,
             "claim": self.claim.value,
             "difference": limits(self.difference),
+            "needed": self.needed,
             "limits": {claim.value: limits(contrast) for claim, contrast in self.difference.claims.items()},
             "spearman": limits(self.spearman),
             "spearman_given_L": limits(self.given_depth),
