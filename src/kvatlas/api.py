@@ -17,7 +17,8 @@ from kvatlas import core
 from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, TRACES, Column, frame_row
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.core.settings import columns_of
-from kvatlas.report.result import Result, of_policy
+from kvatlas.report.result import Result
+from kvatlas.report.sources import of_policy
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.pairs import Comparison

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import digest, without_secrets
+from kvatlas.core import digest
+from kvatlas.core.secrets import without_secrets
 from kvatlas.report.app.page import write_bundle, write_report
 from kvatlas.report.app.run_source import open_runs
 from kvatlas.report.result import open_result

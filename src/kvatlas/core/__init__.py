@@ -39,7 +39,6 @@ from kvatlas.core.maps import (
     mean_of,
     with_means,
 )
-from kvatlas.core.secrets import MASK, is_secret, secret_arguments, without_secrets
 from kvatlas.core.settings import (
     BITS,
     AuditedCell,
@@ -80,6 +79,7 @@ from kvatlas.core.traces import (
     Storage,
     Trace,
     Usage,
+    changed_problems,
     is_of_policy,
     is_reference,
     policy_name,
@@ -94,7 +94,6 @@ __all__ = [
     "FULL",
     "LARGEST_INTEGER",
     "LOSE_AT_MOST",
-    "MASK",
     "MAX_NEW_TOKENS",
     "MOST_LOOKS",
     "NOT_ENDED",
@@ -139,6 +138,7 @@ __all__ = [
     "ascending",
     "budget_in_tokens",
     "canonical",
+    "changed_problems",
     "described",
     "differing",
     "digest",
@@ -149,7 +149,6 @@ __all__ = [
     "importing",
     "is_of_policy",
     "is_reference",
-    "is_secret",
     "is_storable_number",
     "is_storable_text",
     "mean_of",
@@ -163,10 +162,8 @@ __all__ = [
     "refusal",
     "refuse_problem_file",
     "rounded",
-    "secret_arguments",
     "usual_controls",
     "window_in_tokens",
     "windows_apart",
     "with_means",
-    "without_secrets",
 ]

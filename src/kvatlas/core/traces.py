@@ -54,6 +54,10 @@ NO_ANSWERS = tuple(Outcome[status.name] for status in Status if status.ended and
 NOT_ENDED = tuple(Outcome[status.name] for status in Status if not status.ended)
 
 
+#: Problems that a sentence names.
+NAMED = 3
+
+
 @dataclass(frozen=True)
 class Problem:
     """One question with its reference answer. `id` is unique within its benchmark and stable across versions.
@@ -77,6 +81,18 @@ class Problem:
         """Return a digest of question, answer and `about`: equal problems have equal ones, whatever their ids."""
         about = json.dumps(dict(self.about), sort_keys=True, default=lambda value: type(value).__qualname__)
         return digest([self.question, self.answer, about])[:16]
+
+
+def changed_problems(benchmark: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return number and names of the problems `before` that are missing or have another content `now`, or "".
+
+    Both map the ids of problems to digests of their contents.
+    """
+    changed = [name for name, content in before.items() if now.get(name) != content]
+    if not changed:
+        return ""
+    named = ", ".join(changed[:NAMED]) + (", ..." if len(changed) > NAMED else "")
+    return f"{len(changed)} of {len(before)} problems of {benchmark} ({named})"
 
 
 @dataclass(frozen=True)

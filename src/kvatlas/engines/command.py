@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from kvatlas.core import KvatlasError, canonical, is_secret, reason, secret_arguments
+from kvatlas.core import KvatlasError, canonical, reason
+from kvatlas.core.secrets import is_secret, secret_arguments
 from kvatlas.text import did_you_mean
 
 Value = int | float | str | bool | Mapping[str, Any]

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas.core import NO_ANSWERS, NOT_ENDED, KvatlasError, Outcome
+from kvatlas.core.traces import NAMED
 from kvatlas.gates.cards import ALLOWED, UNKNOWN, ConditionDifference, check_allowed, compare_cards
 from kvatlas.gates.outcomes import AnswerName, GradedAnswer, Side
-from kvatlas.results.manifest import NAMED
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.numerics.arrays import Floats, Ints, cluster_numbers
 

@@ -33,13 +33,14 @@ from kvatlas.core import (
     Setting,
     Status,
     Trace,
+    changed_problems,
     digest,
     importing,
     reason,
     refusal,
 )
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.results.manifest import changed_problems, contents_of
+from kvatlas.results.manifest import contents_of
 from kvatlas.results.records import MAX_SAMPLES, is_cost
 
 if TYPE_CHECKING:

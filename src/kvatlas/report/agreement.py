@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, changed_problems
 from kvatlas.results import Store
-from kvatlas.results.manifest import changed_problems
 from kvatlas.text import counted
 
 #: Problems that a sentence names before it only counts them.

@@ -266,9 +266,10 @@ def changes_table(choice: Choice) -> str:
 
 def benchmark_table(result: Result) -> str:
     """Return the lowest and the highest value of each policy, and the full cache's, by model and benchmark."""
-    policies = list(dict.fromkeys(one.map.policy for one in result.single))
+    single = [one for one in result.maps if not one.map.is_mean]
+    policies = list(dict.fromkeys(one.map.policy for one in single))
     rows = []
-    for (model, benchmark), maps in grouped(result.single, attrgetter("map.model", "map.benchmark")).items():
+    for (model, benchmark), maps in grouped(single, attrgetter("map.model", "map.benchmark")).items():
         full = maps[0].map.full
         problems = maps[0].problems
         ranges = {

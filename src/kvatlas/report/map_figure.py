@@ -25,9 +25,10 @@ from kvatlas.figures.panels import (
 )
 from kvatlas.figures.policy_differences import against_csv, against_figure
 from kvatlas.figures.style import FigureOptions, check_figure, save
+from kvatlas.report.evidence import Evidence, MapResult
 from kvatlas.report.headline import recommended_words, short_headline
 from kvatlas.report.memory_sentences import effect_title
-from kvatlas.report.result import Result, of_policy, open_result
+from kvatlas.report.sources import every_map, of_policy, open_sources
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
 from kvatlas.results.export import marked_csv
@@ -80,7 +81,8 @@ def plot_sources(
     show = show or MapOptions()
     cost = options.metric if options.metric in cost_names() else None
     metric = None if cost else options.metric or "pass@1"
-    result = open_result(sources, replace(options, metric=metric))
+    read = replace(options, metric=metric)
+    result = Evidence(open_sources(sources, read), read)
 
     if any(not run.has_maps for run in result.opened_runs):
         if show.against:
@@ -102,7 +104,7 @@ def plot_sources(
     if cost and show.against:
         raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
     if cost:
-        maps = [one.map for one in (result.means if show.mean else result.maps)]
+        maps = [one.map for one in (means_of(result) if show.mean else result.maps)]
         if cost == KV_MEMORY:
             maps = [with_kv_bytes(map_) for map_ in maps]
         return _draw_panels(result, cost_panels(maps, cost), out, show)
@@ -127,7 +129,7 @@ def plot_sources(
     return save(metric_figure(result, maps, show, losses), out, data=data)
 
 
-def _shows_losses(result: Result, cost: str | None, show: MapOptions) -> bool:
+def _shows_losses(result: Evidence, cost: str | None, show: MapOptions) -> bool:
     """Return whether the figure is that of losses by memory; raises KvatlasError for options that do not fit it."""
     others = {"--mean": show.mean, f"--against {show.against}": show.against, f"--metric {cost}": cost}
     other = next((option for option, is_given in others.items() if is_given), None)
@@ -177,15 +179,16 @@ def with_kv_bytes(map_: Map) -> Map:
     )
 
 
-def losses_of_means(result: Result) -> Losses:
+def losses_of_means(result: Evidence) -> Losses:
     """Return the losses of the cells of means against the full cache; empty unless those of all cells are known."""
-    for one in result.means:
+    means = means_of(result)
+    for one in means:
         if one.map.full is None or one.map.margin is None or not one.map.cells.keys() <= one.losses.keys():
             return {}
-    return {one.map.name: one.losses for one in result.means}
+    return {one.map.name: one.losses for one in means}
 
 
-def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions, losses: Losses) -> Figure:
+def metric_figure(result: Evidence, maps: Sequence[Map], show: MapOptions, losses: Losses) -> Figure:
     """Return maps or means of a result, with the comparison of their policies where there are two.
 
     With `losses` of all maps, the figure shows these, unless it shall be plain, as papers have maps.
@@ -215,7 +218,7 @@ def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions, losses:
     )
 
 
-def recommended_notes(result: Result, maps: Sequence[Map]) -> list[Note]:
+def recommended_notes(result: Evidence, maps: Sequence[Map]) -> list[Note]:
     """Return a note that names the settings that are ringed on these maps, with what they save and lose."""
     with_ring = [map_ for map_ in maps if map_.recommended is not None]
     ringed = {(map_.model, map_.cells[map_.recommended].setting) for map_ in with_ring if map_.recommended is not None}
@@ -227,7 +230,7 @@ def recommended_notes(result: Result, maps: Sequence[Map]) -> list[Note]:
     return [Note(NoteKind.RECOMMENDED, f"{kind}: {'; '.join(words)}")]
 
 
-def _draw_panels(result: Result, panels: Sequence[Panel], out: Path, show: MapOptions, title: str = "") -> list[Path]:
+def _draw_panels(result: Evidence, panels: Sequence[Panel], out: Path, show: MapOptions, title: str = "") -> list[Path]:
     maps = with_recommended([panel.map for panel in panels], result.choices)
     panels = [replace(panel, map=map_) for panel, map_ in zip(panels, maps, strict=True)]
     figure = plot(
@@ -241,7 +244,7 @@ def _draw_panels(result: Result, panels: Sequence[Panel], out: Path, show: MapOp
     return save(figure, out, data=panels_csv(panels))
 
 
-def _comparisons_of(result: Result, policies: Set[str]) -> list[Comparison]:
+def _comparisons_of(result: Evidence, policies: Set[str]) -> list[Comparison]:
     """Return the comparisons of two policies in each model; none where there are other than two."""
     if len(policies) != 2:
         return []
@@ -251,13 +254,18 @@ def _comparisons_of(result: Result, policies: Set[str]) -> list[Comparison]:
 # -- means -------------------------------------------------------------------------------------------------------------
 
 
-def _tested_means(result: Result, sources: Sequence[str | Path]) -> list[Map]:
+def means_of(result: Evidence) -> list[MapResult]:
+    """Return the means of a result: those that its sources gave, and those of their maps."""
+    return [one for one in result.grids if one.map.is_mean]
+
+
+def _tested_means(result: Evidence, sources: Sequence[str | Path]) -> list[Map]:
     """Return the means with their regions, and with a note on those that differ from published ones by rounding.
 
     Raises KvatlasError for maps that cannot be averaged.
     """
     _ = result.untested_means
-    means = [one.map for one in result.means]
+    means = [one.map for one in means_of(result)]
     # The published means of published maps by their model.
     published: dict[str, Map] = {}
     for source in map(str, sources):
@@ -284,7 +292,7 @@ def _tested_means(result: Result, sources: Sequence[str | Path]) -> list[Map]:
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 
-def _draw_against(result: Result, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
+def _draw_against(result: Evidence, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
     """Draw the settings of runs without maps against those of one policy, with `policy` the settings of that alone."""
     assert show.against is not None
     if cost:
@@ -302,7 +310,7 @@ def _draw_against(result: Result, out: Path, cost: str | None, policy: str | Non
     return save(against_figure(tables, notes=notes, options=show.figure), out, data=against_csv(tables))
 
 
-def _draw_lines(result: Result, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
+def _draw_lines(result: Evidence, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
     """Draw a run without maps as lines over its axis, or as settings; with `policy` the lines of that alone."""
     if len(result.sources) > 1:
         raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
@@ -334,11 +342,11 @@ def _draw_lines(result: Result, out: Path, cost: str | None, policy: str | None,
 # -- differences -------------------------------------------------------------------------------------------------------
 
 
-def _panels_against(result: Result, against: str, mean: bool) -> list[Panel]:
+def _panels_against(result: Evidence, against: str, mean: bool) -> list[Panel]:
     """Return the maps of a result minus a baseline, a policy, a model, or the maps of another source."""
     is_source = Path(against).exists() or against.startswith(PUBLISHED)
     other = result.options.open_source(against) if is_source else None
-    compared = maps_against(result.every_map, result.opened_runs, against, other)
+    compared = maps_against(every_map(result.sources), result.opened_runs, against, other)
     compared = replace(compared, maps=of_policy(compared.maps, result.options.policy))
 
     tested = {one.map.name: one.map for one in (*result.maps, *result.means)}

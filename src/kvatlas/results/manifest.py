@@ -10,13 +10,12 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from kvatlas.core import AGAIN, KvatlasError, Problem, Setting, SettingFacts, is_reference, without_secrets
+from kvatlas.core import AGAIN, KvatlasError, Problem, Setting, SettingFacts, changed_problems, is_reference
+from kvatlas.core.secrets import without_secrets
 
 T = TypeVar("T")
 #: Model, benchmark and setting of a cell.
 CellName = tuple[str, str, Setting]
-#: Problems that a sentence names.
-NAMED = 3
 #: The most samples of the full cache for each of a setting.
 MOST_FULL_SAMPLES = 4
 #: The address of the function that asks a setting's policy for its facts.
@@ -37,18 +36,6 @@ def _setting_facts(address: str) -> Callable[..., SettingFacts]:
 def contents_of(problems: Iterable[Problem]) -> dict[str, str]:
     """Return the digests of the problems' contents by their ids."""
     return {problem.id: problem.content_digest() for problem in problems}
-
-
-def changed_problems(benchmark: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return number and names of the problems `before` that are missing or have another content `now`, or "".
-
-    Both map the ids of problems to digests of their contents.
-    """
-    changed = [name for name, content in before.items() if now.get(name) != content]
-    if not changed:
-        return ""
-    named = ", ".join(changed[:NAMED]) + (", ..." if len(changed) > NAMED else "")
-    return f"{len(changed)} of {len(before)} problems of {benchmark} ({named})"
 
 
 class _StoredCell(BaseModel, strict=True):

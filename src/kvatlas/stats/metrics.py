@@ -7,14 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvatlas.core import Estimate, KvatlasError
-from kvatlas.results.manifest import Manifest
 from kvatlas.stats.estimates import from_problem_means
 from kvatlas.stats.numerics.arrays import Floats, Ints, means_of_clusters
 from kvatlas.stats.numerics.bounded import interval
+
+if TYPE_CHECKING:
+    from kvatlas.results.manifest import Manifest
 
 #: The vote of all right answers together: a grader takes them as equal however they are written.
 RIGHT = "\0right"

@@ -1,4 +1,4 @@
-"""The tests and the recommendation of a run, and the maps that stand for all."""
+"""The tests of a run, the runs that are read as one, and maps with the regions of their tests."""
 
 from __future__ import annotations
 
@@ -37,12 +37,6 @@ def run_tests(run: RunData, losses: GridLosses, maps: Sequence[Map]) -> Mapping[
             plateau = bound.plateau if found[name].evidence else tuple(bound.may_lose)
             found[name] = replace(found[name], plateau=plateau, p_best=bound.p_best, may_lose=bound.may_lose)
     return found
-
-
-def grids(maps: Sequence[Map], means: Sequence[Map]) -> list[Map]:
-    """Return the maps that stand for all: for each model and policy its mean over benchmarks, else each of its maps."""
-    averaged = {(map_.model, map_.policy) for map_ in means}
-    return [*means, *(map_ for map_ in maps if not map_.is_mean and (map_.model, map_.policy) not in averaged)]
 
 
 def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, MapTests], margin: float) -> list[Map]:

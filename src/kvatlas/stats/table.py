@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +28,19 @@ from kvatlas.core import (
     SettingFacts,
     Status,
     Stays,
+    changed_problems,
     grouped,
     mean_stays,
     usual_controls,
 )
-from kvatlas.results.manifest import Manifest, changed_problems
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns
 from kvatlas.stats.estimates import estimates, pass_at_1
 from kvatlas.stats.metrics import METRICS, RIGHT, SCREENED, Rule, rule, usual_metric
 from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, cluster_numbers, strata_of_sizes
+
+if TYPE_CHECKING:
+    from kvatlas.results.manifest import Manifest
 
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]

@@ -34,6 +34,7 @@ from kvatlas.stats.choice import Choice, with_recommended
 from kvatlas.stats.map_tests import MapTests
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.pairs import differences_of_run
 from kvatlas.stats.run_data import short_names, shown_policies, whole_names
 from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.table import CellTraces
@@ -138,12 +139,13 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
         every_map = with_recommended(every_map, result.choices)
 
     tests = result.tests if compared else {}
-    differences = result.differences if compared else {}
+    # The baseline against which differences are shown: the first one of the maps.
+    baseline = next(chain.from_iterable(map_.baselines for map_ in maps), None)
+    differences = differences_of_run(run, baseline) if compared and baseline else {}
     documents = [_map_document(map_, tests.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
 
     metric = maps[0].metric if maps else run.metric
-    # The baseline against which differences are shown: the first one of the maps.
-    against = next(chain.from_iterable(map_.baselines for map_ in every_map), "the first baseline")
+    against = baseline or "the first baseline"
     reference = reference_words(cell.setting for cell in run.manifest.expected)
     # The margin of the losses against the full cache; None without one.
     margin = next((map_.margin for map_ in every_map if map_.margin is not None), None)
@@ -293,7 +295,7 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
     if cell is None and choice.offered is not None and choice.vacuous is None:
         # The cell that is nearest to be proven; none where traces cannot show any difference.
         candidates: list[Cell] = []
-        for one in result.every:
+        for one in (*result.maps, *result.means):
             if (one.map.model, one.map.benchmark) == (choice.model, choice.benchmark):
                 candidates += one.map.cells.values()
         for table in result.tables:

@@ -324,7 +324,7 @@ class AppRun:
                 **document,
                 "interpretation": list(chain.from_iterable(chosen)),
                 "observations": [*say("observations", result), *say("notes", result)],
-                "sentences": [[one.title, say("analysis", one)] for one in result.every],
+                "sentences": [[one.title, say("analysis", one)] for one in (*result.maps, *result.means)],
                 "comparisons": result.comparison_documents(),
             }
 

@@ -1,0 +1,335 @@
+"""The evidence: what runs and CSV maps prove, analysed once: tested maps, losses, recommendations and comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+
+from kvatlas.columns import cell_document
+from kvatlas.core import CellCoord, Claim, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
+from kvatlas.report.as_data import (
+    Json,
+    contrast_document,
+    limits_document,
+    loss_values,
+    memory_document,
+    omnibus_document,
+    rounded_p,
+    stays_document,
+)
+from kvatlas.report.sources import Sources
+from kvatlas.stats.choice import Choice, choices, choices_of_maps, floor_reason
+from kvatlas.stats.controls import drift_reason
+from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
+from kvatlas.stats.estimates import common
+from kvatlas.stats.losses import GridLosses, SettingLoss, losses_of
+from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect
+from kvatlas.stats.pairs import Comparison, adjusted, comparisons
+from kvatlas.stats.prices import Price, prices
+from kvatlas.stats.run_analysis import join_runs, run_tests, with_regions
+from kvatlas.stats.run_data import RunData, shown_policies
+from kvatlas.stats.setting_tables import SettingTable, setting_tables
+from kvatlas.stats.table import CellTraces
+from kvatlas.stats.validity import Kind, Limitation, findings
+from kvatlas.stats.windows_at_memory import level_stays
+from kvatlas.text import model_name
+
+#: Values nearer than this are the same peak.
+_TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class MapResult:
+    """A map and its tests."""
+
+    map: Map
+    verdict: MapTests = field(default_factory=MapTests)
+
+    @property
+    def title(self) -> str:
+        """Model, benchmark and policy."""
+        return " | ".join(filter(None, (model_name(self.map.model), self.map.benchmark, self.map.policy)))
+
+    @property
+    def axes(self) -> tuple[str, str]:
+        """The names of the vertical and the horizontal axis."""
+        return self.map.axes[0][0], self.map.axes[1][0]
+
+    @property
+    def is_bare(self) -> bool:
+        """Return whether only averages are known, so that the tests are those of the binomial bound."""
+        return self.verdict.basis is Basis.BOUND
+
+    @property
+    def values(self) -> list[float]:
+        """The value of every cell."""
+        return [cell.estimate.value for cell in self.map.cells.values()]
+
+    @property
+    def mean(self) -> float:
+        """The mean over cells."""
+        return sum(self.values) / len(self.values)
+
+    @property
+    def peaks(self) -> list[CellCoord]:
+        """The highest cells."""
+        return self._at(max(self.values))
+
+    @property
+    def lowest(self) -> list[CellCoord]:
+        """The lowest cells."""
+        return self._at(min(self.values))
+
+    @property
+    def problems(self) -> int | None:
+        """The number of problems of each cell; None where it differs or is unknown."""
+        return common([cell.estimate.problems for cell in self.map.cells.values()])
+
+    @property
+    def samples(self) -> int | None:
+        """The number of samples of each problem; None where it differs or is unknown."""
+        return common([cell.estimate.samples for cell in self.map.cells.values()])
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Notes on the map and on its tests."""
+        return (*self.map.notes, *self.verdict.notes)
+
+    @property
+    def losses(self) -> Mapping[CellCoord, SettingLoss]:
+        """Losses against the full cache, empty without one."""
+        return self.verdict.losses or {}
+
+    def _at(self, value: float) -> list[CellCoord]:
+        return [coord for coord, cell in self.map.cells.items() if abs(cell.estimate.value - value) <= _TIE]
+
+    def to_dict(self) -> Json:
+        """Return the map as data: its cells with intervals, costs and losses, and its tests."""
+        map_ = self.map
+        verdict = self.verdict
+        return {
+            "model": map_.model,
+            "benchmark": map_.benchmark,
+            "metric": map_.metric,
+            "policy": map_.policy,
+            "control": map_.is_control,
+            "axes": {name: list(values) for name, values in map_.axes},
+            "cells": len(map_.cells),
+            "problems": self.problems,
+            "samples": self.samples,
+            "unmeasured": max((cell.unmeasured or 0 for cell in map_.cells.values()), default=0),
+            "mean": percent(self.mean),
+            "min": percent(min(self.values)),
+            "max": percent(max(self.values)),
+            "peaks": [self._estimate(coord) for coord in self.peaks],
+            "lowest": [self._estimate(coord) for coord in self.lowest],
+            "estimates": [self._cell(coord) for coord in map_.cells],
+            "baselines": [{**cell_document(cell), "setting": name} for name, cell in map_.baselines.items()],
+            "omnibus": omnibus_document(verdict.omnibus),
+            "evidence_of_difference": verdict.evidence,
+            "plateau": [self._coord(coord) for coord in verdict.plateau] or None,
+            "may_lose": percent(verdict.most_lost),
+            "claim": map_.claim.value if map_.claim else None,
+            "effects": [self._effect(effect) for effect in verdict.effects],
+            "stability": {
+                "spread": percent(verdict.spread),
+                "noise": percent(verdict.noise),
+            },
+            "equal_memory": memory_document(verdict.memory) if verdict.memory else None,
+            "method": verdict.basis.value if verdict.basis else None,
+            "validity": map_.validity.to_dict() if map_.validity else None,
+            "notes": [note.text for note in self.notes],
+        }
+
+    def _coord(self, coord: CellCoord) -> Json:
+        return dict(zip(self.axes, coord, strict=True))
+
+    def _estimate(self, coord: CellCoord) -> Json:
+        return {**self._coord(coord), **self.map.cells[coord].estimate.to_dict()}
+
+    def _cell(self, coord: CellCoord) -> Json:
+        loss = self.losses.get(coord)
+        return {
+            **self._coord(coord),
+            **cell_document(self.map.cells[coord]),
+            "p_best": rounded_p(self.verdict.p_best.get(coord)),
+            "may_lose": percent(self.verdict.may_lose.get(coord)),
+            **loss_values(loss),
+            "shown": loss.is_kept if loss else None,
+            "limits": limits_document(loss) if loss else None,
+        }
+
+    def _effect(self, effect: Effect) -> Json:
+        stays = level_stays([self.map], effect.axis)
+        levels = [
+            {"level": level, **contrast_document(contrast), **stays_document(stays.get(level))}
+            for level, contrast in effect.levels
+        ]
+        return {"axis": effect.axis, "levels": levels, "p": rounded_p(effect.p), "missed": percent(effect.hidden)}
+
+
+class Evidence(Sources):
+    """The evidence of runs and CSV maps, each part made on first use and kept. Shares in [0, 1].
+
+    Runs with the same axes are compared with each other as one. Parts that need traces are empty for maps without.
+    """
+
+    # -- runs ----------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def joined_runs(self) -> list[RunData]:
+        """The runs, those with the same axes as one."""
+        return join_runs(self.opened_runs)
+
+    @cached_property
+    def runs(self) -> list[RunData]:
+        """The joined runs, of the policy that the options name."""
+        policy = self.options.policy
+        return [run if policy is None else run.of_policy(policy) for run in self.joined_runs]
+
+    @cached_property
+    def losses(self) -> list[GridLosses]:
+        """The losses of each joined run against its full cache, of all its policies."""
+        return list(map(losses_of, self.joined_runs))
+
+    @cached_property
+    def _choices_of_runs(self) -> list[list[Choice]]:
+        """The recommendations of each run by the losses against its full cache."""
+        return [choices(run, losses) for run, losses in zip(self.runs, self.losses, strict=True)]
+
+    @cached_property
+    def tables(self) -> tuple[SettingTable, ...]:
+        """The settings of the runs without maps, a table for each model.
+
+        Raises KvatlasError as `setting_tables` does, and for a policy of which no run has a setting.
+        """
+        if all(run.has_maps for run in self.runs):
+            return ()
+        tables: list[SettingTable] = []
+        for run, choices_of_run in zip(self.runs, self._choices_of_runs, strict=True):
+            if not run.has_maps:
+                tables += setting_tables(run, {choice.model: choice.losses or {} for choice in choices_of_run})
+        if self.options.policy is not None:
+            _check_policy(self.opened_runs, self.options.policy)
+        return tuple(tables)
+
+    @property
+    def claim(self) -> Claim:
+        """The claim of the numbers: that of all runs, else problems like these."""
+        claims = {run.claim for run in self.runs} or {self.options.claim or Claim.LIKE}
+        return claims.pop() if len(claims) == 1 else Claim.LIKE
+
+    @cached_property
+    def tests(self) -> Mapping[MapName, MapTests]:
+        """The tests by map, means over benchmarks included."""
+        by_map: dict[MapName, MapTests] = {}
+        if len(self.opened_runs) < len(self.sources):
+            by_map |= bound_tests_of_maps(self.untested)
+        for run, losses in zip(self.runs, self.losses, strict=True):
+            if run.has_maps:
+                by_map |= run_tests(run, losses, self.untested)
+        return by_map
+
+    @cached_property
+    def maps(self) -> tuple[MapResult, ...]:
+        """The maps with their regions and tests."""
+        return self._tested(self.untested)
+
+    @cached_property
+    def means(self) -> tuple[MapResult, ...]:
+        """The means over the benchmarks of the maps, with regions and tests; empty for maps that cannot be averaged.
+
+        A mean that a source gave is among the maps.
+        """
+        means, _ = self._means_and_notes
+        given = {map_.name for map_ in self.untested}
+        return self._tested([mean for mean in means if mean.name not in given])
+
+    def _tested(self, maps: Sequence[Map]) -> tuple[MapResult, ...]:
+        regions = with_regions(maps, self.tests, self.margin)
+        return tuple(MapResult(map_, self.tests.get(map_.name, MapTests())) for map_ in regions)
+
+    @cached_property
+    def _means_and_notes(self) -> tuple[list[Map], list[Note]]:
+        try:
+            return self.untested_means, []
+        except KvatlasError as error:
+            return [], [Note(NoteKind.LEFT_OUT, f"No means over benchmarks: {str(error).removesuffix('.')}")]
+
+    @property
+    def grids(self) -> list[MapResult]:
+        """The maps that stand for all: for each model and policy its means over benchmarks, else each of its maps."""
+        found = [*self.maps, *self.means]
+        means = [one for one in found if one.map.is_mean]
+        averaged = {(one.map.model, one.map.policy) for one in means}
+        return [*means, *(one for one in found if (one.map.model, one.map.policy) not in averaged)]
+
+    @cached_property
+    def findings(self) -> tuple[Limitation, ...]:
+        """The limits of what the runs can show, the gravest first.
+
+        First of all a full cache that solves too little for a loss to be seen.
+        """
+        floors = []
+        for choice in self.choices:
+            if choice.family is not None and choice.family.is_floor:
+                text = f"{model_name(choice.model)} on {choice.benchmark}: {floor_reason(choice.family)}; take "
+                text += "easier problems, or more new tokens where traces are truncated."
+                floors.append(Limitation(Kind.FLOOR, choice.model, choice.benchmark, text))
+
+        cells: list[CellTraces] = []
+        policy = self.options.policy
+        for run in self.opened_runs:
+            cells += run.cells if policy is None else run.of_policy(policy).cells
+        drifts = [
+            Limitation(Kind.DRIFT, one.model, one.benchmark, f"{model_name(one.model)}: {drift_reason(one.changes)}.")
+            for one in self.choices
+            if drift_reason(one.changes)
+        ]
+        return (*drifts, *floors, *findings(cells))
+
+    @cached_property
+    def effects(self) -> tuple[PooledEffect, ...]:
+        """The effects of the axes over all benchmarks."""
+        return tuple(pooled_effects([one.map for one in self.maps], self.tests))
+
+    @cached_property
+    def choices(self) -> tuple[Choice, ...]:
+        """The recommendation for each model, without a full cache for each model and policy."""
+        by_loss = list(chain.from_iterable(self._choices_of_runs))
+        of_maps = choices_of_maps([one.map for one in self.grids], self.tests, by_loss, self.effects)
+        return (*by_loss, *of_maps)
+
+    @cached_property
+    def unadjusted_comparisons(self) -> list[Comparison]:
+        """Policies and models of the runs in pairs, of all policies."""
+        return list(chain.from_iterable(map(comparisons, self.joined_runs)))
+
+    @cached_property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """The comparisons of the policy that the options name, p-values adjusted over all of them."""
+        policy = self.options.policy
+        return adjusted(
+            [
+                pair
+                for pair in self.unadjusted_comparisons
+                if policy is None or is_of_policy(pair.first, policy) or is_of_policy(pair.second, policy)
+            ]
+        )
+
+    @cached_property
+    def prices(self) -> tuple[Price, ...]:
+        """The cost of a right answer of each setting of the runs."""
+        return tuple(chain.from_iterable(map(prices, self.runs)))
+
+
+def _check_policy(runs: Sequence[RunData], policy: str) -> None:
+    """Raise KvatlasError if no setting of the runs is of a policy."""
+    settings = []
+    for run in runs:
+        settings += [cell.setting for cell in run.cells]
+    if not any(setting.is_of(policy.partition("(")[0]) for setting in settings):
+        policies = ", ".join(shown_policies(setting.policy for setting in settings).values())
+        raise KvatlasError(f"There is no setting of the policy {policy!r}; there are: {policies}.")
