@@ -61,8 +61,6 @@ def numbers_of(outcomes: Json) -> Json:
     for model, found in outcomes.items():
         autopsies = list(map(autopsy_of, found["autopsies"]))
         summary = summarise(autopsies, found["lost"] / found["answers"])
-        # What other settings keep was not asked.
-        del summary["kept_by_others"]
         numbers[model] = {"summary": summary, "strong": strong_causes(autopsies)}
 
     for family in FAMILIES:

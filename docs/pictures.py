@@ -6,7 +6,6 @@ The captions of docs/figures.md become what the figures say. `make example` runs
 from __future__ import annotations
 
 import html
-import json
 import re
 import sys
 import tempfile
@@ -14,7 +13,6 @@ from pathlib import Path
 
 from trace_picture import draw, find_lost
 
-from kvatlas.autopsy.autopsy_figure import save_autopsies
 from kvatlas.cli import command
 
 IMAGES = Path(__file__).parent / "images"
@@ -53,7 +51,6 @@ def main(folder: str) -> None:
         (IMAGES / f"{name}.data.csv").unlink(missing_ok=True)
         GUIDE.write_text(with_caption(GUIDE.read_text("utf-8"), name, caption(words)), "utf-8")
     draw(find_lost(Path(folder)), IMAGES / "trace.png")
-    draw_autopsies()
 
 
 def caption(words: list[str]) -> str:
@@ -71,16 +68,6 @@ def with_caption(guide: str, name: str, text: str) -> str:
     """Return a guide in which the picture of this name has a caption."""
     image = f"](images/{name}.png)"
     return re.sub(rf"!\[[^\n]*?{re.escape(image)}", lambda _: f"![{text}{image}", guide)
-
-
-def draw_autopsies() -> None:
-    """Redraw the picture of docs/findings/saving-tokens.md from the outcomes in bench/results."""
-    document = json.loads((IMAGES.parents[1] / "bench" / "results" / "equal_arms.json").read_text("utf-8"))
-    summaries = {}
-    for model, numbers in document["numbers"].items():
-        summaries[f"{model} | {document['outcomes'][model]['benchmark']}"] = numbers["summary"]
-    save_autopsies(summaries, IMAGES / "autopsy.png")
-    (IMAGES / "autopsy.data.csv").unlink()
 
 
 if __name__ == "__main__":

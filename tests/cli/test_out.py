@@ -24,7 +24,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "demo": (("--quick",), ()),
     "run": (("embedded:tiny-llama", "CHAIN3"), ()),
     "sweep": (("demo-quick",), ()),
-    "autopsy": (("RUN", "--policy", "dynts"), FIGURES),
     "map": ((MAP,), FIGURES),
     "compare": (("RUN",), FIGURES),
     "draw": (("curves", "RUN"), FIGURES),

@@ -1,19 +1,12 @@
-"""The summary and the figure of autopsies whose outcomes are known."""
-
-from pathlib import Path
+"""The summary of autopsies whose outcomes are known."""
 
 import pytest
-from matplotlib.image import imread
-from matplotlib.text import Text
 
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken
 from kvatlas.autopsy.autopsy_command import model_and_cell, print_autopsies, work_text
-from kvatlas.autopsy.autopsy_figure import autopsy_figure, save_autopsies
 from kvatlas.autopsy.driver import LostCount
 from kvatlas.autopsy.summary import by_size, held_out_text, summarise
 from kvatlas.core import KvatlasError
-from kvatlas.figures.style import FigureOptions
-from tests.figures.conftest import faults
 
 STREAMS = 16
 
@@ -33,7 +26,6 @@ def autopsy(problem: int, tokens: int, cause: int = 12, random: int = 4) -> Auto
         arms |= {"cause_until_death": 6, "no_compression_until_death": 8}
         found.held_out = {arm: outcomes(right) for arm, right in arms.items()}
         found.control = {"nothing": outcomes(16), "like": outcomes(12)}
-        found.kept_by_others = {"h2o(ratio=0.1)": (0.75, 0.25)}
     return found
 
 
@@ -106,49 +98,16 @@ def test_large_causes_are_no_part_of_the_main_figures() -> None:
     assert [(group.name, group.answers) for group in by_size(AUTOPSIES)] == [("1", 10), ("2", 10), ("3–4", 10)]
 
 
-def test_right_answers_and_other_settings_are_compared_in_pairs() -> None:
+def test_right_answers_are_compared_in_pairs() -> None:
     summary = summarise(AUTOPSIES)
     assert summary["in_right_answers"]["like_over_nothing"]["value"] == -25
-    (shares,) = summary["kept_by_others"].values()
-    assert shares["saving"]["value"] == 75
-    assert shares["difference"]["value"] == 50
 
 
-def test_the_figure_shows_the_arms_in_their_colours_and_their_difference(tmp_path: Path) -> None:
-    summary = summarise(AUTOPSIES)
-    summaries = {"tiny-llama | CHAIN6": summary, "tiny-qwen | CHAIN6": summary}
-    picture, data = save_autopsies(summaries, tmp_path / "causes.png")
-    colours = set(map(tuple, (255 * imread(picture)[..., :3]).round().astype(int).reshape(-1, 3).tolist()))
-    assert {(0, 114, 178), (0, 158, 115), (127, 127, 127)} <= colours
-    rows = data.read_text().splitlines()
-    assert rows[1].startswith("tiny-llama | CHAIN6,1,10,12.5")
-    assert rows[-1].split(",")[-1].startswith("50.0 (")
-    with pytest.raises(KvatlasError, match="nothing to draw"):
-        autopsy_figure({"tiny-llama": None})
-
-
-@pytest.mark.parametrize("options", [FigureOptions(), FigureOptions(dark=True), FigureOptions(1)])
-def test_the_figure_states_what_is_proven_and_its_texts_stand_apart(options: FigureOptions) -> None:
-    held_out = summarise(AUTOPSIES)["held_out"]
-    blind = summarise([autopsy(problem, 1, cause=4) for problem in range(30)])["held_out"]
-    figure = autopsy_figure({"tiny-llama | CHAIN6": held_out, "tiny-qwen | CHAIN6": blind}, options)
-    words = [text.get_text() for text in figure.findobj(Text)]
-    assert {"75", "25", "+50.0", "0.0"} <= set(words)
-    assert "proven in 1 of 2 cells" in " ".join(words)
-    assert faults(figure) == []
-    alone = autopsy_figure({"tiny-qwen | CHAIN6": blind}, options)
-    assert "not proven" in " ".join(text.get_text() for text in alone.texts)
-
-
-def test_other_settings_of_one_policy_have_names_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
-    names = {f"h2o(kv_budget=96, ratio={ratio})": f"h2o(ratio={ratio})" for ratio in (0.1, 0.5)}
+def test_answers_that_were_not_examined_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     examined = [autopsy(0, 1), autopsy(1, 1)]
-    for item in examined:
-        item.kept_by_others = dict.fromkeys(names, (0.75, 0.25))
     cell = {"model": "tiny", "benchmark": "CHAIN", "setting": "random", "all_lost": 7, "summary": summarise(examined)}
-    print_autopsies([cell], names)
+    print_autopsies([cell])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line.startswith("h2o")] == list(names.values())
     # The search may examine the first ones alone.
     assert [line.split()[-1] for line in lines if line.startswith("lost answers")] == ["7"]
     assert any(line.startswith("examined") and "2, of which 2 were" in line for line in lines)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kvatlas.autopsy.lost_answers import LostAnswer
-from kvatlas.results.export import replacing
 from kvatlas.results.store import lock
 
 #: Rises with every change of the search: autopsies of another version are made again.
-VERSION = 4
+VERSION = 5
 #: The file of a run's autopsies.
 FILE = "autopsy.jsonl"
 
@@ -45,8 +44,7 @@ class Autopsy:
 
     `held_out` has for each of the arms (`summary.ARMS`) whether the answer is right under each of the held-out random
     streams, `control` the same for a right answer to another problem (nothing, like): tokens of the same kinds and
-    distances are put back. `random_positions` are the tokens of the arm `random`. `kept_by_others` has for each other
-    setting the shares of the saving and of these random tokens that it keeps at that compression.
+    distances are put back.
     """
 
     key: tuple[str, ...]
@@ -62,8 +60,6 @@ class Autopsy:
     full: bool | None = None
     held_out: dict[str, tuple[bool, ...]] = field(default_factory=dict)
     control: dict[str, tuple[bool, ...]] = field(default_factory=dict)
-    random_positions: tuple[int, ...] = ()
-    kept_by_others: dict[str, tuple[float, float]] = field(default_factory=dict)
     version: int = VERSION
 
     @property
@@ -84,9 +80,9 @@ class Autopsy:
     def from_json(cls, text: str) -> Autopsy:
         """Return the autopsy of a line of the file."""
         values = json.loads(text)
-        for name in ("key", "random", "random_positions"):
+        for name in ("key", "random"):
             values[name] = tuple(values[name])
-        for name in ("held_out", "control", "kept_by_others"):
+        for name in ("held_out", "control"):
             values[name] = {arm: tuple(items) for arm, items in values[name].items()}
         values["tokens"] = tuple(SavingToken(**token) for token in values["tokens"])
         return cls(**values)
@@ -106,15 +102,6 @@ def read_autopsies(folder: Path) -> dict[tuple[str, ...], Autopsy]:
             autopsy = Autopsy.from_json(line)
             found[autopsy.key] = autopsy
     return found
-
-
-def write_token_labels(autopsies: Iterable[Autopsy], path: Path) -> None:
-    """Write training data: a line for each token, with the label 1 if it restores the answer and 0 for a random one."""
-    with replacing(path) as partial_file, partial_file.open("w", encoding="utf-8") as file:
-        for autopsy in autopsies:
-            labels = dict.fromkeys(autopsy.random_positions, 0) | {token.position: 1 for token in autopsy.tokens}
-            for position, label in sorted(labels.items()):
-                file.write(json.dumps({"trace": autopsy.key, "position": position, "label": label}) + "\n")
 
 
 @contextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,10 +31,6 @@ def autopsy_command(
     ratio: options.Ratio = None,
     set_: options.Set = None,
     most: Annotated[int, typer.Option(min=1, help="Lost answers to examine of a cell.")] = 100,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the held-out test: PNG, SVG or PDF.")] = None,
-    export: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Write the saving (1) and the random tokens (0).")
-    ] = None,
     allow_code: options.AllowCode = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -46,26 +40,16 @@ def autopsy_command(
     Each lost answer is decoded again some dozen times, and each cause is tested under random numbers that the search
     did not use. Started again, the command goes on where it stopped.
     """
-    from kvatlas.autopsy.autopsies import Autopsy, write_token_labels
-    from kvatlas.autopsy.autopsy_figure import save_autopsies
+    from kvatlas.autopsy.autopsies import Autopsy
     from kvatlas.autopsy.driver import count_lost, find_lost, perform
     from kvatlas.autopsy.summary import held_out_text, summarise
-    from kvatlas.figures.style import check_figure
     from kvatlas.policies import permit
     from kvatlas.results import Store
-    from kvatlas.results.export import check_target
-    from kvatlas.stats.run_data import short_names
     from kvatlas.sweeps.spec import named_classes
 
     def tell(examined: Autopsy, done: int, total: int) -> None:
         if not quiet:
             note(f"{done}/{total} {examined.key[3]}: {examined.death}, {examined.cause_text}{held_out_text(examined)}")
-
-    # Before the search, which may take hours.
-    if out is not None:
-        check_figure(out)
-    if export is not None:
-        check_target(export, ".jsonl")
 
     with Store.open(run) as store:
         manifest = store.manifest()
@@ -80,9 +64,6 @@ def autopsy_command(
     cells = find_lost(run, setting, model)
     autopsies = perform(cells, run, most, tell)
 
-    if export is not None:
-        write_token_labels(chain.from_iterable(autopsies), export)
-
     documents: list[dict[str, Any]] = []
     for cell, of_cell in zip(cells, autopsies, strict=True):
         document = {
@@ -94,17 +75,10 @@ def autopsy_command(
             "autopsies": [dataclasses.asdict(item) for item in of_cell],
         }
         documents.append(document)
-    if out is not None:
-        names = [f"{model_name(cell.model)} | {cell.benchmark}" for cell in cells]
-        summaries = [document["summary"] for document in documents]
-        for path in save_autopsies(dict(zip(names, summaries, strict=True)), out):
-            note(f"wrote {path}")
     if as_json:
         typer.echo(json.dumps({"cells": documents}, indent=2, allow_nan=False))
         return
-    settings = list(chain.from_iterable([cell.setting, *cell.others] for cell in cells))
-    short = short_names(settings)
-    print_autopsies(documents, {str(setting): short[setting.id] for setting in settings})
+    print_autopsies(documents)
 
 
 def model_and_cell(text: str, models: Sequence[str]) -> tuple[str | None, str]:
@@ -140,8 +114,8 @@ def work_text(count: LostCount) -> str:
     return text
 
 
-def print_autopsies(cells: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> None:
-    """Print what the autopsies of each cell show, one line for each figure; `names` are short ones of settings."""
+def print_autopsies(cells: Sequence[Mapping[str, Any]]) -> None:
+    """Print what the autopsies of each cell show, one line for each figure."""
     if not cells:
         typer.echo("No answer was lost that the full cache has.")
     for cell in cells:
@@ -162,18 +136,6 @@ def print_autopsies(cells: Sequence[Mapping[str, Any]], names: Mapping[str, str]
                 ("difference, points", _with_limits(test["like_over_nothing"], "")),
             ]
             _print_figures(rows)
-
-        table = summary["kept_by_others"]
-        if not table:
-            continue
-        typer.echo("\nkept by other settings at that compression: saving tokens, random tokens, difference in points")
-        # The file may have settings that the run no longer has.
-        shown = {name: names.get(name, name) for name in table}
-        width = max(20, 2 + max(map(len, shown.values())))
-        for name, shares in table.items():
-            limits = [_with_limits(shares["saving"]), _with_limits(shares["random"])]
-            limits.append(_with_limits(shares["difference"], ""))
-            typer.echo(f"{shown[name]:<{width}}" + "".join(f"{text:<26}" for text in limits).rstrip())
 
 
 def _print_search(summary: Mapping[str, Any], all_lost: int) -> None:

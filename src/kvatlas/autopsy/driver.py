@@ -24,7 +24,7 @@ from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import KvatlasError, Setting, Trace, grouped
 from kvatlas.models.token_texts import quick_tokenizer, token_texts
 from kvatlas.noise import stream_key
-from kvatlas.policies import CompressingPolicy, Policy, Signal, from_setting
+from kvatlas.policies import CompressingPolicy, Signal, from_setting
 from kvatlas.results import Store
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.spec import parse_spec
@@ -44,7 +44,7 @@ AUTOPSY_TRACES = 90
 class LostCell:
     """The answers of a model to a benchmark that one setting lost, and its right answers that were compressed.
 
-    `others` are the other settings of the run, `answers` is the number of all answers of the cell.
+    `answers` is the number of all answers of the cell.
     """
 
     plan: Plan
@@ -53,7 +53,6 @@ class LostCell:
     setting: Setting
     lost: list[LostAnswer]
     right: list[Trace]
-    others: list[Setting]
     answers: int
 
 
@@ -123,7 +122,6 @@ def find_lost(folder: Path, setting: Setting, model: str | None = None) -> list[
         if keys.get((answer.trace.model, answer.trace.benchmark, answer.trace.setting)) != answer.key[0]:
             raise KvatlasError(f"{found} was decoded by other weights, prompts or versions than today's.")
 
-    others = [item for item in settings if item != found]
     traces_of = grouped(of_setting, lambda trace: (trace.model, trace.benchmark))
     cells = []
     for cell, losses in grouped(lost, lambda answer: (answer.trace.model, answer.trace.benchmark)).items():
@@ -131,7 +129,7 @@ def find_lost(folder: Path, setting: Setting, model: str | None = None) -> list[
             continue
         # Right although they were compressed.
         right = [trace for trace in traces_of[cell] if trace.grade.correct and trace.usage.compressions]
-        cells.append(LostCell(plan, *cell, found, losses, right, others, len(traces_of[cell])))
+        cells.append(LostCell(plan, *cell, found, losses, right, len(traces_of[cell])))
     return cells
 
 
@@ -172,15 +170,6 @@ class Replayer:
         self.tokenizer = quick_tokenizer(self.model.folder) or self.model.tokenizer
         self.right = cell.right
 
-        # The policies that can say which tokens they would keep in the same cache, by their settings.
-        self.rivals: dict[str, CompressingPolicy] = {}
-        for setting in cell.others:
-            policy = from_setting(setting).bind(self.model)
-            if not isinstance(policy, CompressingPolicy) or _why_not_replayable(policy):
-                continue
-            if policy.storage == self.policy.storage and _firing(policy) == _firing(self.policy):
-                self.rivals[str(setting)] = policy
-
     def case(self, trace: Trace) -> Case:
         """Return a trace ready to be replayed."""
         problem = self.problems[trace.problem]
@@ -208,7 +197,6 @@ class Replayer:
             lost,
             self.case(lost.trace),
             None if control is None else self.case(control),
-            self.rivals,
             is_greedy=self.plan.spec.sampling.sampling().temperature == 0,
         )
 
@@ -220,8 +208,7 @@ class Replayer:
 
         torch.set_num_threads(1)
         sampling = self.plan.spec.sampling.sampling()
-        policies = [self.policy, *self.rivals.values()]
-        engine = Engine(self.model, self.model.load(), policies, sampling, BATCH)
+        engine = Engine(self.model, self.model.load(), [self.policy], sampling, BATCH)
         board = _ReplayBoard(map(self.search, lost))
         for generation in engine.run(board.requests()):
             yield from board.take(generation)
@@ -309,25 +296,17 @@ def _setting_named(settings: Sequence[Setting], setting: Setting) -> Setting:
     return matching[0]
 
 
-def _firing(policy: CompressingPolicy) -> tuple[int, str, int, str]:
-    """Return what decides when the compressions of a policy fire."""
-    budget = policy.budget
-    return budget.tokens, budget.budget_over, budget.every, budget.every_from
-
-
 def _replayable(setting: Setting) -> CompressingPolicy:
     """Return the policy of a setting. Raises KvatlasError if its traces cannot be decoded with tokens put back."""
     policy = from_setting(setting)
-    why_not = _why_not_replayable(policy)
-    if why_not or not isinstance(policy, CompressingPolicy):
-        raise KvatlasError(f"The setting {setting} cannot be replayed: {why_not}.")
-    return policy
-
-
-def _why_not_replayable(policy: Policy) -> str:
-    """Return why no tokens can be put back under a policy, or ""."""
     if not isinstance(policy, CompressingPolicy) or Signal.ANSWER in policy.observes:
-        return f"policy is {policy.name!r}; expected one that compresses by itself"
+        raise KvatlasError(
+            f"The setting {setting} cannot be replayed: policy is {policy.name!r}; expected one that compresses by "
+            "itself."
+        )
     if policy.budget.is_unequal:
-        return f"budgets is {policy.budget.budgets!r}; expected 'equal' where tokens are put back"
-    return ""
+        raise KvatlasError(
+            f"The setting {setting} cannot be replayed: budgets is {policy.budget.budgets!r}; expected 'equal' where "
+            "tokens are put back."
+        )
+    return policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken, key_of, token_kind
@@ -121,46 +121,6 @@ class Fork:
         return self.case.restored(generation)
 
 
-@dataclass(eq=False)
-class Ranking:
-    """The stored tokens under another policy, up to its first compression with at least `length` tokens.
-
-    `kept` is the share of layers and heads that still have each of the `positions` then.
-    """
-
-    case: Case
-    policy: Policy
-    length: int
-    positions: Tokens
-    choices: PutBack = field(default_factory=PutBack)
-    kept: dict[int, float] = field(default_factory=dict)
-
-    def request(self) -> Request[Any]:
-        """Return the request, whose every token is the stored one."""
-        tokens = self.case.trace.tokens
-        prompt_length = len(self.case.prompt)
-
-        def force(so_far: Sequence[int], logits: Any) -> Any:
-            forced = logits.new_full(logits.shape, float("-inf"))
-            forced[tokens[len(so_far) - prompt_length]] = 0
-            return forced
-
-        def is_over(new_tokens: Sequence[int]) -> bool:
-            return len(new_tokens) == len(tokens) or any(length >= self.length for length in self.choices.choices)
-
-        return self.case.request(
-            self, policies=(self.policy,), put_back=self.choices, logits_processor=force, stopping_criterion=is_over
-        )
-
-    def result(self, generation: Generation[Any]) -> bool:
-        """Return whether the policy compressed there; keep what it kept."""
-        evictions = generation.eviction_trace
-        if not any(length >= self.length for length in self.choices.choices):
-            return False
-        self.kept = {position: evictions.kept_by[position] / evictions.holders for position in self.positions}
-        return True
-
-
 # -- evictions ---------------------------------------------------------------------------------------------------------
 
 
@@ -247,14 +207,13 @@ def shrink(
 class AutopsySearch:
     """The autopsy of a lost answer: its cause, the held-out test of it, and the controls.
 
-    `control` is a right answer of the same setting to another problem, `rivals` are the policies whose ranks are asked
-    for, by the texts of their settings. An answer that `is_greedy`, decoded at temperature 0, has no held-out test.
+    `control` is a right answer of the same setting to another problem. An answer that `is_greedy`, decoded at
+    temperature 0, has no held-out test.
     """
 
     lost: LostAnswer
     case: Case
     control: Case | None = None
-    rivals: Mapping[str, Policy] = field(default_factory=dict)
     is_greedy: bool = False
     replays: int = 0
     autopsy: Autopsy = field(init=False)
@@ -332,7 +291,7 @@ class AutopsySearch:
         return cause, eviction
 
     def _test(self, cause: Tokens, eviction: Eviction) -> Generator[ReplayTasks, list[bool], None]:
-        """Try random sets, the cause under held-out random numbers, like tokens in a right answer, and other ranks."""
+        """Try random sets, the cause under held-out random numbers, and like tokens in a right answer."""
         rng = random.Random(repr(self.autopsy.key))
         sets = [self._random_set(cause, eviction, rng) for _ in range(RANDOM_SETS)]
         forks = [Fork(self.case, PutBack(tokens), eviction.length) for tokens in sets if len(tokens) == len(cause)]
@@ -342,23 +301,20 @@ class AutopsySearch:
         streams = range(HELD_OUT_STREAMS)
         sets = [self._random_set(cause, eviction, rng) for _ in streams]
         like_sets = [self._set_of_kinds(cause, eviction, rng) for _ in streams]
-        if all(len(tokens) == len(cause) for tokens in sets):
-            self.autopsy.random_positions = tuple(sorted({*chain.from_iterable(sets)}))
-            if not self.is_greedy and all(len(tokens) == len(cause) for tokens in like_sets):
-                after_death = len(self.case.prompt) + self._death() + 1
-                self.autopsy.held_out = yield from _arms(
-                    self.case,
-                    eviction.length,
-                    streams,
-                    nothing=[PutBack() for _ in streams],
-                    random=[PutBack(tokens) for tokens in sets],
-                    kind=[PutBack(tokens) for tokens in like_sets],
-                    cause=[PutBack(cause) for _ in streams],
-                    no_compression=[PutBack(until=NEVER) for _ in streams],
-                    cause_until_death=[PutBack(cause, released_at=after_death) for _ in streams],
-                    no_compression_until_death=[self._no_compression_until_death() for _ in streams],
-                )
-            yield from self._rank(cause, sets, eviction)
+        if not self.is_greedy and all(len(tokens) == len(cause) for tokens in (*sets, *like_sets)):
+            after_death = len(self.case.prompt) + self._death() + 1
+            self.autopsy.held_out = yield from _arms(
+                self.case,
+                eviction.length,
+                streams,
+                nothing=[PutBack() for _ in streams],
+                random=[PutBack(tokens) for tokens in sets],
+                kind=[PutBack(tokens) for tokens in like_sets],
+                cause=[PutBack(cause) for _ in streams],
+                no_compression=[PutBack(until=NEVER) for _ in streams],
+                cause_until_death=[PutBack(cause, released_at=after_death) for _ in streams],
+                no_compression_until_death=[self._no_compression_until_death() for _ in streams],
+            )
 
         if self.control is not None:
             yield from self._try_right_answer(self.control, cause, eviction, rng)
@@ -373,21 +329,6 @@ class AutopsySearch:
             return token not in cause and token_kind(self.case.text(token)) == token_kind(self.case.text(own))
 
         return similar_tokens(cause, eviction.length, eviction, rng, is_like)
-
-    def _rank(
-        self, cause: Tokens, sets: Sequence[Tokens], eviction: Eviction
-    ) -> Generator[ReplayTasks, list[bool], None]:
-        """Note the shares of the cause and of the random sets that other policies keep at this compression."""
-        drawn = list(chain.from_iterable(sets))
-        positions = tuple(dict.fromkeys([*cause, *drawn]))
-
-        rankings = [Ranking(self.case, policy, eviction.length, positions) for policy in self.rivals.values()]
-        compressed = yield rankings
-        for name, ranking, is_ranked in zip(self.rivals, rankings, compressed, strict=True):
-            if is_ranked:
-                saving = sum(ranking.kept[position] for position in cause) / len(cause)
-                others = sum(ranking.kept[position] for position in drawn) / len(drawn)
-                self.autopsy.kept_by_others[name] = (saving, others)
 
     def _try_right_answer(
         self, control: Case, cause: Tokens, eviction: Eviction, rng: random.Random

@@ -102,7 +102,6 @@ def summarise(autopsies: Sequence[Autopsy], lost_share: float | None = None) -> 
         "without_compression_until_the_death": _share_or_none(tried, [bool(item.full) for item in tried]),
         "held_out": _held_out(tried, lost_share),
         "in_right_answers": _in_right_answers(found),
-        "kept_by_others": _kept_by_others(found),
         "replays": _median([item.replays for item in tried]),
         "control_replays": _median([item.control_replays for item in tried]),
         "tokens": _median([len(item.tokens) for item in found]),
@@ -228,26 +227,6 @@ def _in_right_answers(found: Sequence[Autopsy]) -> dict[str, Any] | None:
         "right": {arm: _share_or_none(tested, shares) for arm, shares in right.items()},
         "like_over_nothing": _difference_in_points(tested, changes),
     }
-
-
-def _kept_by_others(found: Sequence[Autopsy]) -> dict[str, Any]:
-    """Return for each other setting the share of the saving and of the random tokens that it keeps."""
-    names = dict.fromkeys(chain.from_iterable(item.kept_by_others for item in found))
-    table = {}
-    for name in names:
-        members = [item for item in found if name in item.kept_by_others]
-        saving = [item.kept_by_others[name][0] for item in members]
-        others = [item.kept_by_others[name][1] for item in members]
-
-        table[name] = {
-            "answers": len(members),
-            "saving": _share_or_none(members, saving),
-            "random": _share_or_none(members, others),
-            "difference": _difference_in_points(
-                members, [one - other for one, other in zip(saving, others, strict=True)]
-            ),
-        }
-    return table
 
 
 def _share_or_none(items: Sequence[Autopsy], values: Sequence[float]) -> Values | None:
