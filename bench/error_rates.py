@@ -31,7 +31,6 @@ CALIBRATED = (
     ("interval of a mean over benchmarks", "95 %", "final", "means_over_benchmarks", "lowest coverage", ""),
     ("interval of a difference of two settings", "95 %", "final", "two_settings", "lowest coverage", ""),
     ("interval of a difference of two policies", "95 %", "final", "policies", "lowest coverage", ""),
-    ("cost of a right answer", "95 %", "final", "prices", "lowest coverage", ""),
     ("L0 of a decay with depth", "95 %", "final", "depths", "lowest coverage", ""),
     ("settings are not exchangeable, where they are", "5 %", "final", "maps", "highest false_alarm_exchangeable", ""),
     ("the same, with a shared trunk", "5 %", "final", "maps", "highest false_alarm_trunk", ""),

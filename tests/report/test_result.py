@@ -325,11 +325,3 @@ def test_where_nothing_is_proven_it_says_whether_more_problems_would_help():
     # No setting shares a problem with the full cache.
     before = recommendation(replace(far.choices[0], losses={}, family=LossFamily(0.03, {}), savings={}))
     assert before == "tiny, mean of 2: Nothing is proven."
-
-
-def test_the_cost_of_a_right_answer_is_told_where_there_is_a_full_cache(run):
-    rows = [price for price in run.to_dict()["per_right_answer"] if price["cost"] == "output_tokens"]
-    assert [row["ratio"] for row in rows if row["setting"] == "full"] == pytest.approx([1.0])
-    assert min(row["low"] for row in rows if "ratio=0.1" in row["setting"]) > 2
-    assert re.search(r"\| tiny \| dynts local_window=8 ratio=0.1 \| [3-9]\.\d\d \(", every_map(run))
-    assert not of_run(loses_with_ratio, problems=4, baselines=()).prices

@@ -218,7 +218,6 @@ def test_classes_of_one_name_in_two_files_are_never_called_alike(tmp_path: Path)
         choose(systems, ["Sinks local_window=8 ratio=0.1"])
     chosen = choose(systems, [f"{file}.py:Sinks local_window=8 ratio=0.1" for file in ("one", "two")])
     assert names_of(chosen) == ["one.py:Sinks", "two.py:Sinks"]
-    assert {row["policy"] for row in result.to_dict()["per_right_answer"]} == {"one.py:Sinks", "two.py:Sinks", "full"}
 
 
 def test_settings_behind_the_end_of_the_tests_are_told_and_have_no_next_step(tmp_path: Path) -> None:

@@ -69,8 +69,6 @@ def test_nothing_lost_proves_little_of_problems_like_these_and_much_of_these(tmp
         " proven to lose at most 3 points (at most 0.4; 95 %, 960 pairs). For problems like these it may lose up to"
         " 4.9: a kind of problem that these 60 do not hold may fail."
     ) in page
-    # What equals the full cache is not told as a price.
-    assert "A right answer takes" not in page
     (map_, *_) = result.means
     assert map_.map.keeps == frozenset(map_.map.cells)
     assert map_.map.keeps_like == frozenset()

@@ -1,4 +1,4 @@
-"""Comparisons in pairs of policies, models and settings, and the cost of a right answer against the full cache's."""
+"""Comparisons in pairs of policies, models and settings."""
 
 from dataclasses import astuple, replace
 
@@ -7,9 +7,7 @@ import pytest
 
 from kvatlas.api import Run
 from kvatlas.core import Setting, policy_name
-from kvatlas.stats.numerics.ratios import cost_ratio, share_ratio
 from kvatlas.stats.pairs import comparisons
-from kvatlas.stats.prices import COSTS, prices
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, pair, systems_of
 from tests.stats.synthetic import grid, manifest, trace, traces
@@ -83,61 +81,12 @@ def test_policies_meet_whatever_their_own_parameters_are():
     assert between.cells == 9
 
 
-def drawn(rng: np.random.Generator, problems: int) -> np.ndarray:
-    """Return costs by problem and outcome; the first setting writes 20 % more and is right less often."""
-    level = rng.normal(0, 1, problems)
-    chance = 1 / (1 + np.exp(-level - 1))
-    right = [rng.random((2, problems)) < chance * share for share in (0.8, 1.0)]
-    costs = [
-        300 * factor * np.exp(-0.2 * level) * (1.3 - 0.3 * own) for factor, own in zip((1.2, 1.0), right, strict=True)
-    ]
-    return np.stack([part.mean(0) for pair in zip(costs, right, strict=True) for part in pair])
-
-
-def ratio_of(benchmarks):
-    """Return the ratio of costs of a right answer of benchmarks [cost, right, full cost, full right] by problem."""
-    shares = share_ratio([table[1] for table in benchmarks], [table[3] for table in benchmarks])
-    return None if shares is None else cost_ratio([(table[0], table[2]) for table in benchmarks], shares)
-
-
-def test_the_interval_covers_the_true_ratio() -> None:
-    everything = drawn(np.random.default_rng(0), 400_000).mean(1)
-    truth = everything[0] * everything[3] / everything[1] / everything[2]
-    rng, hit = np.random.default_rng(1), 0
-    for _ in range(200):
-        ratio = ratio_of([drawn(rng, 30), drawn(rng, 30)])
-        hit += ratio.low <= truth <= ratio.high
-    assert hit / 200 >= 0.95
-
-
-def test_benchmarks_weigh_alike_and_too_few_right_answers_have_no_limits() -> None:
-    few, many = np.array([[100.0] * 3, [1.0] * 3, [100.0] * 3, [1.0] * 3]), np.ones((4, 30)) * 50.0
-    many[0], many[1], many[3] = 300.0, 1.0, 1.0
-    assert ratio_of([few, many]).value == pytest.approx(200 / 75)
-    assert ratio_of([few * [[1], [0], [1], [1]]]) is None
-    one_right = np.stack([np.ones(40), np.arange(40) < 1, np.ones(40), np.arange(40) < 1]).astype(float)
-    assert ratio_of([one_right]).high == np.inf
-
-
-def test_prices_of_a_run_are_those_of_its_traces() -> None:
+def test_bytes_of_a_cell_are_those_of_its_tokens() -> None:
     plan = manifest(grid("dynts"))
     plan = replace(plan, expected=tuple(replace(cell, kv_bytes=(100, 7)) for cell in plan.expected))
-    stored = list(traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.4))
-    run = RunData(plan, stored)
-    for cell in (traces_of_cell.cell for traces_of_cell in run.cells):
+    for cell in (traces_of_cell.cell for traces_of_cell in RunData(plan, traces(plan)).cells):
         assert cell.mean_kv_bytes == pytest.approx(100 * cell.mean_kv_tokens + 7)
         assert cell.peak_kv_bytes == 100 * cell.peak_kv_tokens + 7
-    found = prices(run)
-    assert {price.cost for price in found} <= set(COSTS)
-    full = next(
-        price for price in found if price.setting == Setting.from_parameters("full") and price.cost == "output_tokens"
-    )
-    assert (full.ratio, full.low, full.high) == pytest.approx((1.0, 1.0, 1.0))
-    own = [trace for _, trace in stored if trace.setting == full.setting]
-    right = sum(trace.grade.correct for trace in own)
-    assert full.value == pytest.approx(sum(trace.usage.output_tokens or 0 for trace in own) / right)
-    worst = next(price for price in found if price.setting.values.get("ratio") == 0.1 and price.cost == "output_tokens")
-    assert worst.low > 1.2
 
 
 def test_policies_of_files_are_shown_by_their_class():

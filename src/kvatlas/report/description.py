@@ -10,12 +10,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import AGAIN, Cell, CellCoord, Claim, Setting, grouped
-from kvatlas.policies import all_values
 from kvatlas.report.memory_sentences import level_sentence, memory_lines
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
 from kvatlas.stats.losses import SettingLoss
-from kvatlas.stats.prices import Price
 from kvatlas.stats.run_data import setting_words
 from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.text import axis_label, bytes_text, counted, interval_text, model_name, p_text, percent_text, points_text
@@ -83,7 +81,6 @@ def _environment() -> Environment:
         "grouped": lambda items, *names: grouped(items, attrgetter(*names)).items(),
         "setting": setting_text,
         "memory": memory_text,
-        "price": price_text,
         "recommendation": recommendation,
         "share": lambda share: f"{100 * share:g}",
         "times": lambda ratio: f"{100 * ratio:.0f} %",
@@ -100,7 +97,6 @@ def _environment() -> Environment:
         "grid_table": grid_table,
         "benchmark_table": benchmark_table,
         "comparison_table": comparison_table,
-        "price_parameters": price_parameters,
         "settings_table": settings_table,
         "settings_by_benchmark": settings_by_benchmark,
         "setting_comparisons": setting_comparisons,
@@ -129,21 +125,6 @@ def memory_text(cell: Cell) -> str:
     if cell.mean_kv_bytes is None:
         return tokens
     return f"{bytes_text(cell.mean_kv_bytes)}, {tokens}"
-
-
-def price_parameters(result: Result, setting: Setting) -> str:
-    """Return the parameters of a setting that its name needs in a table of prices: those on the axes, else all."""
-    # The full cache has no parameters.
-    values = all_values(setting) if setting.values else {}
-    names = result.grids[0].axes if result.grids else list(setting.values)
-    return "".join(f" {name}={values[name]}" for name in names if name in values)
-
-
-def price_text(price: Price) -> str:
-    """Return the cost of a right answer as a multiple of the full cache's, with its interval."""
-    if price.low is None or price.high is None:
-        return f"{price.ratio:.2f} (too few right answers to say)"
-    return f"{price.ratio:.2f} ({price.low:.2f} to {price.high:.2f})"
 
 
 def place_on_axes(coord: CellCoord, one: Any) -> str:

@@ -27,7 +27,6 @@ from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import GridLosses, SettingLoss, losses_of
 from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect
 from kvatlas.stats.pairs import Comparison, adjusted, comparisons
-from kvatlas.stats.prices import Price, prices
 from kvatlas.stats.run_analysis import join_runs, run_tests, with_regions
 from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.setting_tables import SettingTable, setting_tables
@@ -318,11 +317,6 @@ class Evidence(Sources):
                 if policy is None or is_of_policy(pair.first, policy) or is_of_policy(pair.second, policy)
             ]
         )
-
-    @cached_property
-    def prices(self) -> tuple[Price, ...]:
-        """The cost of a right answer of each setting of the runs."""
-        return tuple(chain.from_iterable(map(prices, self.runs)))
 
 
 def _check_policy(runs: Sequence[RunData], policy: str) -> None:

@@ -119,7 +119,6 @@ class Result(Evidence):
         caps on thinking `ways` has the cheapest proven setting that keeps fewer tokens, writes fewer, or both.
         `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
         over all benchmarks (and models, for CSV maps), each level against the mean of the others.
-        `per_right_answer`: what a right answer of each setting costs, with the ratio to the full cache's.
         """
         choices = [choice_document(choice) for choice in self.choices]
         first_choice = choices[0] if choices else NO_SETTING
@@ -134,9 +133,6 @@ class Result(Evidence):
             "comparisons": self.comparison_documents(),
             "recommendation": {**first_choice, "all": choices},
             "effects": [pooled_document(effect) for effect in self.effects],
-            "per_right_answer": [
-                {**vars(price), "setting": str(price.setting), "policy": price.setting.policy} for price in self.prices
-            ],
             "next_steps": [step.to_dict() for step in self.next_steps],
             "notes": [note.text for note in self.notes],
         }

@@ -27,7 +27,6 @@ from kvatlas.stats.map_tests import MapTests, PooledEffect
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.power import Provable, provable
-from kvatlas.stats.prices import Price, prices_of_setting
 from kvatlas.stats.run_data import RunData, setting_words
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity_of
@@ -89,9 +88,8 @@ class Choice:
 
     With a full cache those are the settings proven to lose at most the `margin` by the claim of the run; `family` has
     the losses, `deployable` is the cheapest setting that is proven by every claim. Of the settings within 1 % of the
-    least cost the one with the smallest limit is chosen. `prices` tell what a right answer of the chosen setting costs,
-    `control` is the run's own test of whether it can see a loss. Without
-    (`family` is None) they are the `members` of the plateau, without the levels of an axis that are proven worse.
+    least cost the one with the smallest limit is chosen. `control` is the run's own test of whether it can see a loss.
+    Without (`family` is None) they are the `members` of the plateau, without levels of an axis that are proven worse.
     `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `highest` is the highest value
     of the map, and `may_lose`, by setting id, the most that one of the plateau lies below the best. `vacuous` is the
     reason, as a clause, why nothing is chosen, `withheld` why nothing is recommended though losses are known. `savings`
@@ -107,7 +105,6 @@ class Choice:
     by_memory: Cell | None = None
     by_time: Cell | None = None
     deployable: Cell | None = None
-    prices: Sequence[Price] = ()
     control: Control | None = None
     highest: float | None = None
     may_lose: Mapping[str, float] = field(default_factory=dict)
@@ -398,7 +395,6 @@ def choice_of(
         by_memory=by_memory,
         by_time=cheapest(timed, [cell.seconds_mean for cell in timed], limits),
         deployable=cheapest_of(certain),
-        prices=[] if by_memory is None else prices_of_setting(stored[by_memory.setting.id], baselines),
         control=control,
         vacuous=reason,
         withheld=withheld if reason is None else "",
