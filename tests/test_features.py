@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 #: What needs each feature, and is refused without it; RUN is a finished run, SPEC a spec.
 REFUSED = {
     "autopsy": "describe RUN --deaths",
-    "predictor": "predictor eval head.safetensors embedded:tiny-llama CHAIN6 --seed 2",
+    "predictor": "predictor train head.safetensors embedded:tiny-llama CHAIN6 --seed 2",
     "ray": "sweep SPEC --executor ray --out other",
     "screen": "sweep SPEC --screen --out screened",
 }

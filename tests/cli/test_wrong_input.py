@@ -100,7 +100,6 @@ WORDS = [
     "list benchmarks AIME24@nowhere.jsonl",
     "list benchmarks nothing",
     "list benchmarks SEQBENCH-6x6-L14 --problem 999999999",
-    f"predictor eval none.safetensors {MODEL} CHAIN4",
     f"predictor train head.bin {MODEL} CHAIN4",
     "import a.eval new",
     "plan \udcff.yaml",

@@ -197,8 +197,10 @@ def test_dynts_scores_the_last_hidden_state_of_each_token(
 
 
 def _tensors(layout: str, hidden: int = 64) -> dict[str, torch.Tensor]:
-    head = new_head(hidden, HeadLayout(layout)).state_dict()
-    return {("is_head." if layout == "authors" else "") + name: value for name, value in head.items()}
+    head = new_head(hidden).state_dict()
+    if layout == "authors":
+        return {f"is_head.{name}": head[name] for name in HeadLayout.AUTHORS.tensors}
+    return head
 
 
 @pytest.mark.parametrize("layout", ["ours", "authors"])

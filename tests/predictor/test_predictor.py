@@ -13,11 +13,11 @@ import torch
 from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle
-from kvatlas.policies.dynts import HeadLayout, importance
+from kvatlas.policies.dynts import HeadLayout
 from kvatlas.predictor import labels
 from kvatlas.predictor.calibration import statistics_of_queries
 from kvatlas.predictor.labels import REASONS, Examples, LabelledTrace, label_trace, why_left_out
-from kvatlas.predictor.training import HeadLoss, judge_head, provenance_of, save_head, train_head
+from kvatlas.predictor.training import judge_head, provenance_of, save_head, train_head
 from tests.conftest import ARCHITECTURES
 from tests.decoding import prompts
 
@@ -83,13 +83,10 @@ def _synthetic(seed: int, traces: int = 30) -> Examples:
     return Examples(hidden, label, torch.arange(traces).repeat_interleave(50))
 
 
-@pytest.mark.parametrize("loss", list(HeadLoss))
-def test_a_head_learns_in_either_layout_with_each_loss(loss: HeadLoss) -> None:
-    data, others = replace(_synthetic(0), thinking=torch.full((30,), 5000)), _synthetic(1)
-    for layout in HeadLayout:
-        head = train_head(data, layout=layout, loss=loss, steps=300, batch=512)
-        assert set(head) == set(layout.tensors)
-        assert judge_head(head, others).spearman > 0.5
+def test_a_head_learns_to_rank_tokens() -> None:
+    head = train_head(_synthetic(0), steps=300, batch=512)
+    assert set(head) == set(HeadLayout.OURS.tensors)
+    assert judge_head(head, _synthetic(1)).spearman > 0.5
 
 
 def test_traces_without_ranks_are_left_out_of_the_quality_and_counted() -> None:
@@ -109,22 +106,6 @@ def test_traces_without_ranks_are_left_out_of_the_quality_and_counted() -> None:
         judge_head(head, Examples(data.hidden[:1], data.label[:1], torch.zeros(1, dtype=torch.long)))
 
 
-def test_targets_and_weights_of_the_authors_losses() -> None:
-    """Attention of 2e-4 and 4.5e-4 in a trace of 1000 thinking tokens, three of which are here."""
-    attention = torch.tensor([2e-4, 4.5e-4, 5e-4])
-    data = Examples(torch.zeros(3, 4), attention * 1000, torch.zeros(3, dtype=torch.long), torch.tensor([1000]))
-    torch.testing.assert_close(HeadLoss.RANKED.target(data), torch.log1p(torch.tensor([0.2, 0.45, 0.5])))
-    torch.testing.assert_close(HeadLoss.SCALED.target(data), torch.tensor([2.0, 4.5, 5.0]))
-    torch.testing.assert_close(
-        HeadLoss.POWER.target(data), torch.tensor([10 * a**0.3 / 0.3 for a in attention.tolist()])
-    )
-    # A head that can say only one number learns the weighted mean: the target in [4, 5) counts five times.
-    head = train_head(data, layout=HeadLayout.AUTHORS, loss=HeadLoss.SCALED, steps=2000, batch=256)
-    head = {name: weights * (name != "0.weight") for name, weights in head.items()}
-    constant = float(importance(head, torch.zeros(1, 4)))
-    assert constant == pytest.approx((2.0 + 5 * 4.5 + 5.0) / 7, abs=0.1)
-
-
 def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     results = []
@@ -134,21 +115,18 @@ def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.T
     return results
 
 
-def counted(traces: int = 5) -> list[LabelledTrace]:
-    """As they are written: each with the number of its trace's thinking tokens, of which 40 are there."""
-    return [LabelledTrace(*part, 100 + number) for number, part in enumerate(parts(traces))]
+def labelled(traces: int = 5) -> list[LabelledTrace]:
+    return [LabelledTrace(*part) for part in parts(traces)]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "states.safetensors"
-    labels.write_examples(file, counted(), {"model": "m"})
+    labels.write_examples(file, labelled(), {"model": "m"})
     result = labels.read_examples(file)
     assert result.hidden.dtype is torch.float16
     for written, wanted in zip((result.hidden, result.label), zip(*parts(), strict=True), strict=True):
         assert torch.equal(written, torch.cat(wanted))
     assert torch.equal(result.trace, torch.arange(5).repeat_interleave(40))
-    assert result.thinking.tolist() == [100, 101, 102, 103, 104]
-    assert torch.equal(result.attention[40:80], result.label[40:80] / 101)
     assert labels.has_origin(file, {"model": "m"})
     assert not labels.has_origin(file, {"model": "other"})
     labels.write_examples(file, [], {})
@@ -158,7 +136,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_an_unfinished_file_does_not_count(tmp_path: Path) -> None:
     def broken() -> Iterator[Any]:
-        yield counted(1)[0]
+        yield labelled(1)[0]
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):

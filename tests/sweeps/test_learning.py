@@ -2,7 +2,6 @@ import json
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from kvatlas import policies
 from kvatlas.cli import command
@@ -33,7 +32,6 @@ def test_a_trained_head_ranks_held_out_tokens_and_serves_dynts(trained: Path, ti
     assert made["held_out"]["spearman"] > 0.5
     assert made["held_out"]["overlap"] > 0.5
     assert made["tokens"] <= 64 * made["traces"]
-    assert (made["layout"], made["loss"]) == ("ours", "ranked")
     assert made["traces"] + sum(made["left_out"].values()) == 16
     assert made["held_out"]["traces"] + sum(made["held_out"]["left_out"].values()) == 4
     policy = policies.from_setting(
@@ -54,37 +52,20 @@ def test_traces_and_hidden_states_are_made_once(trained: Path, kvatlas: Call) ->
     assert provenance_of(other)["steps"] == 2
 
 
-def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
-    trained: Path, tiny_llama: ModelHandle, kvatlas: Call
-) -> None:
-    work, out = trained.with_suffix(".work"), trained.with_name("theirs.safetensors")
-    layout = ("--head", "authors", "--loss", "power")
-    code, printed, said = kvatlas("predictor", "train", out, *TRAIN, "--steps", 80, *layout, "--work", work)
+def test_the_command_prints_the_provenance_of_the_file(trained: Path, kvatlas: Call) -> None:
+    work, out = trained.with_suffix(".work"), trained.with_name("again.safetensors")
+    code, printed, said = kvatlas("predictor", "train", out, *TRAIN, "--steps", 5, "--work", work)
     made = json.loads(printed)
-    assert (code, made["layout"], made["loss"]) == (0, "authors", "power")
-    assert made == provenance_of(out)
-    assert made["held_out"]["spearman"] > 0.4
+    assert (code, made) == (0, provenance_of(out))
     assert (
         said.splitlines(keepends=True)[-1]
         == f"{out}: learned from {made['traces']} traces; left out: {left_out_as_text(made['left_out'])}\n"
     )
-    assert sorted(load_file(out)) == ["is_head.0.weight", "is_head.2.weight", "is_head.4.weight"]
-    heads = [
-        policies.from_setting(
-            Setting.from_parameters("dynts", kv_budget=90, local_window=8, ratio=0.3, predictor=str(item))
-        )
-        for item in (trained, out)
-    ]
-    for policy in heads:
-        policy.check(tiny_llama)
-    assert heads[0].identity(tiny_llama) != heads[1].identity(tiny_llama)
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--head", "theirs"), "layout is 'theirs'; expected ours, authors."),
-        (("--loss", "mse"), "loss is 'mse'; expected ranked, scaled, power."),
         (("--max-new-tokens", 5), "no traces for training: of 2 traces 2 without a closing think tag."),
         (
             ("--max-new-tokens", 5, "--target", "kv_head"),
@@ -120,11 +101,3 @@ def test_heads_of_a_model_without_think_tags_learn_from_its_whole_texts(tmp_path
     made = json.loads(out)
     assert made["traces"] == 2
     assert not any(made["left_out"].values())
-
-
-def test_a_head_is_judged_on_other_problems(trained: Path, kvatlas: Call) -> None:
-    words = ("predictor", "eval", trained, MODEL, "CHAIN6", "--skip", 340, "--problems", 6)
-    quality = json.loads(kvatlas.succeed(*words, "--max-new-tokens", 300))
-    assert set(quality) == {"traces", "spearman", "overlap", "left_out"}
-    assert quality["traces"] + sum(quality["left_out"].values()) == 6
-    assert quality["spearman"] > 0.4

@@ -44,8 +44,6 @@ class DynTS(FilePolicy):
     inner widths of 8192 and 2048 whatever the hidden size is (Qwen3: as above); it learns attention * 10^4 (R1-Llama)
     or 10 / 0.3 * attention^0.3 (R1-Qwen) by mean squared error, in which a label from 4 up to 5 weighs five times, from
     all thinking tokens of one correct trace of each problem. Its ranking loss has weight 0 in the authors' scripts.
-    `kvatlas predictor train --head authors --loss scaled` (or `power`) takes layout, labels and loss from there; the
-    optimiser and the draw of tokens stay ours.
 
     predictor: safetensors file of the head in either layout (of a checkpoint of the authors' the part that holds
         `is_head.`); empty for the one in the model's folder.

@@ -31,21 +31,11 @@ _LARGEST_HALF = torch.finfo(torch.float16).max
 
 @dataclass(frozen=True)
 class Examples:
-    """Thinking tokens of many traces: `hidden` [tokens, hidden size], `label` [tokens], `trace` number [tokens].
-
-    `thinking` [traces] is the number of thinking tokens of each trace; None if `hidden` holds all of them.
-    """
+    """Thinking tokens of many traces: `hidden` [tokens, hidden size], `label` [tokens], `trace` number [tokens]."""
 
     hidden: Tensor
     label: Tensor
     trace: Tensor
-    thinking: Tensor | None = None
-
-    @property
-    def attention(self) -> Tensor:
-        """The mean attention of the answer to each token [tokens]: the label without its scale."""
-        thinking = torch.bincount(self.trace) if self.thinking is None else self.thinking
-        return self.label / thinking[self.trace]
 
 
 def why_left_out(model: ModelHandle, trace: Trace) -> str:
@@ -80,11 +70,10 @@ def label_trace(
 
 
 class LabelledTrace(NamedTuple):
-    """Sampled tokens of a trace: `hidden` [tokens, hidden size], `label` [tokens]; its number of thinking tokens."""
+    """Sampled tokens of a trace: `hidden` [tokens, hidden size], `label` [tokens]."""
 
     hidden: Tensor
     label: Tensor
-    thinking_tokens: int
 
 
 def sample_tokens(hidden: Tensor, label: Tensor, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -109,14 +98,13 @@ def write_examples(path: Path, traces: Iterable[LabelledTrace], origin: Mapping[
     stored = list(traces)
     if not stored:
         # Tensors cannot be joined without one: a trace without tokens stands for none.
-        stored = [LabelledTrace(torch.zeros(0, 0).half(), torch.zeros(0), 0)]
+        stored = [LabelledTrace(torch.zeros(0, 0).half(), torch.zeros(0))]
     sizes = torch.tensor([len(trace.label) for trace in stored])
     table = {
         "hidden": torch.cat([trace.hidden for trace in stored]),
         "label": torch.cat([trace.label for trace in stored]),
         # The number of each token's trace.
         "trace": torch.arange(len(sizes)).repeat_interleave(sizes),
-        "thinking": torch.tensor([trace.thinking_tokens for trace in stored]),
     }
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,4 +123,5 @@ def has_origin(path: Path, origin: Mapping[str, Any]) -> bool:
 
 def read_examples(path: Path) -> Examples:
     """Return the labelled hidden states of a file."""
-    return Examples(**load_file(path))
+    tensors = load_file(path)
+    return Examples(tensors["hidden"], tensors["label"], tensors["trace"])

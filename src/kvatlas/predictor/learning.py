@@ -1,26 +1,22 @@
-"""Training of DynTS heads and of heads for `learned` on full-cache traces, and the evaluation of DynTS heads.
+"""Training of DynTS heads and of heads for `learned` on full-cache traces.
 
 A work folder keeps the traces as a resumable run, and the hidden states for the next training.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from kvatlas import __version__, benchmarks
 from kvatlas.core import KvatlasError, Problem, Trace, digest
 from kvatlas.models import ModelHandle
-from kvatlas.policies.dynts import HeadLayout, load_head
 from kvatlas.predictor.kv_heads import HeadExamples, evaluate_heads, examples_of, train_heads
 from kvatlas.predictor.labels import (
     REASONS,
@@ -33,13 +29,11 @@ from kvatlas.predictor.labels import (
     why_left_out,
     write_examples,
 )
-from kvatlas.predictor.training import HeadLoss, judge_head, save_head, train_head
+from kvatlas.predictor.training import judge_head, save_head, train_head
 from kvatlas.results import Store
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.run import sweep
 from kvatlas.sweeps.spec import Spec
-
-E = TypeVar("E", bound=StrEnum)
 
 
 @dataclass(frozen=True)
@@ -80,20 +74,14 @@ def learn(
     out: Path,
     *,
     steps: int,
-    layout: str = "ours",
-    loss: str = "",
     on_step: Callable[[int, int], None] = lambda *_: None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train a head, evaluate it on the held-out problems, write it, and return its provenance.
 
-    `layout` is ours or authors, `loss` ranked, scaled or power (empty: ranked for ours, scaled for the authors').
     `on_step` is called with the steps of training that are done, and all. `options` are those of the sweep of the
     traces.
     """
-    head_layout = _member_named(HeadLayout, "layout", layout)
-    usual_loss = "ranked" if head_layout is HeadLayout.OURS else "scaled"
-    head_loss = _member_named(HeadLoss, "loss", loss or usual_loss)
     plan = training_data.plan()
     (model,) = plan.models
     _check_thinks(model)
@@ -102,20 +90,10 @@ def learn(
     examples, left_out = _labelled_examples(training_data, plan, work, held_out=False)
     # Before the training, which takes minutes: this refuses held-out traces that cannot be used.
     held_out = _labelled_examples(training_data, plan, work, held_out=True) if training_data.held_out else None
-    head = train_head(
-        examples,
-        layout=head_layout,
-        loss=head_loss,
-        steps=steps,
-        seed=training_data.spec.seed,
-        device=model.device,
-        on_step=on_step,
-    )
+    head = train_head(examples, steps=steps, seed=training_data.spec.seed, device=model.device, on_step=on_step)
     quality = None if held_out is None else _head_quality(head, *held_out)
 
     provenance = _origin(training_data, plan) | {
-        "layout": head_layout.value,
-        "loss": head_loss.value,
         "steps": steps,
         "traces": int(examples.trace[-1]) + 1,
         "tokens": examples.label.numel(),
@@ -169,8 +147,7 @@ def learn_kv_heads(
         "left_out": left_out,
         "held_out": quality,
     }
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in provenance.items()}
-    save_file(scorer, out, metadata=texts)
+    save_head(out, scorer, provenance)
     return provenance
 
 
@@ -197,21 +174,6 @@ def _head_examples(
             sampled = torch.randperm(count, generator=generator)[:tokens].sort().values
             examples = type(examples)(*(numbers[:, :, sampled] for numbers in examples))
         yield examples
-
-
-def evaluate_head(head: Path, training_data: TrainingData, work: Path, **options: Any) -> dict[str, Any]:
-    """Return the quality of a head's ranking of the thinking tokens of correct traces, and the traces left out.
-
-    `options` are those of the sweep of these traces.
-    """
-    weights = load_head(str(head))
-    plan = training_data.plan()
-    _check_thinks(plan.models[0])
-    sweep(plan, work / "run", replace=True, **options)
-
-    whole_traces = replace(training_data, tokens_per_trace=0)
-    examples, left_out = _labelled_examples(whole_traces, plan, work, held_out=False)
-    return _head_quality(weights, examples, left_out)
 
 
 def _check_thinks(model: ModelHandle) -> None:
@@ -277,8 +239,7 @@ def _labelled_examples(
         labelled = None if model is None else label_trace(handle, model, prompt, trace.tokens)
         if labelled is not None:
             hidden, label = labelled
-            sampled_hidden, sampled_label = sample_tokens(hidden, label, tokens, training_data.spec.seed)
-            labelled_traces.append(LabelledTrace(sampled_hidden, sampled_label, thinking_tokens=len(label)))
+            labelled_traces.append(LabelledTrace(*sample_tokens(hidden, label, tokens, training_data.spec.seed)))
     if not is_stored:
         write_examples(file, labelled_traces, origin)
 
@@ -336,11 +297,3 @@ def _origin(training_data: TrainingData, plan: Plan) -> dict[str, Any]:
         "seed": training_data.spec.seed,
         "tokens_per_trace": training_data.tokens_per_trace,
     }
-
-
-def _member_named(enumeration: type[E], option: str, given: str) -> E:
-    """Return the member of an enumeration that an option names."""
-    names = [member.value for member in enumeration]
-    if given not in names:
-        raise KvatlasError(f"{option} is {given!r}; expected {', '.join(names)}.")
-    return enumeration(given)

@@ -1,4 +1,4 @@
-"""The commands `predictor train`, `predictor eval` and `predictor calibrate`."""
+"""The commands `predictor train` and `predictor calibrate`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,6 @@ def train_command(
     held_out: Annotated[int | None, typer.Option(min=0, help="Last problems, to judge on; default: a fifth.")] = None,
     samples: Samples = 1,
     tokens_per_trace: Annotated[int, typer.Option(min=0, help="Thinking tokens sampled of each trace; 0: all.")] = 2048,
-    head: Annotated[str, typer.Option(help="ours (biases, GELU) or authors (no biases, softplus).")] = "ours",
-    loss: Annotated[
-        str, typer.Option(help="ranked (ours), scaled (the authors' for R1-Llama) or power (theirs for R1-Qwen).")
-    ] = "",
     target: Annotated[
         str, typer.Option(help="answer: one head for dynts. kv_head: one for each layer and KV head, for learned.")
     ] = "answer",
@@ -59,9 +55,6 @@ def train_command(
 
     if target not in ("answer", "kv_head"):
         raise KvatlasError(f"--target is {target!r}; expected answer or kv_head.")
-    if target == "kv_head" and (head != "ours" or loss):
-        raise KvatlasError("--target kv_head has its own head and loss; leave out --head and --loss.")
-
     if out.suffix != ".safetensors":
         raise KvatlasError(f"Expected the name of a head that ends in .safetensors, got {str(out)!r}.")
     out = path_to_write(out)
@@ -74,37 +67,10 @@ def train_command(
     material = TrainingData(spec, skip, held_out, tokens_per_trace)
     folder = work or out.with_suffix(".work")
     shown: dict[str, Any] = {"on_trace": progress_display(), "on_step": count_display("training", "steps")}
-    if target == "kv_head":
-        provenance = learn_kv_heads(material, folder, out, steps=steps, **shown)
-    else:
-        provenance = learn(material, folder, out, steps=steps, layout=head, loss=loss, **shown)
+    train = learn_kv_heads if target == "kv_head" else learn
+    provenance = train(material, folder, out, steps=steps, **shown)
     note(f"{out}: learned from {provenance['traces']} traces; left out: {left_out_as_text(provenance['left_out'])}")
     typer.echo(json.dumps(provenance, indent=2))
-
-
-@predictor.command("eval")
-def eval_command(
-    head: Head,
-    model: options.Model,
-    benchmarks: options.Benchmarks,
-    problems: options.FirstProblems = None,
-    skip: Skip = 0,
-    seed: options.Seed = 1,
-    max_new_tokens: options.MaxNewTokens = None,
-    model_option: options.ModelOption = None,
-    template_values: options.TemplateValues = None,
-    work: Work = None,
-) -> None:
-    """Judge a head on other traces than those of its training: rank correlation, overlap of the top 20 %, as JSON."""
-    from kvatlas.predictor.learning import TrainingData, evaluate_head
-
-    if not head.is_file():
-        raise KvatlasError(f"The predictor {str(head)!r} does not exist.")
-    model_options = options.model_options(model_option, template_values)
-    spec = _full_cache_spec(model, benchmarks, model_options, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
-    folder = work or head.with_suffix(".eval")
-    quality = evaluate_head(head, TrainingData(spec, skip), folder, on_trace=progress_display())
-    typer.echo(json.dumps(quality, indent=2))
 
 
 @predictor.command("calibrate")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.dynts import AUTHORS_PREFIX, HeadLayout, importance, layout_of
+from kvatlas.policies.dynts import importance
 from kvatlas.predictor.labels import Examples
 
 
@@ -36,46 +35,20 @@ class Quality:
     one_label: int = 0
 
 
-class HeadLoss(StrEnum):
-    """The target and loss of a head, from the answer's mean attention a to a token of a trace of n thinking tokens.
-
-    RANKED (ours): log(1 + a n), by mean squared error plus logistic ranking of random pairs of tokens of one trace
-    (weights 1 and 1). SCALED and POWER: 10^4 a and 10 / 0.3 a^0.3, as in the authors' code for R1-Llama and R1-Qwen, by
-    mean squared error in which targets from 4 to 5 have the weight 5.
-    """
-
-    RANKED = "ranked"
-    SCALED = "scaled"
-    POWER = "power"
-
-    def target(self, data: Examples) -> Tensor:
-        if self is HeadLoss.RANKED:
-            return torch.log1p(data.label)
-        return data.attention * 1e4 if self is HeadLoss.SCALED else data.attention.pow(0.3) * (10 / 0.3)
-
-
-def new_head(hidden: int, layout: HeadLayout = HeadLayout.OURS) -> nn.Sequential:
-    """Return the MLP of arXiv 2601.18383: hidden -> 2 * hidden -> hidden / 2 -> 1; the policy applies its softplus.
-
-    The authors' head for Qwen2-7B, with 3584, has the inner widths of 4096.
-    """
-    ours = layout is HeadLayout.OURS
-    base = 4096 if hidden == 3584 and not ours else hidden
-    activation = nn.GELU if ours else nn.Softplus
+def new_head(hidden: int) -> nn.Sequential:
+    """Return the MLP of arXiv 2601.18383: hidden -> 2 * hidden -> hidden / 2 -> 1; the policy applies its softplus."""
     return nn.Sequential(
-        nn.Linear(hidden, 2 * base, bias=ours),
-        activation(),
-        nn.Linear(2 * base, base // 2, bias=ours),
-        activation(),
-        nn.Linear(base // 2, 1, bias=ours),
+        nn.Linear(hidden, 2 * hidden),
+        nn.GELU(),
+        nn.Linear(2 * hidden, hidden // 2),
+        nn.GELU(),
+        nn.Linear(hidden // 2, 1),
     )
 
 
 def train_head(
     data: Examples,
     *,
-    layout: HeadLayout = HeadLayout.OURS,
-    loss: HeadLoss = HeadLoss.RANKED,
     steps: int = 3000,
     batch: int = 4096,
     rate: float = 1e-3,
@@ -83,42 +56,39 @@ def train_head(
     device: str = "cpu",
     on_step: Callable[[int, int], None] = lambda *_: None,
 ) -> dict[str, Tensor]:
-    """Return the weights of a head trained on the target of `loss`, with AdamW and a cosine schedule, on the CPU.
+    """Return the weights of a head trained with AdamW and a cosine schedule, on the CPU.
 
-    `on_step` is called after each step with the steps that are done, and all.
-    Hidden states may be float16 and stay on their device; batches of random tokens of all traces go to `device`.
+    The target is log(1 + a n), from the answer's mean attention a to a token of a trace of n thinking tokens. The loss
+    is the mean squared error plus logistic ranking of random pairs of tokens of one trace (weights 1 and 1). `on_step`
+    is called after each step with the steps that are done, and all. Hidden states may be float16 and stay on their
+    device; batches of random tokens of all traces go to `device`.
     """
     if data.label.numel() == 0:
         raise KvatlasError("The predictor has no traces for training; expected correct ones with thinking tokens.")
 
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    head = new_head(data.hidden.shape[1], layout).to(device)
+    head = new_head(data.hidden.shape[1]).to(device)
     optimizer = torch.optim.AdamW(head.parameters(), lr=rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    target = loss.target(data)
+    target = torch.log1p(data.label)
     lengths = torch.bincount(data.trace)
     starts = lengths.cumsum(0) - lengths
 
     for step in range(steps):
         index = torch.randint(len(target), (batch,), generator=generator)
-        if loss is HeadLoss.RANKED:
-            trace = data.trace[index]
-            partner = starts[trace] + (torch.rand(batch, generator=generator) * lengths[trace]).long()
-            index = torch.cat([index, partner])
+        trace = data.trace[index]
+        partner = starts[trace] + (torch.rand(batch, generator=generator) * lengths[trace]).long()
+        index = torch.cat([index, partner])
 
         scores = F.softplus(head(data.hidden[index].to(device, torch.float32))).squeeze(-1)
         labels = target[index].to(device)
 
-        if loss is HeadLoss.RANKED:
-            # The second half of the tokens are the partners of the first.
-            first, second = scores.chunk(2)
-            first_label, second_label = labels.chunk(2)
-            order = torch.sign(first_label - second_label)
-            error = F.mse_loss(scores, labels) + F.softplus(-order * (first - second)).mean()
-        else:
-            weights = torch.where((labels >= 4) & (labels < 5), 5.0, 1.0)
-            error = (weights * (scores - labels) ** 2).mean()
+        # The second half of the tokens are the partners of the first.
+        first, second = scores.chunk(2)
+        first_label, second_label = labels.chunk(2)
+        order = torch.sign(first_label - second_label)
+        error = F.mse_loss(scores, labels) + F.softplus(-order * (first - second)).mean()
 
         optimizer.zero_grad()
         error.backward()  # type: ignore[no-untyped-call]
@@ -170,15 +140,10 @@ def mean_quality(ranked: Sequence[tuple[Tensor, Tensor]]) -> Quality:
 
 
 def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]) -> None:
-    """Write a safetensors file for `dynts`, with the weights and their provenance as metadata.
-
-    In the authors' layout the tensors have the names of the authors' checkpoints.
-    """
+    """Write a safetensors file of heads, with the weights and their provenance as metadata."""
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in provenance.items()}
-    theirs = layout_of({name: value.shape for name, value in head.items()}) is HeadLayout.AUTHORS
-    prefix = AUTHORS_PREFIX if theirs else ""
-    save_file({prefix + name: value for name, value in head.items()}, path, metadata=texts)
+    save_file(head, path, metadata=texts)
 
 
 def provenance_of(path: Path) -> dict[str, Any]:
