@@ -119,7 +119,6 @@ def positive(value: float | None) -> float | None:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
-Log = Annotated[Path | None, typer.Option(metavar="FILE", help="Append messages and progress, with times.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each trace.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
 
     from kvatlas.core import AuditedCell, CheckResult
 
-LOG = logging.getLogger("kvatlas")
-# Without `--log` it goes nowhere.
-LOG.addHandler(logging.NullHandler())
-LOG.propagate = False
 #: Columns of a table that goes to a file or a pipe.
 _NO_EDGE = 10_000
 #: A number, or an interval of two.
@@ -33,17 +28,14 @@ _NARROW = 12
 
 
 def note(sentence: str) -> None:
-    """Print a sentence on standard error, and write it to the log."""
+    """Print a sentence on standard error."""
     typer.echo(visible(sentence), err=True)
-    LOG.info(visible(sentence))
 
 
 def warn(sentences: Iterable[str], quiet: bool = False) -> None:
-    """Print warnings on standard error, unless `quiet`, and write them to the log."""
-    for sentence in sentences:
-        if not quiet:
-            typer.echo(visible(f"Warning: {sentence}"), err=True)
-        LOG.warning(visible(sentence))
+    """Print warnings on standard error, unless `quiet`."""
+    for sentence in () if quiet else sentences:
+        note(f"Warning: {sentence}")
 
 
 def print_text(text: str) -> None:

@@ -1,24 +1,13 @@
-"""The progress of a sweep on a terminal and in a log."""
+"""The progress of a sweep."""
 
 from __future__ import annotations
 
 import atexit
-import logging
-import os
-import platform
-import shlex
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import typer
-
-from kvatlas import __version__
-from kvatlas.cli.output import LOG, note
-from kvatlas.core import KvatlasError
+from kvatlas.cli.output import note
 from kvatlas.text import visible
 
 if TYPE_CHECKING:
@@ -34,7 +23,7 @@ def progress_display(quiet: bool = False, verbose: bool = False) -> Callable[[Pr
     """Return the function that a sweep calls after each trace.
 
     On a terminal it moves a bar; elsewhere it says a line now and then, and at the end. A `verbose` one says each
-    trace. A `quiet` one writes to the log alone.
+    trace. A `quiet` one is silent.
     """
     from rich.console import Console
 
@@ -58,17 +47,16 @@ def progress_display(quiet: bool = False, verbose: bool = False) -> Callable[[Pr
         is_last = progress.done == progress.total
         if bar is not None:
             bar.show(progress, progress.text(before, now - began))
-        if now - last >= INTERVAL or is_last:
+        elif now - last >= INTERVAL or is_last:
             last = now
-            # Beside a bar the line is for the log.
-            (say if bar is None else LOG.info)(progress.text(before, now - began))
+            say(progress.text(before, now - began))
 
     return on_trace
 
 
 def message_display(quiet: bool) -> Callable[[str], None]:
-    """Return the function that says a sentence; a quiet one writes to the log alone."""
-    return (lambda sentence: LOG.info(visible(sentence))) if quiet else note
+    """Return the function that says a sentence; a quiet one is silent."""
+    return (lambda _: None) if quiet else note
 
 
 class _ProgressBar:
@@ -104,33 +92,3 @@ def count_display(name: str, unit: str) -> Callable[[int, int], None]:
             note(f"{name}: {done:,} of {total:,} {unit}")
 
     return on_done
-
-
-@contextmanager
-def logging_to(file: Path | None) -> Iterator[None]:
-    """Append everything that is said to a log with times, its beginning and the reason of its end; None for no log."""
-    if file is None:
-        yield
-        return
-    try:
-        handler = logging.FileHandler(file, encoding="utf-8")
-    except OSError as error:
-        raise KvatlasError(f"The log {str(file)!r} cannot be written ({error.strerror}).") from error
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    LOG.addHandler(handler)
-    LOG.setLevel(logging.INFO)
-
-    began = time.monotonic()
-    LOG.info(visible(f"kvatlas {__version__} on {platform.node()}, process {os.getpid()}: {shlex.join(sys.argv[1:])}"))
-    try:
-        yield
-        LOG.info("Ended after %.0f s.", time.monotonic() - began)
-    except (KvatlasError, typer.Exit) as end:
-        LOG.error(visible(str(end) or "Stopped."))
-        raise
-    except BaseException:
-        LOG.exception("Ended by an error.")
-        raise
-    finally:
-        LOG.removeHandler(handler)
-        handler.close()

@@ -16,7 +16,7 @@ import typer
 
 from kvatlas.cli import options
 from kvatlas.cli.output import note, print_audit, print_text, warn
-from kvatlas.cli.progress import count_display, logging_to, message_display, progress_display
+from kvatlas.cli.progress import count_display, message_display, progress_display
 from kvatlas.cli.run_output import print_demo, print_run
 from kvatlas.cli.served_plan import print_served_plan
 from kvatlas.core import Claim, KvatlasError
@@ -304,7 +304,6 @@ def run_command(
     batch_size: options.BatchSize = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    log: options.Log = None,
 ) -> None:
     """Run one setting: Pass@1 with its interval, its cost, a few traces."""
     import tempfile
@@ -328,22 +327,21 @@ def run_command(
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "run"
-        with logging_to(log):
-            plan = make_plan(parse_spec(spec, "the options"))
-            check_choice(plan.audit)
-            warn(plan.warnings, quiet)
-            with _traces_are_kept(folder):
-                decode(
-                    plan,
-                    folder,
-                    workers=workers,
-                    batch_size=batch_size,
-                    replace=replace,
-                    allow_code=allow_code,
-                    on_trace=progress_display(quiet, verbose),
-                    on_message=message_display(quiet),
-                )
-            _warn_of_run(folder, quiet)
+        plan = make_plan(parse_spec(spec, "the options"))
+        check_choice(plan.audit)
+        warn(plan.warnings, quiet)
+        with _traces_are_kept(folder):
+            decode(
+                plan,
+                folder,
+                workers=workers,
+                batch_size=batch_size,
+                replace=replace,
+                allow_code=allow_code,
+                on_trace=progress_display(quiet, verbose),
+                on_message=message_display(quiet),
+            )
+        _warn_of_run(folder, quiet)
         print_run(folder, show, as_json, plan.policies[0][0].setting)
 
 
@@ -365,7 +363,6 @@ def sweep_command(
     batch_size: options.BatchSize = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    log: options.Log = None,
 ) -> None:
     """Run a sweep, resume it, or add it to a run of the same models and benchmarks: missing traces are decoded.
 
@@ -382,65 +379,64 @@ def sweep_command(
 
     if from_ is not None and not screen:
         raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
-    with logging_to(log):
-        changes = options.spec_changes(set_, problems, samples)
-        changed_spec = read_spec(spec, changes)
-        if changed_spec.is_served:
-            local_options = {
-                "--screen": screen,
-                "--workers": workers,
-                "--batch-size": batch_size,
-                "--executor": executor != "local",
-            }
-            given = [name for name, value in local_options.items() if value]
-            if given:
-                raise KvatlasError(f"{', '.join(given)}: not for servers, which decode themselves.")
-            served_plan = dataclasses.replace(make_served_plan(changed_spec, spec.parent), changes=changes)
-            with _traces_are_kept(out):
-                sweep_servers(
-                    served_plan,
-                    out,
-                    replace_run=replace,
-                    on_trace=(lambda done, total: None) if quiet else count_display("sweep", "answers"),
-                    on_message=message_display(quiet),
-                )
-            _warn_of_run(out, quiet)
-            if not quiet:
-                note(f"Finished. Next: kvatlas describe {out}, or kvatlas view {out}")
-            return
-        plan = dataclasses.replace(make_plan(changed_spec), changes=changes)
-        if screen:
-            plan = features.get("screen.plan")(plan)
-        warn(plan.warnings, quiet)
+    changes = options.spec_changes(set_, problems, samples)
+    changed_spec = read_spec(spec, changes)
+    if changed_spec.is_served:
+        local_options = {
+            "--screen": screen,
+            "--workers": workers,
+            "--batch-size": batch_size,
+            "--executor": executor != "local",
+        }
+        given = [name for name, value in local_options.items() if value]
+        if given:
+            raise KvatlasError(f"{', '.join(given)}: not for servers, which decode themselves.")
+        served_plan = dataclasses.replace(make_served_plan(changed_spec, spec.parent), changes=changes)
         with _traces_are_kept(out):
-            if screen:
-                features.get("screen.sweep")(
-                    plan,
-                    out,
-                    traces=from_,
-                    executor=executor,
-                    address=address,
-                    workers=workers,
-                    batch_size=batch_size or 64,
-                    replace=replace,
-                    allow_code=allow_code,
-                    on_trace=progress_display(quiet, verbose),
-                    on_message=message_display(quiet),
-                )
-            else:
-                decode(
-                    plan,
-                    out,
-                    executor=executor,
-                    address=address,
-                    workers=workers,
-                    batch_size=batch_size,
-                    replace=replace,
-                    allow_code=allow_code,
-                    on_trace=progress_display(quiet, verbose),
-                    on_message=message_display(quiet),
-                )
+            sweep_servers(
+                served_plan,
+                out,
+                replace_run=replace,
+                on_trace=(lambda done, total: None) if quiet else count_display("sweep", "answers"),
+                on_message=message_display(quiet),
+            )
         _warn_of_run(out, quiet)
+        if not quiet:
+            note(f"Finished. Next: kvatlas describe {out}, or kvatlas view {out}")
+        return
+    plan = dataclasses.replace(make_plan(changed_spec), changes=changes)
+    if screen:
+        plan = features.get("screen.plan")(plan)
+    warn(plan.warnings, quiet)
+    with _traces_are_kept(out):
+        if screen:
+            features.get("screen.sweep")(
+                plan,
+                out,
+                traces=from_,
+                executor=executor,
+                address=address,
+                workers=workers,
+                batch_size=batch_size or 64,
+                replace=replace,
+                allow_code=allow_code,
+                on_trace=progress_display(quiet, verbose),
+                on_message=message_display(quiet),
+            )
+        else:
+            decode(
+                plan,
+                out,
+                executor=executor,
+                address=address,
+                workers=workers,
+                batch_size=batch_size,
+                replace=replace,
+                allow_code=allow_code,
+                on_trace=progress_display(quiet, verbose),
+                on_message=message_display(quiet),
+            )
+    _warn_of_run(out, quiet)
     if quiet:
         return
     if screen:
