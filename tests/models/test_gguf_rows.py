@@ -175,11 +175,7 @@ def test_other_weights_than_in_int8_come_from_the_gguf(file: Path, tmp_path: Pat
     assert models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "whole")).folder == exact.folder
 
 
-def test_the_check_counts_tokens_that_the_gguf_would_choose_otherwise(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(short_weights, "NUMBERS", 2**14)
-    short_weights.measured_gains.cache_clear()
+def test_the_check_counts_tokens_that_the_gguf_would_choose_otherwise(file: Path, tmp_path: Path) -> None:
     model = models.find(f"hf:{file}", weights="int8", cache=str(tmp_path / "cache"))
     tokens = model.encode("the thing in the inn")
     result = short_weights.weights_check(model, model.load(), 3, tokens)
@@ -200,7 +196,6 @@ def test_the_check_counts_tokens_that_the_gguf_would_choose_otherwise(
         result = short_weights.weights_check(moved, moved.load(), 3, tokens)
         assert (result.status, "not compared with float32" in result.message) == (Check.WARNING, True)
         assert advice in result.advice
-    short_weights.measured_gains.cache_clear()
 
 
 def test_a_scaled_rotation_is_kept(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from kvatlas.models.checks import check_tokenizer
 from kvatlas.models.load_options import Options
 from kvatlas.noise import stream_key
 from kvatlas.sweeps.plan import FULL
-from kvatlas.sweeps.short_weights import USUAL_INPUTS, can_be_short, gain_text, weights_check
+from kvatlas.sweeps.short_weights import can_be_short, weights_check
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ def _kernels_in_use(device: torch.device) -> CheckResult:
     if kernels is None:
         reason = (native.why_not() or "").rstrip(".")
         return CheckResult("kernels", Check.WARNING, reason, "torch computes instead, slower")
-    return CheckResult("kernels", Check.OK, f"native, for {kernels.target}; {gain_text(USUAL_INPUTS)}")
+    return CheckResult("kernels", Check.OK, f"native, for {kernels.target}")
 
 
 def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[CheckResult]:
