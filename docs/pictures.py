@@ -26,7 +26,6 @@ def commands(run: str) -> dict[str, list[str]]:
     narrow = "dynts local_window=16 ratio=0.1"
     wide = "dynts local_window=64 ratio=0.1"
     pairs = options_of([f"{model} {setting}" for model in ("tiny-llama", "tiny-qwen") for setting in (narrow, wide)])
-    curves = options_of([f"{model} {setting}" for model in ("tiny-llama", "tiny-qwen") for setting in ("full", wide)])
     return {
         "demo-map": ["map", run, "--mean"],
         "demo-losses": ["map", run, "--by-memory"],
@@ -35,7 +34,6 @@ def commands(run: str) -> dict[str, list[str]]:
         "gallery-qwen": ["map", qwen, "--own"],
         "gallery-means": ["map", llama, qwen, "--mean", "--own"],
         "gallery-pairs": ["compare", run, *pairs, "--metric", "progress"],
-        "gallery-decay": ["draw", "curves", run, *curves],
     }
 
 

@@ -34,7 +34,7 @@ NOT_HERE = {
     "inspect eval": "asks a remote or a large model; tests/integrations asks local ones",
     "kvatlas view runs": "runs until it is stopped; tests/report",
     "kvatlas serve": "runs until it is stopped; the client of the same page asks it below",
-    "kvatlas draw curves": "needs a run over mazes; tests/cli/test_compare.py draws one",
+    "python examples/depth_curves.py": "needs a run over mazes; tests/test_examples.py draws one",
     "kvatlas import": "needs the log of the line before; tests/integrations",
     "kvatlas deploy export": "needs a run in an engine's terms; tests/deploy/test_export.py",
     "kvatlas deploy verify": "needs an endpoint; tests/deploy/test_verify.py",

@@ -104,7 +104,6 @@ def command(*words: object) -> Callable[[], None]:
             "--out",
             "FOLDER",
         ),
-        ("draw", "curves", "RUN", "--policy", HOSTILE, "--out", "OUT"),
     ],
     ids=lambda words: " ".join(words[:2]) if isinstance(words, tuple) else None,
 )

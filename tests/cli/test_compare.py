@@ -1,4 +1,4 @@
-"""Systems, curves, maps and runs are compared."""
+"""Systems, maps and runs are compared."""
 
 import json
 import re
@@ -80,33 +80,8 @@ def test_options_of_another_comparison_are_refused(kvatlas: Call, run: Path, tmp
     assert "Two maps are compared by map MAP --against MAP." in kvatlas.refuse("compare", *maps)
 
 
-def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "curves.png"
-    said = kvatlas.succeed("draw", "curves", run, "--out", out)
-    assert out.is_file()
-    assert said.splitlines()[1].startswith("A full: L0 ")
-    said = kvatlas.succeed("draw", "curves", run, "--out", out, "--policy", "B", "--json")
-    (curve,) = json.loads(said)["curves"]
-    assert curve["entrant"] == "B"
-    assert len(curve["decays"]) == 1
-    assert set(curve["points"][0]) >= {"L", "value", "low", "high", "problems"}
-    said = kvatlas.succeed("draw", "curves", run, "--out", out, "--by", "B")
-    assert said.splitlines() == [str(out)]
-
-
-def test_curves_leave_out_what_has_no_such_difficulty(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    other, full = chains(tmp_path / "chains"), ("--policy", "A full", "--out", tmp_path / "a.svg")
-    words = ("draw", "curves", run, other, *full, "--json")
-    said = kvatlas.succeed(*words, err="")
-    assert sum(point["problems"] for point in json.loads(said)["curves"][0]["points"]) == 40
-    assert "CHAIN4-8 left out: the problems do not tell L" in (tmp_path / "a.svg").read_text()
-    kvatlas.succeed(*words, "--by", "n")
-    err = kvatlas.refuse("draw", "curves", other, "--by", "L", *full)
-    assert err == "kvatlas: No benchmark of A says the L of its problems; there are: CHAIN4-8.\n"
-
-
 def test_missing_traces_are_refused_unless_asked_for(kvatlas: Call, tmp_path: Path) -> None:
-    words = ("draw", "curves", chains(tmp_path / "chains"), "--by", "n", "--out", tmp_path / "a.svg")
+    words = ("compare", chains(tmp_path / "chains"), "--out", tmp_path / "a.svg")
     assert "3 of 12 traces are missing, in 1 of 2 cells" in kvatlas.refuse(*words)
     kvatlas.succeed(*words, "--partial")
     assert "PARTIAL: 3 of 12 traces are missing, in 1 cell" in (tmp_path / "a.svg").read_text()
@@ -117,8 +92,6 @@ def test_missing_traces_are_refused_unless_asked_for(kvatlas: Call, tmp_path: Pa
     [
         (("compare", "RUN", "--policy", "A full"), "needs two or more systems; there is 1"),
         (("compare", "RUN", "--policy", "C"), "'C' fits none of the systems"),
-        (("draw", "maze", "RUN"), "expected curves RUN..., got 'maze'"),
-        (("draw", "curves", "RUN", "--by", "Q"), "Unknown difficulty 'Q'; expected L, B, N, S, n"),
     ],
 )
 def test_wrong_input_is_one_sentence(

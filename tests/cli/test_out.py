@@ -26,7 +26,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sweep": (("demo-quick",), ()),
     "map": ((MAP,), FIGURES),
     "compare": (("RUN",), FIGURES),
-    "draw": (("curves", "RUN"), FIGURES),
     "view": (("RUN",), PAGES),
     "export": (("RUN",), TABLES),
     "gate": (("RUN", "RUN"), (*FIGURES, *PAGES)),

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +10,9 @@ import pytest
 
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
 from kvatlas.figures.curves import curves_csv, line_figure
-from kvatlas.figures.difficulty import decay_text, depth_figure, depth_text, told_difficulty
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.policies import all_values
-from kvatlas.stats.depth_curves import PUBLISHED_L0, Decay
 from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, fits_one, pairs_of, systems_of
@@ -91,65 +88,6 @@ def test_too_many_panels_are_refused() -> None:
         check_panels([many[0]] * 84)
 
 
-def test_curves_have_both_axes_fits_and_published_lines(run: RunData, tmp_path: Path) -> None:
-    success, progress = systems_of([run], "pass@1"), systems_of([run])
-    figure, curves = depth_figure(success, progress, names_of(success))
-    assert len(figure.axes) == 2
-    shown = " ".join(texts(figure, tmp_path))
-    for fitted in curves:
-        assert fitted.decay.low < fitted.decay.depth < fitted.decay.high
-        assert sum(estimate.problems for _, estimate in fitted.points) == 90
-        assert all(a[0] < b[0] for a, b in zip(fitted.points, fitted.points[1:], strict=False))
-        assert f"L0 {decay_text(fitted)}".split(" (")[0] in shown
-    assert depth_text(Decay(40.2, 36.07, 99.94, 9, 9)) == "40.2 (36.1–99.9)"
-    assert depth_text(Decay(1234.5, 100.0, math.inf, 9, 9)) == "1,234 (100–∞)"
-    # A chance c of failing at each action is a depth of -1 / log(1 - c), but for the first action, which never fails.
-    assert curves[1].decay.low * 0.9 < -1 / math.log(1 - 0.15) < curves[1].decay.high
-    grey = [line for line in figure.axes[0].lines if line.get_color() == "#c4c4c4"]
-    assert len(grey) == len(PUBLISHED_L0)
-    assert "gemini-2.0-flash 40.2" in shown
-
-
-def test_lines_end_where_the_data_end_and_no_depth_beyond_them_is_told(run: RunData) -> None:
-    success = systems_of([run], "pass@1")
-    figure, curves = depth_figure(success, success, names_of(success), by="L")
-    deepest = max(level for curve in curves for level, _ in curve.points)
-    fitted = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 200 and line.get_color() != "#c4c4c4"]
-    assert len(fitted) == len(curves)
-    assert all(max(line.get_xdata()) <= deepest for line in fitted)
-    beyond = [curve for curve in curves if curve.decay.depth > curve.points[-1][0]]
-    assert 0 < len(beyond) < len(curves)
-    assert {decay_text(curve) for curve in beyond} == {f"beyond the data (L to {deepest:.0f})"}
-
-
-def test_the_difficulty_is_the_one_that_most_problems_tell() -> None:
-    about = {("B", "1"): {"n": 4}, ("B", "2"): {"n": 5}, ("C", "1"): {"L": 9}}
-    system = ModelSetting("A", FULL, {key: {0: 1.0} for key in about}, about)
-    assert told_difficulty([system]) == "n"
-    assert told_difficulty([replace(system, about={})]) == "L"
-
-
-def test_curves_are_in_percent_with_the_strokes_of_policies(tmp_path: Path) -> None:
-    about = {("B", str(n)): {"n": n} for n in range(10)}
-    easy = ModelSetting("A", FULL, {key: {0: 1.0} for key in about}, about)
-    falls = ModelSetting(
-        "A", WINDOW, {key: {sample: float(key[1] < "5") for sample in range(9)} for key in about}, about
-    )
-    systems = [easy, falls, replace(easy, model="C"), replace(falls, model="C")]
-    figure, _ = depth_figure(systems, systems, names_of(systems), by="n")
-    words = texts(figure, tmp_path)
-    assert {"Pass@1, %", "Progress ratio, %", "Problem size n"} <= set(words)
-    lines = [container.lines[0] for container in figure.axes[0].containers]
-    assert [line.get_color() for line in lines] == ["#000000", "#e69f00"] * 2
-    assert [line.get_linestyle() for line in lines] == ["-", "-", "--", "--"]
-    assert max(lines[0].get_ydata()) == 100
-    assert figure.axes[0].get_ylim()[0] == 0
-    # One alone begins near its lowest limit.
-    alone, _ = depth_figure([easy], [easy], ["A"], by="n")
-    assert alone.axes[0].get_ylim()[0] >= 0
-    assert "No fall of success with problem size n is seen" in texts(alone, tmp_path)
-
-
 def test_what_all_systems_have_in_common_stands_once(tmp_path: Path) -> None:
     outcomes = [{("B", str(n)): {0: float(n % modulus == 0)} for n in range(12)} for modulus in (2, 3)]
     settings = [Setting.from_parameters("window", local_window=window, ratio=0.1) for window in (8, 16)]
@@ -160,19 +98,6 @@ def test_what_all_systems_have_in_common_stands_once(tmp_path: Path) -> None:
     assert figure.axes[0].get_xlabel() == "local_window=8"
     assert fits_one(systems, "window local_window=8")
     assert not fits_one(systems, "window")
-
-
-def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
-    runs = [
-        maze_run(tmp_path / str(b), {("A", FULL): 0.05}, benchmark=f"SEQBENCH-6x6-B{b}", problems=30) for b in (0, 1, 2)
-    ]
-    merged = {metric: systems_of(list(map(RunData.open, runs)), metric) for metric in ("pass@1", "progress")}
-    figure, curves = depth_figure(merged["pass@1"], merged["progress"], ["A"], by="B")
-    assert [level for level, _ in curves[0].points] == [0, 1, 2]
-    assert curves[0].decay is None
-    assert figure.axes[1].get_xlabel() == "Locked doors B"
-    with pytest.raises(KvatlasError, match="9 systems are too many"):
-        depth_figure(merged["pass@1"] * 9, merged["progress"] * 9, ["A"] * 9)
 
 
 # Runs with one axis, or none.

@@ -15,9 +15,8 @@ from matplotlib.text import Text
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures import colours
 from kvatlas.figures.curves import line_figure
-from kvatlas.figures.difficulty import depth_figure
 from kvatlas.figures.heatmap import map_figure
-from kvatlas.figures.pairwise import names_of, pairwise_figure
+from kvatlas.figures.pairwise import pairwise_figure
 from kvatlas.figures.style import LEAST_TYPE, WIDTHS, FigureOptions, save
 from kvatlas.stats.maps import curves_of_run
 from kvatlas.stats.run_data import RunData
@@ -45,18 +44,14 @@ def line():
 
 
 def figures(look: FigureOptions, llama, line, count: int = 3) -> dict[str, Callable[[], Figure]]:
-    """Every kind of figure, drawn when called; pairs and curves of so many systems."""
+    """Every kind of figure, drawn when called; pairs of so many systems."""
     progress = SYSTEMS[:count]
-    success = [
-        replace(one, outcomes={key: {0: float(v[0] > 0.4)} for key, v in one.outcomes.items()}) for one in progress
-    ]
     policies = [replace(llama[0], policy=policy) for policy in POLICIES]
     return {
         "series": lambda: map_figure(llama[:2], options=look),
         "policies": lambda: map_figure(policies, one_bar=True, options=look),
         "dense": lambda: map_figure([dense(12)], options=look),
         "line": lambda: line_figure(line, options=look),
-        "curves": lambda: depth_figure(success, progress, names_of(progress), options=look)[0],
         "pairs": lambda: pairwise_figure(progress, pairs_of(progress), "progress", options=look),
     }
 
@@ -96,7 +91,7 @@ def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look: Fi
         figure = drawn()
         inches = figure.get_figwidth()
         assert inches == pytest.approx(look.width) if look.width else inches <= WIDTHS[2], kind
-        assert kind not in ("line", "curves", "pairs") or faults(figure) == [], kind
+        assert kind not in ("line", "pairs") or faults(figure) == [], kind
         # Places the texts, and makes those of the ticks.
         FigureCanvasAgg(figure)
         figure.draw_without_rendering()
@@ -121,7 +116,7 @@ def contrast(text: str, other: str) -> float:
 def test_all_figures_take_the_same_options(tmp_path: Path, llama, line):
     look = FigureOptions(dark=True, intervals=False)
     made = figures(look, llama, line)
-    for kind in ("series", "line", "curves", "pairs"):
+    for kind in ("series", "line", "pairs"):
         figure = made[kind]()
         path, *_ = save(figure, tmp_path / "f.svg")
         svg = path.read_text()

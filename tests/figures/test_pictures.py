@@ -15,9 +15,8 @@ from matplotlib.colors import to_rgb
 
 from kvatlas.core import Cell, CellCoord, Estimate, Map, Setting
 from kvatlas.figures import colours
-from kvatlas.figures.difficulty import depth_figure
 from kvatlas.figures.heatmap import map_figure, plot
-from kvatlas.figures.pairwise import names_of, pairwise_figure
+from kvatlas.figures.pairwise import pairwise_figure
 from kvatlas.figures.panels import ComparedMaps, difference_panels, loss_panels, metric_panels
 from kvatlas.figures.policy_differences import against_figure
 from kvatlas.figures.style import FigureOptions, save
@@ -308,21 +307,6 @@ def mazes(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     return RunData.open(maze_run(tmp_path_factory.mktemp("mazes"), solvers, problems=60))
 
 
-@pytest.mark.parametrize("suffix", PNG_OF_ALL)
-def test_published_decays_are_grey_lines(mazes, tmp_path: Path, suffix: str) -> None:
-    systems = systems_of([mazes], "pass@1")
-    figure, _ = depth_figure(systems, systems, names_of(systems), by="L", options=FigureOptions(2))
-    path, *_ = save(figure, tmp_path / f"decay{suffix}")
-    picture = pixels(path)
-    box = figure.axes[0].get_position()
-    height, width = picture.shape[:2]
-    rows = slice(round((1 - box.y1) * height), round((1 - box.y0) * height))
-    panel = picture[rows, round(box.x0 * width) : round(box.x1 * width)]
-    assert close(panel, colours.LIGHT.published, 0.06).mean() > 0.002
-    for colour in colours.LINES[: len(systems)]:
-        assert close(panel, colour, 0.06).any(), colour
-
-
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two policies, random far below."""
@@ -357,7 +341,6 @@ def test_texts_of_every_other_kind_of_figure_stand_apart(
     systems = systems_of([mazes])
     pairs = pairs_of(systems)
     drawn.append(pairwise_figure(systems, pairs, "progress", options=look))
-    drawn.append(depth_figure(systems_of([mazes], "pass@1"), systems, names_of(systems), by="L", options=look)[0])
     for number, figure in enumerate(drawn):
         assert faults(figure) == [], (number, [text.get_text() for text in figure.texts[:1]])
 

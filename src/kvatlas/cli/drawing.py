@@ -1,4 +1,4 @@
-"""Commands that draw: map, compare, draw."""
+"""Commands that draw: map, compare."""
 
 from __future__ import annotations
 
@@ -147,44 +147,3 @@ def _chosen_systems(
         )
         notes.append(Note(NoteKind.LEFT_OUT, text))
     return chosen, notes
-
-
-@app.command("draw")
-def draw_command(
-    kind: Annotated[str, typer.Argument(metavar="curves", help="Decay with depth.")],
-    runs: options.Runs,
-    out: options.FigureFile,
-    by: Annotated[
-        str | None, typer.Option(help="L (depth), B (locked doors), N, S, n (CHAIN); default: what most problems tell.")
-    ] = None,
-    policy: options.Systems = None,
-    partial: options.Partial = False,
-    as_json: options.Json = False,
-    look: options.LookOption = None,
-) -> None:
-    """Draw success and progress against difficulty.
-
-    Curves against L have the fitted decay exp(-L / L0) and published decays as grey lines.
-    """
-    from kvatlas.figures.difficulty import decay_text, depth_figure, told_difficulty
-    from kvatlas.figures.pairwise import names_of
-    from kvatlas.figures.style import check_figure, save
-
-    if kind != "curves":
-        raise KvatlasError(f"draw: expected curves RUN..., got {kind!r}.")
-    check_figure(out)
-    success, notes = _chosen_systems(runs, "pass@1", policy, partial)
-    progress, _ = _chosen_systems(runs, "progress", policy, partial)
-    titles = names_of(success)
-    by = by or told_difficulty(success)
-    figure, fits = depth_figure(success, progress, titles, by=by, notes=notes, options=options.figure_options(look))
-    written = save(figure, out)
-    if as_json:
-        data = [{"entrant": name, **curve.to_json(by)} for name, curve in zip(titles, fits, strict=True)]
-        typer.echo(json.dumps({"by": by, "curves": data, "files": list(map(str, written))}, indent=2))
-        return
-    for path in written:
-        typer.echo(path)
-    for name, curve in zip(titles, fits, strict=True):
-        if curve.decay:
-            typer.echo(f"{name}: L0 {decay_text(curve)}")

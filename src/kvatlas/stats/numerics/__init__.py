@@ -10,7 +10,6 @@ Read in this order:
 - `planning`: what a number of problems can prove, and how many are needed;
 - `levels`: do several settings, or the levels of an axis, behave alike;
 - `multiple`: p-values adjusted for several claims;
-- `decay`: the fall of success with depth;
 - `averages`: maps of which only averages are known;
 - `texts`: texts of an endpoint beside those of a cell.
 """
