@@ -21,7 +21,7 @@ from kvatlas.engine.timing import TimedEngine
 from kvatlas.machine import compiled, compiles
 from kvatlas.models import ModelHandle
 from kvatlas.models.weights import load_weights
-from kvatlas.policies import Policy, ReferenceTrace, Signal
+from kvatlas.policies import Policy, Signal
 from tests.decoding import endless, outcome
 from tests.engine.gpu_stand_in import Gpu, gpu, moved
 
@@ -62,11 +62,9 @@ def decode(
 ) -> tuple[Engine, Any]:
     """A sequence under each of these policies, two where they are long, 22 new tokens each: they compress once."""
     chosen = tuple(setting(name, prompt) for name in names)
-    device = next(model.parameters()).device
     engine = Engine(handle, model, chosen, Sampling(0.8, 20, 0.95, max_new_tokens=22), 40, backend)
-    reference = ReferenceTrace(tuple(range(5, 45)), torch.linspace(0, 1, 40).to(device))
     prompts = [tuple(5 + (7 * row + 3 * i) % 100 for i in range(prompt + row)) for row in range(1 + (prompt == LONG))]
-    work = [Request(row, ids, 100 + row, chosen, reference=reference) for row, ids in enumerate(prompts)]
+    work = [Request(row, ids, 100 + row, chosen) for row, ids in enumerate(prompts)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return engine, outcome(engine.run(work))

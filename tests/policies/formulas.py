@@ -490,18 +490,3 @@ def learned(cached: CacheView, scorer: Mapping[str, Tensor], frequency: Sequence
         return total
 
     return score
-
-
-def oracle(policy: Any, cached: CacheView) -> Score:
-    reference = cached.reference
-    tokens = cached.tokens().tolist()
-    pairs = enumerate(zip(tokens, reference.tokens, strict=False)) if reference else ()
-    shared = next((at for at, (ours, theirs) in pairs if ours != theirs), len(tokens)) if reference else 0
-
-    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
-        at = position(cached, layer, head, slot)
-        known = reference is not None and at < min(shared, len(reference.attention))
-        # Among equals the newest come first.
-        return (float(reference.attention[at]) if known and reference else 0.0) + 1e-18 * at
-
-    return score

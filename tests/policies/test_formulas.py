@@ -19,7 +19,7 @@ from torch import Tensor
 from kvatlas import policies
 from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
-from kvatlas.policies import PRESETS, ReferenceTrace, Scope, ScoreMemory, parameters, rkv, select_tokens
+from kvatlas.policies import PRESETS, Scope, ScoreMemory, parameters, rkv, select_tokens
 from tests.policies import formulas
 from tests.policies.authors import FACTS, choosing
 from tests.policies.scenes import SHAPE, assert_keeps, make, places, scene
@@ -385,7 +385,7 @@ def test_h2o_per_query(scope: Scope, seed: int) -> None:
 UNFILED = [
     name
     for name in policies.policies.names()
-    if name not in ("full", "learned", "oracle", "triattention") and not name.startswith("dynts")
+    if name not in ("full", "learned", "triattention") and not name.startswith("dynts")
 ]
 CHOICES: dict[str, list[Any]] = {
     "queries": [2, 32, 64],
@@ -460,19 +460,6 @@ def test_no_score_is_nan_where_a_set_is_empty(data: st.DataObject) -> None:
     )
     # Scores that are not a number are refused.
     select_tokens(policy, cached)
-
-
-@pytest.mark.parametrize("shared", [90, 60, 5])
-@pytest.mark.parametrize("answered", [True, False])
-def test_oracle(shared: int, answered: bool) -> None:
-    policy = make("oracle")
-    attention = torch.rand(100, generator=torch.Generator().manual_seed(1))
-    cached = scene(policy, 3)
-    theirs = [*cached.tokens().tolist(), *[7] * 40]
-    if shared < len(theirs) - 40:
-        theirs[shared] += 1
-    cached = replace(cached, reference=ReferenceTrace(tuple(theirs), attention) if answered else None)
-    assert_keeps(policy, cached, formulas.oracle(policy, cached))
 
 
 @pytest.mark.parametrize("apart", [1e-5, 5e-3])

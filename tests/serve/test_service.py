@@ -133,12 +133,10 @@ def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, loaded: Any) ->
     made.close()
 
 
-def test_the_full_cache_takes_bits_and_no_budget_and_the_oracle_needs_a_sweep(model: ModelHandle) -> None:
+def test_the_full_cache_takes_bits_and_no_budget(model: ModelHandle) -> None:
     assert find_policy(model, "full", {"kv_bits": 8, "local_window": None}).storage.key_bits == 8
     with pytest.raises(KvatlasError, match="'full' never compresses, so it has no kv_budget"):
         find_policy(model, "full", {"kv_budget": 56})
-    with pytest.raises(KvatlasError, match="which only a sweep has"):
-        find_policy(model, "oracle", VALUES)
 
 
 def test_a_request_for_other_bits_than_the_servers_is_refused(service: Service) -> None:

@@ -50,7 +50,7 @@ FEATURES: Mapping[str, Sequence[dict[str, Any]]] = {
 NAMES = tuple(
     name
     for name in policies.policies.names()
-    if name not in ("full", "oracle", "learned", "triattention") and "dynts" not in name
+    if name not in ("full", "learned", "triattention") and "dynts" not in name
 )
 
 

@@ -57,14 +57,14 @@ def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch)
     assert fitting_batch(work, settings) == CPU_BATCH
 
 
-@pytest.mark.parametrize("baseline", ["none", "full", "oracle"])
+@pytest.mark.parametrize("baseline", ["none", "full"])
 @pytest.mark.parametrize("is_screened", [False, True])
 def test_a_plan_and_its_workers_have_one_batch(
     baseline: str, is_screened: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both count the full cache where it is decoded, and only there."""
     window = {"policy": "window", "kv_budget": 150, "local_window": 16, "ratio": 0.3}
-    others = {"none": [], "full": [{"policy": "full"}], "oracle": [{**window, "policy": "oracle"}]}[baseline]
+    others = {"none": [], "full": [{"policy": "full"}]}[baseline]
     spec = {
         "models": ["embedded:tiny-llama"],
         "benchmarks": ["CHAIN6"],
@@ -88,8 +88,7 @@ def test_a_plan_and_its_workers_have_one_batch(
         planned = plan.estimate(memory=memory)["batch_size"]
         assert worker_needs(work)[0] == planned
         sizes.append(planned)
-    needs_more = is_screened or baseline == "oracle"
-    assert sizes[0] < 32 if needs_more else sizes == [32, 8]
+    assert sizes[0] < 32 if is_screened else sizes == [32, 8]
 
 
 def test_a_batch_before_and_after_loading_is_the_same(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,4 @@
-"""A screen says where settings depart from the full cache, as decoding shows it, and how far, as a masked pass does.
-
-The oracle sees the finished full-cache trace of its own sample, and says where its text departs from it.
-"""
+"""A screen says where settings depart from the full cache, as decoding shows it, and how far, as a masked pass does."""
 
 import math
 from collections.abc import Iterator
@@ -13,18 +10,15 @@ import pytest
 import torch
 
 from kvatlas import policies
-from kvatlas.benchmarks import find
-from kvatlas.core import KvatlasError, Sampling, Setting, Trace
+from kvatlas.core import KvatlasError, Sampling, Setting, Trace, first_difference
 from kvatlas.engine import Engine, Likeness, Request
-from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.screen.grid_screen import screen, screening
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
-from kvatlas.sweeps.plan import WorkItem
-from kvatlas.sweeps.worker import Job, decode, departure, measures, reference
+from kvatlas.sweeps.worker import measures
 from tests.decoding import endless, prompts
 from tests.sweeps.conftest import Build, contents
 
@@ -76,7 +70,7 @@ def test_it_finds_the_first_difference_of_every_decoded_trace(decoded: Path, scr
             continue
         metrics = result[key].grade.metrics
         assert result[key].tokens == ()
-        assert {name: n for name, n in metrics.items() if name == "departs_at"} == departure(trace.tokens, full)
+        assert metrics.get("departs_at") == first_difference(trace.tokens, full)
         assert metrics["unchanged"] == (trace.tokens == full)
         assert all(0 <= metrics[name] <= 1 for name in ("unchanged", "agreed", "top1", "likeness"))
         departed += trace.tokens != full
@@ -212,59 +206,3 @@ def test_what_has_lost_nothing_measures_nothing_lost() -> None:
     assert (lost["agreed"], lost["departs_at"], lost["top1"]) == (0.25, 10, 0.75)
     assert lost["likeness"] == math.exp(-0.5)
     assert lost["answer_kept"] == math.exp(-1)
-
-
-COMMON = {"kv_budget": 80, "local_window": 8, "ratio": 0.2, "ratio_over": "thinking"}
-#: As plans have them, with all their defaults.
-ORACLE, WINDOW = (
-    policies.from_setting(Setting.from_parameters(name, **COMMON)).setting for name in ("oracle", "window")
-)
-
-
-def traces(model: ModelHandle, *settings: Setting, batch_size: int = 16) -> dict[tuple[str, str], Trace]:
-    benchmark = find("CHAIN6")
-    units = tuple(WorkItem("CHAIN6", problem, 0, settings) for problem in benchmark.problems(3))
-    job = Job(model, "digest", (benchmark,), units, Sampling(max_new_tokens=260), 0, batch_size)
-    results = [trace for trace, _ in decode(job, range(len(units)))]
-    assert len(results) == len(units) * len(settings)
-    return {(trace.problem, trace.setting.policy): trace for trace in results}
-
-
-def written(result: dict[tuple[str, str], Trace], policy: str) -> list[Any]:
-    return sorted(
-        (key, t.tokens, t.grade.correct, dict(t.grade.metrics)) for key, t in result.items() if key[1] == policy
-    )
-
-
-def test_the_oracle_departs_where_it_says_and_does_not_depend_on_what_else_runs(tiny_llama: ModelHandle) -> None:
-    together = traces(tiny_llama, ORACLE, WINDOW, FULL.setting)
-    departed = 0
-    for (problem, policy), trace in together.items():
-        if policy != "oracle":
-            assert "departs_at" not in trace.grade.metrics
-            continue
-        full = together[problem, "full"].tokens
-        if trace.tokens == full:
-            assert "departs_at" not in trace.grade.metrics
-            continue
-        at = int(trace.grade.metrics["departs_at"])
-        assert trace.tokens[:at] == full[:at]
-        assert trace.tokens[at : at + 1] != full[at : at + 1]
-        departed += 1
-    assert departed
-    assert any(trace.usage.compressions for trace in together.values())
-    alone = traces(tiny_llama, ORACLE, batch_size=3)
-    assert written(alone, "oracle") == written(together, "oracle")
-
-
-def test_the_reference_of_the_oracle_is_the_answers_attention(tiny_llama: ModelHandle) -> None:
-    full = traces(tiny_llama, FULL.setting)
-    problem = find("CHAIN6").problems(1)[0]
-    prompt = tiny_llama.encode(find("CHAIN6").prompt(problem))
-    tokens = full[problem.id, "full"].tokens
-    model = tiny_llama.load()
-    result = reference(tiny_llama, model, prompt, tokens)
-    start = len(prompt) + tokens.index(tiny_llama.think_close) + 1
-    attention, _ = answer_attention(model, [*prompt, *tokens], start)
-    assert torch.equal(result.attention, attention)
-    assert reference(tiny_llama, model, prompt, tokens[:10]) is None

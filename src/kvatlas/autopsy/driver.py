@@ -24,7 +24,7 @@ from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import KvatlasError, Setting, Trace, grouped
 from kvatlas.models.token_texts import quick_tokenizer, token_texts
 from kvatlas.noise import stream_key
-from kvatlas.policies import CompressingPolicy, Signal, from_setting
+from kvatlas.policies import CompressingPolicy, from_setting
 from kvatlas.results import Store
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.spec import parse_spec
@@ -299,7 +299,7 @@ def _setting_named(settings: Sequence[Setting], setting: Setting) -> Setting:
 def _replayable(setting: Setting) -> CompressingPolicy:
     """Return the policy of a setting. Raises KvatlasError if its traces cannot be decoded with tokens put back."""
     policy = from_setting(setting)
-    if not isinstance(policy, CompressingPolicy) or Signal.ANSWER in policy.observes:
+    if not isinstance(policy, CompressingPolicy):
         raise KvatlasError(
             f"The setting {setting} cannot be replayed: policy is {policy.name!r}; expected one that compresses by "
             "itself."

@@ -26,7 +26,7 @@ from kvatlas.engines.asking import (
 )
 from kvatlas.engines.client import Endpoint
 from kvatlas.models import ModelHandle
-from kvatlas.policies import CompressingPolicy, Policy, Signal
+from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.claims import LONG_TEXT, MOST_COPIED
 from kvatlas.stats.numerics.arrays import Contrast
@@ -432,9 +432,8 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
     spec = parse_spec(dict(reference.run.manifest.spec))
     policy = policies.of_engine(reference.setting)
     fault = "" if isinstance(policy, CompressingPolicy) else "it never compresses"
-    if policy.random or Signal.ANSWER in policy.observes:
-        needs = "depends on more than the text (random numbers, or a trace of the full cache)"
-        fault = f"the choice of {policy.name!r} {needs}"
+    if policy.random:
+        fault = f"the choice of {policy.name!r} depends on more than the text (random numbers)"
     if fault:
         raise KvatlasError(f"The texts of {reference.setting} cannot be compared: {fault}.")
 

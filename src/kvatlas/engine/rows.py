@@ -16,7 +16,7 @@ from kvatlas.core import EvictionTrace, Sampling, Usage
 from kvatlas.engine.cache import KVCache, Snapshot
 from kvatlas.engine.parts import CachedSequence
 from kvatlas.engine.signals import Signals, score_state, state_name
-from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory
+from kvatlas.policies.cache_view import CacheView, ScoreMemory
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.selection import make_selection
 
@@ -34,21 +34,19 @@ PROMPT_CHUNK = 512
 class Request(Generic[K]):
     """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies.
 
-    `reference` is the full-cache trace of the same sample, for policies with the signal ANSWER. `script` holds the new
-    tokens (teacher forcing), up to its end: there is no sampling, and every generation has its `Likeness` to a policy
-    that never compresses, which has to be among the policies. `sampling` is the engine's if None. `stopping_criterion`
-    gets the new tokens after each one, and ends the generation by True; `logits_processor` gets prompt and new tokens,
-    and changes logits [vocabulary] before sampling. A request that starts again, because memory ran out, calls both
-    from the first token on. `put_back` overrules the choices of its one policy. `checkpoints` get a checkpoint before
-    each compression, by the number of tokens so far, prompt included; the request `start`s at one of another request
-    with the same prompt and policy, with its own random stream from there on.
+    `script` holds the new tokens (teacher forcing), up to its end: there is no sampling, and every generation has its
+    `Likeness` to a policy that never compresses, which has to be among the policies. `sampling` is the engine's if
+    None. `stopping_criterion` gets the new tokens after each one, and ends the generation by True; `logits_processor`
+    gets prompt and new tokens, and changes logits [vocabulary] before sampling. A request that starts again, because
+    memory ran out, calls both from the first token on. `put_back` overrules the choices of its one policy.
+    `checkpoints` get a checkpoint before each compression, by the number of tokens so far, prompt included; the request
+    `start`s at one of another request with the same prompt and policy, with its own random stream from there on.
     """
 
     key: K
     prompt: tuple[int, ...]
     stream: int
     policies: tuple[Policy, ...]
-    reference: ReferenceTrace | None = None
     script: tuple[int, ...] = ()
     sampling: Sampling | None = None
     stopping_criterion: Callable[[Sequence[int]], bool] | None = None
@@ -373,7 +371,6 @@ class RowView(CacheView):
         self.thinking_end = None if row.thinking_end is None else self.prompt_length + row.thinking_end
         self.length = row.position
         self.stream = row.request.stream
-        self.reference = row.request.reference
         if policy.budget is not None and policy.budget.remembers:
             scores = cache.token_state[score_state(policy)][row.cached.row, ..., : row.cached.length]
             self.memory = ScoreMemory(scores, row.scored_at)

@@ -69,7 +69,6 @@ _IDENTITIES = {
     "dropkv": (3, 1),
     "entropy": (0, 3),
     "learned": (0, 4),
-    "oracle": (2, 6),
 }
 
 

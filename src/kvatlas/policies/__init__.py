@@ -17,7 +17,7 @@ from kvatlas.class_files import absolute_name, class_file, load_class, permit
 from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
 from kvatlas.core.settings import CAP, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
-from kvatlas.policies.cache_view import CacheView, Merging, ReferenceTrace, ScoreMemory, Signal, Step
+from kvatlas.policies.cache_view import CacheView, Merging, ScoreMemory, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
@@ -209,7 +209,6 @@ _OURS = {
     "dropkv": "kvatlas.policies.dropkv:DropKV",
     "entropy": "kvatlas.policies.entropy:Entropy",
     "learned": "kvatlas.policies.learned:Learned",
-    "oracle": "kvatlas.policies.oracle:Oracle",
 }
 policies = Policies("policy", "kvatlas.policies", _OURS, _plugin_fault)
 
@@ -334,7 +333,6 @@ __all__ = [
     "CompressingPolicy",
     "Merging",
     "Policy",
-    "ReferenceTrace",
     "Scope",
     "ScoreMemory",
     "Signal",

@@ -22,16 +22,14 @@ class Signal(StrEnum):
     HIDDEN: the last hidden state of each token that enters the cache, after the model's last norm: the product with the
     output matrix gives its logits. ATTENTION: the attention of each new token to every cached one; its weights are
     computed at every step, for the sequences of the policy alone. QUERIES: the last `queries` queries when a
-    compression fires; they are copied as they pass, without any attention. ANSWER: the attention of the answer in the
-    finished full-cache trace, which comes with the request. LOGITS: the log-probability of each written token that
-    enters the cache, and the entropy of the distribution that it was drawn from, of the logits that sampling gets: the
-    model's own distribution, before a logits processor, temperature, top-k and top-p.
+    compression fires; they are copied as they pass, without any attention. LOGITS: the log-probability of each written
+    token that enters the cache, and the entropy of the distribution that it was drawn from, of the logits that sampling
+    gets: the model's own distribution, before a logits processor, temperature, top-k and top-p.
     """
 
     HIDDEN = "hidden"
     ATTENTION = "attention"
     QUERIES = "queries"
-    ANSWER = "answer"
     LOGITS = "logits"
 
 
@@ -83,15 +81,6 @@ class Step:
         self.write(column, self.read(column) + values)
 
 
-@dataclass(frozen=True, eq=False)
-class ReferenceTrace:
-    """A finished full-cache trace: token ids with the prompt's, and the mean attention [tokens before the answer] of
-    its answer to each token before it."""
-
-    tokens: tuple[int, ...]
-    attention: Tensor
-
-
 @dataclass
 class ScoreMemory:
     """The scores of a sequence's last computation.
@@ -121,9 +110,8 @@ class CacheView:
     `positions` [..., cached] are true positions, ascending, with unequal budgets behind -1 in heads with fewer tokens,
     whose keys and values are 0 there; `columns` [..., cached] the notes of `observe`. `length` is the number of the
     sequence's tokens so far, evicted ones included, `stream` the key of its random numbers, `thinking_end` the position
-    of the end of thinking, None without one. `reference` is the finished full-cache trace of the same sample, if that
-    has an answer (ANSWER), `memory` the earlier scores of policies that remember them. `model` has the facts of the
-    model's files, `loaded` is the model itself with its weights, which no policy may change.
+    of the end of thinking, None without one. `memory` has the earlier scores of policies that remember them, `model`
+    the facts of the model's files; `loaded` is the model itself with its weights, which no policy may change.
 
     The engine passes its own view (`engine.rows.RowView`); a test passes one that defines the methods that it needs.
     """
@@ -136,7 +124,6 @@ class CacheView:
     length: int
     stream: int
     columns: Mapping[str, Tensor]
-    reference: ReferenceTrace | None = None
     memory: ScoreMemory | None = None
 
     def key(self, layer: int) -> Tensor:

@@ -22,7 +22,7 @@ from kvatlas import policies
 from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
-from kvatlas.policies import CompressingPolicy, Policy, Signal, parameters
+from kvatlas.policies import CompressingPolicy, Policy, parameters
 from kvatlas.serve.text_stream import Detokenizer, LogprobRecorder
 
 if TYPE_CHECKING:
@@ -84,10 +84,6 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
     }
 
     policy = policies.from_setting(Setting.from_parameters(name, **given))
-    if Signal.ANSWER in policy.observes:
-        raise KvatlasError(
-            f"The policy {name!r} needs the finished full-cache trace of the same sample, which only a sweep has."
-        )
     return policies.fit_policy(policy, model)
 
 

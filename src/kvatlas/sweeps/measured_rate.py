@@ -14,9 +14,9 @@ from kvatlas.core import grouped
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.scheduler import cache_form
 from kvatlas.engine.timing import TimedEngine
-from kvatlas.policies import CompressingPolicy, Policy, Signal
+from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.sweeps.executors import cores, devices
-from kvatlas.sweeps.plan import FULL, Plan, decoded_policies
+from kvatlas.sweeps.plan import Plan, decoded_policies
 from kvatlas.sweeps.worker import Job, fitting_batch
 
 #: Steps that are timed.
@@ -37,7 +37,7 @@ def decoding_rate(plan: Plan) -> float | None:
     for model in plan.models:
         if model.repository is not None:
             return None
-        chosen = [policy for policy in plan.policies_on(model) if Signal.ANSWER not in policy.observes] or [FULL]
+        chosen = plan.policies_on(model)
         sampling = plan.spec.sampling.sampling()
         job = Job(model, "", plan.benchmarks, (), sampling, plan.spec.seed, prompt=plan.longest_prompt(model))
         if model.device == "cpu":

@@ -29,7 +29,7 @@ from kvatlas.core import (
 )
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, key_bias_warning, notes_for
-from kvatlas.policies import CompressingPolicy, Policy, Signal
+from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.policies.audit import audit_policy, narrow_sentence, setting_facts, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.sweeps.plan_notes import cap_notes, cluster_notes, settings_notes, window_sentence
@@ -514,40 +514,30 @@ def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: in
 def _tree_tokens(bound_policies: Sequence[Policy], prompt: int, output: int) -> int:
     """Return the tokens decoded for one problem and sample.
 
-    Settings that need the full-cache answer are a second tree; the first one then includes the full cache. Settings
-    that differ in their caps on thinking alone share their tokens; the answers behind caps are not counted.
+    Settings that differ in their caps on thinking alone share their tokens; the answers behind caps are not counted.
     """
     lengths: dict[Policy, int] = {}
     for policy in bound_policies:
         length = output if policy.cap is None else min(output, policy.cap)
         lengths[policy.uncapped] = max(length, lengths.get(policy.uncapped, 0))
 
-    # The cache length of the first compression of each, and its tokens.
-    early: list[tuple[int | None, int]] = []
-    late: list[tuple[int | None, int]] = []
+    # The token count at which each setting leaves the trunk and decodes the rest alone. Compressions come after a step,
+    # so the second token is drawn before the first of them.
+    forks = []
+    rest = 0
     for policy, length in lengths.items():
-        tree = late if Signal.ANSWER in policy.observes else early
-        tree.append((policy.budget.first(prompt) if policy.budget else None, length))
-    if late and None not in [budget for budget, _ in early]:
-        early.append((None, output))
-
-    tokens = 0
-    for settings in filter(None, (early, late)):
-        # The token count at which each setting leaves the trunk and decodes the rest alone. Compressions come after
-        # a step, so the second token is drawn before the first of them.
-        forks = [min(length, max(2, budget - prompt + 1)) if budget else length for budget, length in settings]
-        rest = [length - fork for (_, length), fork in zip(settings, forks, strict=True)]
-        tokens += max(forks) + sum(rest)
-    return tokens
+        fork = length
+        if policy.budget is not None:
+            fork = min(length, max(2, policy.budget.first(prompt) - prompt + 1))
+        forks.append(fork)
+        rest += length - fork
+    return max(forks) + rest
 
 
 def decoded_policies(chosen: Iterable[Policy], screened: bool) -> tuple[Policy, ...]:
-    """Return the policies that a worker decodes for these: with the full cache if it is read beside one of them.
-
-    It is in a screen, and where a setting waits for the answer of the full-cache trace.
-    """
+    """Return the policies that a worker decodes for these: in a screen with the full cache, read beside them."""
     policies_ = dict.fromkeys(chosen)
-    if screened or any(Signal.ANSWER in policy.observes for policy in policies_):
+    if screened:
         policies_[FULL] = None
     return tuple(policies_)
 

@@ -13,16 +13,14 @@ from kvatlas import class_files, policies
 from kvatlas.answers.reading import read_tokens
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.base import grade_reading
-from kvatlas.core import Grade, KvatlasError, Sampling, Setting, Status, Trace, digest, first_difference
+from kvatlas.core import Grade, KvatlasError, Sampling, Setting, Status, Trace, digest
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
-from kvatlas.policies import Policy, ReferenceTrace, Signal
+from kvatlas.policies import Policy
 from kvatlas.sweeps.plan import FULL, WorkItem, decoded_policies, provenance
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from kvatlas.engine import Generation, Likeness, Request
 
 #: A trace with the number of tokens decoded for it alone.
@@ -127,9 +125,8 @@ def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None
 def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     """Decode and grade, or screen, the units with the numbers `claims`, which are pulled as rows become free.
 
-    Yields every trace as it finishes. Settings that need the answer of the full-cache trace come last. A screened
-    setting gives a record: a trace without tokens whose metrics are the `measures`, and whose status is that of the
-    full-cache trace.
+    Yields every trace as it finishes. A screened setting gives a record: a trace without tokens whose metrics are the
+    `measures`, and whose status is that of the full-cache trace.
     """
     import torch
 
@@ -146,7 +143,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     # Those of other forms come later.
     first = [policy for policy in chosen if engine.form_of(policy) == engine.form]
     engine.reserve(peak(job.model, first, size, len(job.units), job.prompt, job.sampling.max_new_tokens))
-    source = JobRequests(job, model, settings)
+    source = JobRequests(job, settings)
 
     if job.screened:
         for generation in engine.run(source.screens(claims, engine.batch_size)):
@@ -154,17 +151,8 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
                 yield _screening_record(job, generation), 0
         return
 
-    for generation in engine.run(source.requests(claims)):
-        # Settings wait for this trace.
-        if generation.policy == FULL and generation.key in source.late:
-            source.full[generation.key] = generation.tokens
-        if generation.policy.setting in source.settings_of(generation):
-            yield _graded_trace(job, source.benchmarks, generation), generation.decoded
-
-    for generation in engine.run(source.answered()):
-        trace = _graded_trace(job, source.benchmarks, generation)
-        metrics = {**trace.grade.metrics, **departure(generation.tokens, source.full[generation.key])}
-        yield replace(trace, grade=replace(trace.grade, metrics=metrics)), generation.decoded
+    for generation in engine.run(map(source.request, claims)):
+        yield _graded_trace(job, source.benchmarks, generation), generation.decoded
 
 
 def _batch_size(job: Job, chosen: Sequence[Policy], loaded: bool) -> int:
@@ -186,55 +174,26 @@ def worker_needs(job: Job) -> tuple[int, int]:
 
 
 class JobRequests:
-    """The requests of a job, and the full-cache traces on which some of them wait.
+    """The requests of a job."""
 
-    `late` are requests for settings that need the answer of the full-cache trace, `full` the tokens of these traces,
-    both by the number of the unit.
-    """
-
-    def __init__(self, job: Job, model: PreTrainedModel, settings: Mapping[Setting, Policy]) -> None:
+    def __init__(self, job: Job, settings: Mapping[Setting, Policy]) -> None:
         self.job = job
-        self.model = model
         self.settings = settings
         self.benchmarks = {benchmark.name: benchmark for benchmark in job.benchmarks}
-        self.late: dict[int, Request[int]] = {}
-        self.full: dict[int, tuple[int, ...]] = {}
 
     def settings_of(self, generation: Generation[int]) -> tuple[Setting, ...]:
         """Return the settings of a generation's unit, which may lack the full cache."""
         return self.job.units[generation.key].settings
 
-    def requests(self, claims: Iterable[int]) -> Iterator[Request[int]]:
-        """Yield the requests of the claimed units, with the full cache first where settings wait for its answer."""
-        for index in claims:
-            request = self._request(index)
-            answering = _answering(request.policies)
-            if answering:
-                self.late[index] = replace(request, policies=answering)
-                early = dict.fromkeys(policy for policy in request.policies if policy not in answering)
-                request = replace(request, policies=tuple({**early, FULL: None}))
-            yield request
-
     def screens(self, claims: Iterable[int], batch_size: int) -> Iterator[Request[int]]:
         """Yield requests that read a script under as many settings as fit beside the full cache."""
         for index in claims:
-            request = self._request(index)
-            trace = None
-            if _answering(request.policies):
-                trace = reference(self.job.model, self.model, request.prompt, request.script)
+            request = self.request(index)
             for start in range(0, len(request.policies), batch_size - 1):
                 policies_ = (*request.policies[start : start + batch_size - 1], FULL)
-                yield replace(request, policies=policies_, reference=trace)
+                yield replace(request, policies=policies_)
 
-    def answered(self) -> list[Request[int]]:
-        """Return the late requests with the attention of the answers for which they waited."""
-        requests = []
-        for index, request in self.late.items():
-            trace = reference(self.job.model, self.model, request.prompt, self.full[index])
-            requests.append(replace(request, reference=trace))
-        return requests
-
-    def _request(self, index: int) -> Request[int]:
+    def request(self, index: int) -> Request[int]:
         """Return the request of a unit for all its settings."""
         from kvatlas.engine import Request
 
@@ -247,25 +206,6 @@ class JobRequests:
             policies=tuple(self.settings[setting] for setting in unit.settings),
             script=unit.script,
         )
-
-
-def _answering(policies_: Iterable[Policy]) -> tuple[Policy, ...]:
-    """Return the policies that need the answer of the full-cache trace."""
-    return tuple(policy for policy in policies_ if Signal.ANSWER in policy.observes)
-
-
-def reference(
-    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
-) -> ReferenceTrace | None:
-    """Return the attention of a full-cache trace's answer from a second pass over it; None without an answer."""
-    from kvatlas.engine.whole_texts import answer_attention
-
-    span = read_tokens(handle, tokens).span
-    if span is None or span[1] >= len(tokens):
-        return None
-    whole = prompt + tokens
-    attention, _ = answer_attention(model, list(whole), len(prompt) + span[1])
-    return ReferenceTrace(whole, attention)
 
 
 def _graded_trace(job: Job, by_name: Mapping[str, Benchmark], generation: Generation[int]) -> Trace:
@@ -305,12 +245,6 @@ def _screening_record(job: Job, generation: Generation[int]) -> Trace:
         grade=Grade(bool(measured["unchanged"]), measured["agreed"], None, full.status, measured),
         usage=generation.usage,
     )
-
-
-def departure(tokens: tuple[int, ...], full: tuple[int, ...]) -> dict[str, float]:
-    """Return the metric `departs_at`, the number of leading tokens shared with the full-cache trace, unless equal."""
-    at = first_difference(tokens, full)
-    return {} if at is None else {"departs_at": at}
 
 
 def measures(likeness: Likeness, tokens: int, answered: bool = True) -> dict[str, float]:
