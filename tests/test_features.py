@@ -19,7 +19,6 @@ REFUSED = {
     "autopsy": "describe RUN --deaths",
     "predictor": "predictor train head.safetensors embedded:tiny-llama CHAIN6 --seed 2",
     "ray": "sweep SPEC --executor ray --out other",
-    "screen": "sweep SPEC --screen --out screened",
 }
 #: Tests that use no feature.
 OTHERS = (

@@ -130,7 +130,5 @@ features: Registry[Any] = Registry(
         "autopsy.deaths_table": "kvatlas.autopsy.lost_answers:deaths_table",
         "autopsy.page": "kvatlas.autopsy.summary:AutopsiesOnPage",
         "predictor.commands": "kvatlas.predictor.predictor_commands:app",
-        "screen.plan": "kvatlas.screen.grid_screen:screening",
-        "screen.sweep": "kvatlas.screen.grid_screen:screen",
     },
 )

@@ -15,7 +15,6 @@ from kvatlas.benchmarks.chain import Chain
 from kvatlas.core import SERVED, KvatlasError, Problem, digest
 from kvatlas.results import Manifest, Store
 from kvatlas.results.store import FILE
-from kvatlas.screen.grid_screen import screen, screening
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
@@ -199,21 +198,6 @@ def test_the_spec_of_an_earlier_fixed_sweep_is_read_without_its_allocation(copy:
     assert Manifest.from_json(json.loads(json.dumps(earlier))) == Manifest.from_json(json.loads(json.dumps(stored)))
     with pytest.raises(KvatlasError, match=r"^Unknown key 'allocate' in spec; .* declare looks to read a run early\.$"):
         parse_spec({**manifest.spec, "allocate": "full"})
-
-
-def test_settings_are_added_to_screens_and_sweeps_are_not(copy: Path, spec_data: Build, tmp_path: Path) -> None:
-    """A screen stays one while it is interrupted before the full cache's traces are all there."""
-    folder = tmp_path / "screen"
-    screen(screening(make_plan(parse_spec(small(spec_data, problems=1)))), folder, workers=1)
-    more = screening(make_plan(parse_spec(small(spec_data, "random"))))
-    with pytest.raises(KvatlasError, match="cluster"):
-        screen(more, folder, address="here:1")
-    screen(more, folder, workers=1)
-    assert (policies(folder), promise(folder).screened) == (["window", "random"], True)
-    with pytest.raises(KvatlasError, match="has the records of a screen; name another folder"):
-        sweep(make_plan(parse_spec(small(spec_data))), folder, workers=1)
-    with pytest.raises(KvatlasError, match="holds a sweep"):
-        screen(more, copy, workers=1)
 
 
 #: A policy of a file, which leaves a mark when its code runs.

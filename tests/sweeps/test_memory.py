@@ -20,7 +20,6 @@ from kvatlas.engine.memory_plan import CPU_BATCH, MARGIN, peak
 from kvatlas.machine import left_in_group
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.learning import TrainingData, learn
-from kvatlas.screen.grid_screen import screen, screening
 from kvatlas.serve.service import GenerationRequest, Service
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps import worker as jobs
@@ -58,10 +57,7 @@ def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("baseline", ["none", "full"])
-@pytest.mark.parametrize("is_screened", [False, True])
-def test_a_plan_and_its_workers_have_one_batch(
-    baseline: str, is_screened: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_and_its_workers_have_one_batch(baseline: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both count the full cache where it is decoded, and only there."""
     window = {"policy": "window", "kv_budget": 150, "local_window": 16, "ratio": 0.3}
     others = {"none": [], "full": [{"policy": "full"}]}[baseline]
@@ -74,10 +70,9 @@ def test_a_plan_and_its_workers_have_one_batch(
         "baseline": others,
     }
     plan = make_plan(parse_spec(spec))
-    plan = screening(plan) if is_screened else plan
     (model,) = plan.models
     units = tuple(plan.units(plan.expected(), {}))
-    work = Job(model, "", plan.benchmarks, units, plan.spec.sampling.sampling(), 0, screened=is_screened)
+    work = Job(model, "", plan.benchmarks, units, plan.spec.sampling.sampling(), 0)
     work = replace(work, prompt=plan.longest_prompt(model))
     chosen = [policies.from_setting(setting) for setting in units[0].settings]
     sizes = []
@@ -88,7 +83,7 @@ def test_a_plan_and_its_workers_have_one_batch(
         planned = plan.estimate(memory=memory)["batch_size"]
         assert worker_needs(work)[0] == planned
         sizes.append(planned)
-    assert sizes[0] < 32 if is_screened else sizes == [32, 8]
+    assert sizes == [32, 8]
 
 
 def test_a_batch_before_and_after_loading_is_the_same(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,19 +179,19 @@ def test_a_job_leaves_its_memory_to_the_next(
     request: pytest.FixtureRequest,
     device: str,
 ) -> None:
-    """Two models, each of which decodes the full cache's traces and reads them."""
+    """Two models, each of which is loaded once."""
     if device == "cuda":
         request.getfixturevalue("gpu")
     names = [random_models[kind].name for kind in ("llama", "qwen2")]
     settings = [{"policy": "window", "kv_budget": 64, "ratio_over": "thinking", "local_window": 4, "ratio": 0.2}]
     data = spec_data(models=names, benchmarks=["CHAIN4"], problems=1, samples=1, settings=settings, axes={})
-    plan = screening(make_plan(parse_spec({**data, "sampling": {"max_new_tokens": 30}})))
+    plan = make_plan(parse_spec({**data, "sampling": {"max_new_tokens": 30}}))
     assert plan.models[0].device.startswith(device)
     # What torch keeps of a first use may hold the engine that made it; a cycle of ours holds every one.
     for attempt in ("first", "second"):
         try:
-            with nothing_left(monkeypatch, loads=4):
-                screen(plan, tmp_path / attempt, workers=1, batch_size=2)
+            with nothing_left(monkeypatch, loads=2):
+                sweep(plan, tmp_path / attempt, workers=1, batch_size=2)
             break
         except AssertionError:
             if attempt == "second":

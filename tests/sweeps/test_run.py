@@ -448,7 +448,6 @@ def test_a_grader_that_ends_the_process_is_refused(spec_data: Build, monkeypatch
 
 
 def test_an_answer_is_something_said_after_thinking_by_a_trace_that_ends(tiny_llama: ModelHandle) -> None:
-    """In a sweep and, of the trace of the full cache, in a screen."""
     chain = find("CHAIN4")
     (problem,) = chain.problems(1)
     answer = tuple(tiny_llama.tokenizer(problem.answer)["input_ids"])

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import KvatlasError, Sampling, Setting, Trace
+from kvatlas.core import Sampling, Setting, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.report.description import one_page, say
 from kvatlas.report.result import analyse
 from kvatlas.report.view_options import ReadOptions
-from kvatlas.screen.grid_screen import screening
 from kvatlas.serve.service import GenerationRequest, Service, find_policy, stream_of
 from kvatlas.stats.losses import losses_of
 from kvatlas.stats.orders import TestedSetting, chains_of_settings
@@ -89,11 +88,6 @@ def test_the_key_of_a_setting_without_a_cap_is_that_of_earlier_versions(build: B
         if cell.benchmark == plan.benchmarks[0].name and not cell.baseline
     ]
     assert len(chains_of_settings(tested, [4000], 0.03)) == 1 + len(CAPS)
-
-
-def test_a_screen_refuses_a_cap(build: Build) -> None:
-    with pytest.raises(KvatlasError, match="reads given texts, which no cap ends"):
-        screening(make_plan(parse_spec(build())))
 
 
 def test_a_server_ends_thinking_and_requests_name_another_cap(tiny_llama: ModelHandle) -> None:

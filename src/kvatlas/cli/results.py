@@ -62,7 +62,7 @@ def view_command(
         Path | None, typer.Option(metavar="FILE.html|FOLDER", help="Write one page, or files for a web server.")
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on this machine; 0 takes a free one.")] = 0,
-    metric: Annotated[str | None, typer.Option(help="As in describe; default: pass@1, of a screen its own.")] = None,
+    metric: Annotated[str | None, typer.Option(help="As in describe; default: pass@1.")] = None,
     traces: Annotated[
         int | None, typer.Option(min=0, help="Traces of each cell in a page that cannot hold all; default: 2.")
     ] = None,

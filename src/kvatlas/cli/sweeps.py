@@ -349,13 +349,9 @@ def run_command(
 def sweep_command(
     spec: SpecFile,
     out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run: new, to be resumed or added to.")],
-    screen: Annotated[
-        bool, typer.Option("--screen", help="Read full-cache traces under each setting instead.")
-    ] = False,
     problems: options.FirstProblems = None,
     samples: options.SpecSamples = None,
     set_: options.Changes = None,
-    from_: Annotated[Path | None, typer.Option("--from", metavar="RUN", help="Full-cache traces of a screen.")] = None,
     replace: options.Replace = False,
     allow_code: options.AllowCode = False,
     executor: Annotated[str, typer.Option(help="local, ray, or ray@HOST:PORT for a running cluster.")] = "local",
@@ -364,26 +360,17 @@ def sweep_command(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run a sweep, resume it, or add it to a run of the same models and benchmarks: missing traces are decoded.
-
-    With --screen every setting reads the full cache's traces: the run then shows where settings would depart from
-    them, without decoding and without Pass@1.
-    """
+    """Run a sweep, resume it, or add it to a run of the same models and benchmarks: missing traces are decoded."""
     executor, _, address = executor.partition("@")
     _check_start(out, executor)
-    from kvatlas.registry import features
-    from kvatlas.stats.metrics import SCREENED
     from kvatlas.sweeps import make_plan, read_spec
     from kvatlas.sweeps import sweep as decode
     from kvatlas.sweeps.served import make_served_plan, sweep_servers
 
-    if from_ is not None and not screen:
-        raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
     changes = options.spec_changes(set_, problems, samples)
     changed_spec = read_spec(spec, changes)
     if changed_spec.is_served:
         local_options = {
-            "--screen": screen,
             "--workers": workers,
             "--batch-size": batch_size,
             "--executor": executor != "local",
@@ -405,46 +392,22 @@ def sweep_command(
             note(f"Finished. Next: kvatlas describe {out}, or kvatlas view {out}")
         return
     plan = dataclasses.replace(make_plan(changed_spec), changes=changes)
-    if screen:
-        plan = features.get("screen.plan")(plan)
     warn(plan.warnings, quiet)
     with _traces_are_kept(out):
-        if screen:
-            features.get("screen.sweep")(
-                plan,
-                out,
-                traces=from_,
-                executor=executor,
-                address=address,
-                workers=workers,
-                batch_size=batch_size or 64,
-                replace=replace,
-                allow_code=allow_code,
-                on_trace=progress_display(quiet, verbose),
-                on_message=message_display(quiet),
-            )
-        else:
-            decode(
-                plan,
-                out,
-                executor=executor,
-                address=address,
-                workers=workers,
-                batch_size=batch_size,
-                replace=replace,
-                allow_code=allow_code,
-                on_trace=progress_display(quiet, verbose),
-                on_message=message_display(quiet),
-            )
-    _warn_of_run(out, quiet)
-    if quiet:
-        return
-    if screen:
-        note(
-            f"{out} is a screen: it says where settings depart from the full cache, not how often they are right. "
-            f"Draw it with kvatlas map {out} --metric {SCREENED[0]} (or {', '.join(SCREENED[1:])})."
+        decode(
+            plan,
+            out,
+            executor=executor,
+            address=address,
+            workers=workers,
+            batch_size=batch_size,
+            replace=replace,
+            allow_code=allow_code,
+            on_trace=progress_display(quiet, verbose),
+            on_message=message_display(quiet),
         )
-    else:
+    _warn_of_run(out, quiet)
+    if not quiet:
         note(f"Finished. Next: kvatlas describe {out}, or kvatlas view {out}")
 
 

@@ -121,7 +121,6 @@ class NoteKind(StrEnum):
     VACUOUS = "vacuous"
     PARTIAL = "partial"
     MIXED = "mixed"
-    SCREEN = "screen"
     FIXED = "fixed"
     UNMEASURED = "unmeasured"
     LEFT_OUT = "left_out"

@@ -25,7 +25,6 @@ from kvatlas.core import KvatlasError, Sampling, Storage, reason
 from kvatlas.engine.attention import AttentionBackend, PassAttention, backend_for
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
-from kvatlas.engine.forced_reading import follow_script
 from kvatlas.engine.probe import measure_shape, rehearse
 from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import UNSAMPLED, TokenDistributions, sample_rows
@@ -144,12 +143,9 @@ class Engine:
                     if not out_of_memory(error):
                         raise
                     unfinished = [*self.scheduler.unfinished(), *again]
-                    # All settings of a script are read side by side.
-                    least = max((len(request.policies) for request in unfinished if request.script), default=1)
-                    if self.batch_size // 2 < least:
-                        sequences = "one sequence" if least == 1 else f"{least} sequences"
+                    if self.batch_size < 2:
                         raise KvatlasError(
-                            f"The memory of this machine does not suffice for {sequences} of {self.handle.name!r} "
+                            f"The memory of this machine does not suffice for one sequence of {self.handle.name!r} "
                             f"({reason(error)})."
                         ) from None
                 # The error held the tensors of the pass.
@@ -255,7 +251,7 @@ class Engine:
             count = len(rows)
             hidden = None if step.hidden is None else step.hidden[:count]
             alike = {row.sampling for row in rows} == {step.sampling}
-            plain = alike and not any(row.request.logits_processor or row.request.script for row in rows)
+            plain = alike and not any(row.request.logits_processor for row in rows)
             return step.logits[:count], hidden, step.sampled[:count] if plain else None
 
         # Of prompts only the last token has logits that are needed.
@@ -297,8 +293,6 @@ class Engine:
                 f"The model {self.handle.name!r} computed logits that are no finite numbers in {self.handle.dtype}; "
                 "run it in a type with more range (bfloat16, float32), or get its files anew."
             )
-        if rows[0].request.script:
-            return follow_script(logits, rows, batch.counts[0])
 
         # Only rows at the end of their prompt or in decoding have logits.
         new_tokens: list[list[int]] = [[] for _ in rows]

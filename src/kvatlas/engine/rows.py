@@ -34,20 +34,18 @@ PROMPT_CHUNK = 512
 class Request(Generic[K]):
     """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies.
 
-    `script` holds the new tokens (teacher forcing), up to its end: there is no sampling, and every generation has its
-    `Likeness` to a policy that never compresses, which has to be among the policies. `sampling` is the engine's if
-    None. `stopping_criterion` gets the new tokens after each one, and ends the generation by True; `logits_processor`
-    gets prompt and new tokens, and changes logits [vocabulary] before sampling. A request that starts again, because
-    memory ran out, calls both from the first token on. `put_back` overrules the choices of its one policy.
-    `checkpoints` get a checkpoint before each compression, by the number of tokens so far, prompt included; the request
-    `start`s at one of another request with the same prompt and policy, with its own random stream from there on.
+    `sampling` is the engine's if None. `stopping_criterion` gets the new tokens after each one, and ends the generation
+    by True; `logits_processor` gets prompt and new tokens, and changes logits [vocabulary] before sampling. A request
+    that starts again, because memory ran out, calls both from the first token on. `put_back` overrules the choices of
+    its one policy. `checkpoints` get a checkpoint before each compression, by the number of tokens so far, prompt
+    included; the request `start`s at one of another request with the same prompt and policy, with its own random stream
+    from there on.
     """
 
     key: K
     prompt: tuple[int, ...]
     stream: int
     policies: tuple[Policy, ...]
-    script: tuple[int, ...] = ()
     sampling: Sampling | None = None
     stopping_criterion: Callable[[Sequence[int]], bool] | None = None
     logits_processor: Callable[[Sequence[int], Tensor], Tensor] | None = None
@@ -56,32 +54,13 @@ class Request(Generic[K]):
     start: Checkpoint | None = None
 
 
-@dataclass
-class Likeness:
-    """The likeness of a setting to the full cache along a script, after its first compression.
-
-    `departs_at` is the number of new tokens before the first that it would sample differently, None without one. `kl`
-    is the sum over `thinking` tokens of KL(full cache || setting) in nats, of the model's own distributions (without
-    temperature and cuts), `top1` counts those with the same likeliest token; `answer_change` is the change of the
-    answer's log-likelihood, over `answer` tokens.
-    """
-
-    departs_at: int | None = None
-    thinking: int = 0
-    kl: float = 0.0
-    top1: int = 0
-    answer: int = 0
-    answer_change: float = 0.0
-
-
 @dataclass(frozen=True)
 class Generation(Generic[K]):
     """The output of one policy of a request.
 
     `tokens` are new tokens, the end token included; `finished` is false for a trace cut at `max_new_tokens` or by
     the request's `stopping_criterion`; `thinking_end` counts the new tokens before the end-of-thinking token, None
-    without one; `decoded` is the number of tokens decoded for this trace alone, without the shared trunk. `likeness` is
-    None without a script.
+    without one; `decoded` is the number of tokens decoded for this trace alone, without the shared trunk.
     """
 
     key: K
@@ -92,7 +71,6 @@ class Generation(Generic[K]):
     decoded: int
     usage: Usage
     eviction_trace: EvictionTrace
-    likeness: Likeness | None = None
 
 
 @dataclass(frozen=True)
@@ -172,9 +150,6 @@ class Row(Generic[K]):
     #: The position at the last computation of scores that are remembered.
     scored_at: int = 0
     evictions: EvictionLog = field(default_factory=EvictionLog)
-    #: The end of thinking and the start of the answer in a script.
-    split: tuple[int, int] = (0, 0)
-    likeness: Likeness | None = None
     forked_at: int = 0
     compressions: int = 0
     kv_peak: int = 0
@@ -183,8 +158,7 @@ class Row(Generic[K]):
 
     def branch(self) -> Row[K]:
         """Return an independent copy that continues from here."""
-        likeness = None if self.likeness is None else replace(self.likeness)
-        return replace(self, tokens=list(self.tokens), forked_at=len(self.tokens), likeness=likeness)
+        return replace(self, tokens=list(self.tokens), forked_at=len(self.tokens))
 
     def cut(self, model: ModelHandle) -> tuple[tuple[Policy, ...], int] | None:
         """Return the policies that end the thinking here, and the token that they write next; None if none does.
@@ -193,7 +167,7 @@ class Row(Generic[K]):
         after another; if the newest tokens are the first ones of these, the others follow. The rule of vLLM:
         thinking_budget.py of its pull request 46727.
         """
-        if self.cap is None or self.thinking_end is not None or self.request.script:
+        if self.cap is None or self.thinking_end is not None:
             return None
         if self.thinking_start is None:
             self.thinking_start = model.thinking_start(self.tokens)
@@ -211,15 +185,12 @@ class Row(Generic[K]):
         capped = [policy for policy in self.policies if policy.cap is not None and policy.cap <= written]
         return tuple(capped), closing[begun]
 
-    def next_tokens(self, ahead: int = 0) -> Sequence[int]:
-        """Return the next input: a part of the prompt, or the newest token and `ahead` further ones of the script."""
+    def next_tokens(self) -> Sequence[int]:
+        """Return the next input: a part of the prompt, or the newest token."""
         if self.prompt_left:
             stop = (self.position // PROMPT_CHUNK + 1) * PROMPT_CHUNK
             return self.request.prompt[self.position : stop]
-        if not ahead:
-            return self.tokens[-1:]
-        output_tokens = len(self.tokens)
-        return self.request.script[output_tokens - 1 : output_tokens + ahead]
+        return self.tokens[-1:]
 
     def due(self) -> tuple[Policy, ...]:
         """Return the policies that compress now: a compression that can drop nothing does not take place."""
@@ -321,7 +292,6 @@ class Row(Generic[K]):
             decoded=len(self.tokens) - self.forked_at,
             usage=usage,
             eviction_trace=self.evictions.eviction_trace(self.position),
-            likeness=self.likeness,
         )
 
         # A trace that ended before any compression is one generation for all its settings: decoded once.

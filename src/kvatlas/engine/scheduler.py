@@ -15,9 +15,8 @@ import torch
 
 from kvatlas.core import KvatlasError, Sampling, Storage, grouped
 from kvatlas.engine.cache import KVCache, Snapshot
-from kvatlas.engine.rows import K, Likeness, Request, Row, compress
+from kvatlas.engine.rows import K, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.policies.cache_view import Signal
 from kvatlas.policies.contract import Policy
 
 if TYPE_CHECKING:
@@ -32,10 +31,6 @@ ROWS_PER_REQUEST = 8
 PROMPT_TOKENS = 1024
 #: The most passes of prompts alone in a row, while others are in decoding.
 PROMPT_PASSES = 4
-#: The most logits of one pass over scripts, in numbers.
-SCRIPT_LOGITS = 2**26
-#: The most tokens of one pass over scripts.
-SCRIPT_TOKENS = 2048
 
 
 class CacheForm(NamedTuple):
@@ -67,9 +62,6 @@ def requests_of_form(
             continue
 
         by_form = grouped(request.policies, lambda policy: cache_form(policy, device))
-        if request.script and len(by_form) > 1:
-            # All settings of a script are read side by side, if need be in parts.
-            by_form = {max(by_form, key=lambda form: form.in_parts): list(request.policies)}
         current = by_form.pop(form, None)
         for other, policies in by_form.items():
             later.setdefault(other, []).append(replace(request, policies=tuple(policies)))
@@ -169,9 +161,6 @@ class Scheduler:
         size = self.batch_size
         if self.open.total() >= OPEN_SETTINGS * size and len(self.open) >= size // ROWS_PER_REQUEST:
             return None
-        # The rows of a script are compared in the same pass, so it has the batch for itself.
-        if self.rows and self.rows[0].request.script:
-            return None
         try:
             return next(self.source)
         except StopIteration:
@@ -180,19 +169,12 @@ class Scheduler:
 
     def _begin_row(self, request: Request[Any]) -> Row[Any]:
         sampling = request.sampling or self.sampling
-        script = request.script
-        if script and (self.rows or len(request.policies) > self.batch_size):
-            raise ValueError(f"a request with a script needs a run and {len(request.policies)} rows for itself")
         self.open[id(request)] = len(request.policies)
         # One object for equal samplings, so that rows can be grouped by identity.
         unlimited = replace(sampling, max_new_tokens=0)
         unlimited = self.samplings.setdefault(unlimited, unlimited)
 
         limit = sampling.max_new_tokens
-        if script:
-            # A script without an end token ends the generation as well.
-            limit = min(limit, len(script))
-
         if request.start is not None:
             if request.start.cache is not self.cache:
                 raise KvatlasError(
@@ -212,19 +194,15 @@ class Scheduler:
             )
 
         row = Row(request, (), frozenset(), unlimited, limit, self.cache.begin(), prompt_left=prompt_length)
-        if script:
-            row.likeness = Likeness()
-            row.split = self.model.split(script) or (len(script), len(script))
         return self._restrict(row, request.policies)
 
     def next_step(self) -> tuple[list[Row[Any]], list[Sequence[int]]]:
         """Return the rows of the next pass, all rows in decoding and prompts while there is room, and their tokens."""
-        ahead = self._ahead()
         prompt_tokens = 0
         rows = []
         tokens = []
         for row in self._candidates():
-            new = row.next_tokens(ahead)
+            new = row.next_tokens()
             if row.prompt_left:
                 if prompt_tokens and prompt_tokens + len(new) > PROMPT_TOKENS:
                     continue
@@ -246,24 +224,6 @@ class Scheduler:
             return prompts
         self.prompt_passes = 0
         return [row for row in self.rows if not row.prompt_left]
-
-    def _ahead(self) -> int:
-        """Return the number of script tokens behind the newest one in the next pass: up to the next compression."""
-        rows = self.rows
-        first = rows[0]
-        script = first.request.script
-        if not script or first.prompt_left:
-            return 0
-        # Policies observe attention and logits one token at a time, as in decoding.
-        signals = [row.signals for row in rows]
-        if self.collector.asking(Signal.ATTENTION, signals) or self.collector.asking(Signal.LOGITS, signals):
-            return 0
-
-        most = max(1, min(SCRIPT_TOKENS, SCRIPT_LOGITS // self.model.vocabulary) // len(rows))
-        before_compression = [row.trigger - row.cached.tokens for row in rows if row.trigger is not None]
-        # The script's last token never goes through the model.
-        before_end = len(script) - len(first.tokens)
-        return max(0, min([most, *before_compression, before_end]) - 1)
 
     def finish(self, row: Row[Any]) -> None:
         self.rows.remove(row)

@@ -81,7 +81,7 @@ class SignalCollector:
         hidden size] are the last hidden states. `drawn` has the log-probability of each sequence's newest token and the
         entropy of its distribution.
         """
-        # All sequences in decoding are one step. Prompts and scripts have unlike numbers of tokens: a step for each.
+        # All sequences in decoding are one step. Prompts have unlike numbers of tokens: a step for each.
         groups: list[list[int]] = [[]]
         for index, (count, prompt) in enumerate(zip(batch.counts, prompts, strict=True)):
             if count > 1 or prompt is not None:

@@ -62,7 +62,7 @@ def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[Equal
     equal memory.
 
     `memories` are the windows of its maps at equal memory.
-    None of screens, and of runs that were not made by a spec. Choices without a full cache, and
+    None of runs that were not made by a spec. Choices without a full cache, and
     those of traces that cannot show a difference, have none, except easier problems where the full cache solves next to
     none.
     """
@@ -72,8 +72,6 @@ def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[Equal
     try:
         parse_spec(spec)
     except KvatlasError:
-        return []
-    if run.manifest.screened:
         return []
 
     judged = [choice for choice in choices if choice.losses and (choice.vacuous is None or _is_floor(choice))]

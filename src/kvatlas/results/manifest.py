@@ -25,6 +25,10 @@ ADAPTIVE = (
     "The run is an adaptive sweep (allocate: adaptive); kvatlas 0.1.0 is the last release with them. To read it, sweep "
     "its spec without allocate into the same folder with --replace: stored traces are used, and missing ones decoded."
 )
+SCREEN = (
+    "The run is a screen (sweep --screen); kvatlas 0.1.0 is the last release with them. Sweep its spec on a few "
+    "problems, as with --problems 16, into another folder."
+)
 
 
 @cache
@@ -239,7 +243,6 @@ class _StoredManifest(BaseModel, strict=True):
     spec: _StoredSpec
     provenance: _StoredProvenance
     about: dict[str, dict[str, dict[str, Any]]] = {}
-    screened: bool = False
     contents: dict[str, dict[str, str]] = {}
     clusters: dict[str, dict[str, str]] = {}
 
@@ -259,7 +262,6 @@ class Manifest:
     spec: Mapping[str, Any]
     provenance: Mapping[str, Any]
     about: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    screened: bool = False
     contents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     clusters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -411,7 +413,7 @@ class Manifest:
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
         """Return the manifest that `to_json` gave.
 
-        Raises ValueError, with the field, for data of another form, and KvatlasError for an adaptive sweep.
+        Raises ValueError, with the field, for data of another form, and KvatlasError for an adaptive sweep or a screen.
         """
         try:
             stored = _StoredManifest.model_validate(data)
@@ -421,6 +423,8 @@ class Manifest:
             raise ValueError(f"its manifest has a wrong {place!r}: {fault['msg']}") from error
         if data.get("allocation"):
             raise KvatlasError(ADAPTIVE)
+        if data.get("screened"):
+            raise KvatlasError(SCREEN)
         # All other sweeps of earlier versions gave every setting all problems.
         spec = {name: value for name, value in data["spec"].items() if name != "allocate"}
         expected = tuple(Expected.from_stored(cell, stored.problems) for cell in stored.expected)

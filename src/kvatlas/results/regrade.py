@@ -67,8 +67,6 @@ def regrade(folder: Path, grader: str = OWN, allow_code: bool = False) -> list[R
     """
     with Store.open(folder) as store:
         manifest = store.manifest()
-        if manifest.screened:
-            raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
         tags = _think_tags(manifest)
         by_name = _benchmarks(manifest, grader, allow_code)
         problems: dict[tuple[str, str], Problem] = {}

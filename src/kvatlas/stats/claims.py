@@ -44,8 +44,6 @@ def is_greedy(manifest: Manifest) -> bool:
 
 def why_not_these(manifests: Sequence[Manifest], metric: str, cells: Sequence[CellTraces]) -> str:
     """Return the reason, as a clause, why a run cannot speak of its problems sampled anew, or ""."""
-    if any(manifest.screened for manifest in manifests):
-        return "a screen reads given texts and draws none"
     if rule(metric) is not None:
         return f"{metric} is made of the samples of a problem together"
     if any(map(is_greedy, manifests)):

@@ -37,9 +37,6 @@ LOOKED_EARLY = Note(
     NoteKind.INTERVAL,
     "Intervals and tests allow for a single look at the end",
 )
-SCREEN_NOTE = Note(
-    NoteKind.SCREEN, "SCREEN: settings read the full cache's traces and decoded nothing; this is not Pass@1"
-)
 
 
 def maps_of_run(run: RunData) -> list[Map]:
@@ -130,7 +127,7 @@ def _map_of_group(name: MapName, run: RunData, group: Sequence[CellTraces], base
     columns = _levels_in_order(run, run.axes[1], [column for _, column in by_coord])
     measured = [coord for coord in product(rows, columns) if coord in by_coord and by_coord[coord].measured]
 
-    # Notes on fixed values, missing traces, versions, and screens.
+    # Notes on fixed values, missing traces, and versions.
     notes = [Note(NoteKind.FIXED, f"{axis}={value}") for axis, value in run.fix.items()]
     for term in ("budget_over", "every", "every_from"):
         # Terms of the budget beside the published rule that all cells of the map share.
@@ -138,8 +135,6 @@ def _map_of_group(name: MapName, run: RunData, group: Sequence[CellTraces], base
         if len(values) == 1 and values != {None} and term not in run.fix:
             notes.append(Note(NoteKind.FIXED, f"{term}={values.pop()}"))
     notes += [*partial_note((*group, *baselines)), *mixed_note((*group, *baselines))]
-    if any(cell.screened for cell in group):
-        notes.append(SCREEN_NOTE)
     notes += [*unmeasured_notes(group, run.metric), *_off_map_notes(run, name)]
 
     return Map(
@@ -359,11 +354,9 @@ def curves_of_run(run: RunData) -> list[Map]:
 
 
 def run_notes(run: RunData, cells: Sequence[CellTraces]) -> list[Note]:
-    """Return the notes on fixed values, missing traces, versions and screens of these cells of a run."""
+    """Return the notes on fixed values, missing traces and versions of these cells of a run."""
     notes = [Note(NoteKind.FIXED, f"{name}={value}") for name, value in run.fix.items()]
     notes += [*partial_note(cells), *mixed_note(cells)]
-    if run.manifest.screened:
-        notes.append(SCREEN_NOTE)
     return notes
 
 

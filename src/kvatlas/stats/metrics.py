@@ -24,8 +24,6 @@ RIGHT = "\0right"
 #: What every trace is graded by, in [0, 1]. Truncated and answerless traces are not correct. Beside these: pass@K and
 #: maj@K (`Rule`), and what the run's benchmarks measure themselves.
 METRICS = ("pass@1", "progress")
-#: What maps of a screen show of each setting and trace (screen/grid_screen.py).
-SCREENED = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
 
 
 def usual_metric(manifest: Manifest) -> str:
@@ -34,8 +32,6 @@ def usual_metric(manifest: Manifest) -> str:
     Imported answers with graded scores (0.7) are neither right nor wrong: their scores are the metric, beside other
     answers the progress, which every trace has.
     """
-    if manifest.screened:
-        return SCREENED[0]
     imported = manifest.provenance.get("imported", {})
     graded = {source["metric"] for source in imported.values() if source.get("metric")}
     if not graded:

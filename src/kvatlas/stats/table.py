@@ -36,7 +36,7 @@ from kvatlas.core import (
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns
 from kvatlas.stats.estimates import estimates, pass_at_1
-from kvatlas.stats.metrics import METRICS, RIGHT, SCREENED, Rule, rule, usual_metric
+from kvatlas.stats.metrics import METRICS, RIGHT, Rule, rule, usual_metric
 from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, cluster_numbers, strata_of_sizes
 
 if TYPE_CHECKING:
@@ -161,37 +161,28 @@ class TraceTable:
         elif metric in METRICS or rule(metric) is not None:
             values = (self.records["correct"] > 0) & (status == STATUS[Status.OK])
         else:
-            values = self.measured.get(metric, np.full(len(status), math.nan))
-            if not self.manifest.screened:
-                values = np.nan_to_num(values)
+            values = np.nan_to_num(self.measured.get(metric, np.full(len(status), math.nan)))
         return np.where(status > 0, values, math.nan)
 
     def check(self, metric: str, among: Sequence[TraceTable] = ()) -> None:
         """Raise KvatlasError if not all traces have this metric as a share; it names the metrics of all the tables."""
-        if self.manifest.screened:
-            if metric in SCREENED:
-                return
-            unknown = f"This run is a screen, which knows no {metric!r}"
-            valid = list(SCREENED)
-        else:
-            usual = usual_metric(self.manifest)
-            counts_right = metric == "pass@1" or rule(metric) is not None
-            if counts_right and usual != "pass@1":
-                # A score of 0.7 is neither right nor wrong.
-                others = "" if usual == "progress" else f"{usual!r} or "
-                raise KvatlasError(f"This run has graded scores, which have no {metric}; expected {others}'progress'.")
-            if counts_right or metric in METRICS or metric in self._benchmark_metrics():
-                return
-            unknown = f"Unknown metric {metric!r}"
-            # The metrics that all of the tables have.
-            tables = among or [self]
-            promised = chain.from_iterable(table.manifest.expected for table in tables)
-            samples = min((cell.samples for cell in promised), default=1)
-            of_benchmarks = set.intersection(*(table._benchmark_metrics() for table in tables))
-            valid = [*METRICS, *([f"pass@K, maj@K (K up to {samples})"] if samples > 1 else []), *sorted(of_benchmarks)]
+        usual = usual_metric(self.manifest)
+        counts_right = metric == "pass@1" or rule(metric) is not None
+        if counts_right and usual != "pass@1":
+            # A score of 0.7 is neither right nor wrong.
+            others = "" if usual == "progress" else f"{usual!r} or "
+            raise KvatlasError(f"This run has graded scores, which have no {metric}; expected {others}'progress'.")
+        if counts_right or metric in METRICS or metric in self._benchmark_metrics():
+            return
 
+        # The metrics that all of the tables have.
+        tables = among or [self]
+        promised = chain.from_iterable(table.manifest.expected for table in tables)
+        samples = min((cell.samples for cell in promised), default=1)
+        of_benchmarks = set.intersection(*(table._benchmark_metrics() for table in tables))
+        valid = [*METRICS, *([f"pass@K, maj@K (K up to {samples})"] if samples > 1 else []), *sorted(of_benchmarks)]
         costs = ", ".join(cost_names())
-        raise KvatlasError(f"{unknown}; expected: {', '.join(valid)}, and for maps the costs {costs}.")
+        raise KvatlasError(f"Unknown metric {metric!r}; expected: {', '.join(valid)}, and for maps the costs {costs}.")
 
     def _benchmark_metrics(self) -> set[str]:
         """Return the benchmark's metrics that all answered traces have as a number from 0 to 1."""
@@ -230,8 +221,7 @@ class CellTraces:
         self.baseline = self.expected.baseline
         self.place = table.orders[index]
         self.problems = tuple(self.place)
-        self.screened = table.manifest.screened
-        self.rule: Rule | None = None if self.screened else rule(metric)
+        self.rule: Rule | None = rule(metric)
         self.traces = table.records[table.spans[index]].reshape(grades.shape)
         self._index = index
         self._all_estimates = all_estimates

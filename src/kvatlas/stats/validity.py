@@ -38,9 +38,9 @@ class Limitation:
 def validity_of(cells: Iterable[CellTraces]) -> Validity | None:
     """Return the conclusions that the traces of these cells allow, over all benchmarks.
 
-    Settings are identical if they are so on all benchmarks. None without traces, and for a screen.
+    Settings are identical if they are so on all benchmarks. None without traces.
     """
-    stored = [cell for cell in cells if cell.stored and not cell.screened]
+    stored = [cell for cell in cells if cell.stored]
     if not stored:
         return None
     settings = {cell.setting.id for cell in stored if has_budget(cell)}

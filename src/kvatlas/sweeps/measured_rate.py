@@ -16,7 +16,7 @@ from kvatlas.engine.scheduler import cache_form
 from kvatlas.engine.timing import TimedEngine
 from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.sweeps.executors import cores, devices
-from kvatlas.sweeps.plan import Plan, decoded_policies
+from kvatlas.sweeps.plan import Plan
 from kvatlas.sweeps.worker import Job, fitting_batch
 
 #: Steps that are timed.
@@ -53,8 +53,7 @@ def _seconds_on_cpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
     benchmark = for_model(plan.benchmarks[0], model.reads)
     problems = plan.problems[benchmark.name][:TIMED_ROWS]
     texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
-    decoded = decoded_policies(plan.policies_on(model), plan.screened)
-    rows = min(fitting_batch(job, decoded, plan.trees(model), loaded=False), TIMED_ROWS)
+    rows = min(fitting_batch(job, plan.policies_on(model), plan.trees(model), loaded=False), TIMED_ROWS)
     engine = TimedEngine(model, model.load(), chosen, job.sampling, rows)
 
     _time_batch(engine, chosen, texts, 1)
@@ -71,8 +70,7 @@ def _seconds_on_gpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
     model = replace(job.model, overrides=models.ENDLESS)
     loaded = model.load()
     traces = plan.trees(model) * len(chosen)
-    decoded = decoded_policies(plan.policies_on(model), plan.screened)
-    rows = min(fitting_batch(job, decoded, plan.trees(model)), traces)
+    rows = min(fitting_batch(job, plan.policies_on(model), plan.trees(model)), traces)
 
     total = 0.0
     # Settings of unlike forms are decoded one after the other.

@@ -7,7 +7,7 @@ import json
 import platform
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -47,8 +47,6 @@ LOOPING = 0.3
 WEAK = 0.5
 #: The format of prompts: one user message through the model's chat template.
 PROMPT_FORMAT = "chat-1"
-#: Part of the run keys of screening records; rises with every change of their measures.
-SCREEN_VERSION = 2
 #: The most characters of a wrong setting that a sentence shows.
 SHOWN = 500
 FULL = policies.from_setting(Setting.from_parameters("full"))
@@ -60,13 +58,12 @@ PACKED_ON_GPU = (
 
 @dataclass(frozen=True)
 class WorkItem:
-    """A problem and a sample with all settings whose trace is missing; `script` are the tokens that a screen reads."""
+    """A problem and a sample with all settings whose trace is missing."""
 
     benchmark: str
     problem: Problem
     sample: int
     settings: tuple[Setting, ...]
-    script: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +98,10 @@ class Plan(PlannedProblems):
 
     @cached_property
     def _keys(self) -> Mapping[tuple[str, str, Setting], str]:
-        keys = {
+        return {
             (model.name, benchmark.name, policy.setting): run_key(self.spec, model, benchmark, policy)
             for model, benchmark, policy, _ in self.bind_cells()
         }
-        if not self.screened:
-            return keys
-        return {name: digest({"screen": SCREEN_VERSION, "key": key})[:32] for name, key in keys.items()}
-
-    @property
-    def full_cache(self) -> Plan:
-        """The plan of the full-cache traces that a screen reads."""
-        return replace(self, policies=((FULL, True),), screened=False)
 
     def contents_by_key(self) -> dict[str, Mapping[str, str]]:
         """Return the digests of the problems under each run key."""
@@ -132,7 +121,7 @@ class Plan(PlannedProblems):
         and a mean of more of these only adds noise to a pair.
         """
         samples = self.spec.samples
-        is_drawn = self.spec.sampling.temperature > 0 and not self.screened and len(self.policies) > 1
+        is_drawn = self.spec.sampling.temperature > 0 and len(self.policies) > 1
         if not is_drawn or not is_reference(setting):
             return samples
         return self.spec.full_samples or (samples if model.device == "cpu" else 2 * samples)
@@ -160,7 +149,6 @@ class Plan(PlannedProblems):
             spec={**self.spec.model_dump(mode="json"), "claim": self.claim.value},
             provenance={**provenance(), **identities},
             about=self.about,
-            screened=self.screened,
             contents=self.problem_contents,
             clusters=self.clusters,
         )
@@ -388,8 +376,7 @@ class Plan(PlannedProblems):
 
         trees = self.trees(model)
         output = self.spec.sampling.max_new_tokens
-        decoded = decoded_policies(self.policies_on(model), self.screened)
-        return peak(model, decoded, batch_size, trees, self.longest_prompt(model), output)
+        return peak(model, self.policies_on(model), batch_size, trees, self.longest_prompt(model), output)
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -532,14 +519,6 @@ def _tree_tokens(bound_policies: Sequence[Policy], prompt: int, output: int) -> 
         forks.append(fork)
         rest += length - fork
     return max(forks) + rest
-
-
-def decoded_policies(chosen: Iterable[Policy], screened: bool) -> tuple[Policy, ...]:
-    """Return the policies that a worker decodes for these: in a screen with the full cache, read beside them."""
-    policies_ = dict.fromkeys(chosen)
-    if screened:
-        policies_[FULL] = None
-    return tuple(policies_)
 
 
 def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:

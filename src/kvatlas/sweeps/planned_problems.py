@@ -15,15 +15,11 @@ from kvatlas.sweeps.spec import Spec
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedProblems:
-    """A spec, its benchmarks, and the problems of each by its name.
-
-    A `screened` plan makes screening records instead of traces.
-    """
+    """A spec, its benchmarks, and the problems of each by its name."""
 
     spec: Spec
     benchmarks: tuple[Benchmark, ...]
     problems: Mapping[str, Sequence[Problem]]
-    screened: bool = False
 
     @property
     def claim(self) -> Claim:
@@ -34,7 +30,7 @@ class PlannedProblems:
         spec = self.spec
         if spec.claim != "auto":
             return Claim(spec.claim)
-        is_drawn = spec.samples > 1 and spec.sampling.temperature > 0 and not self.screened
+        is_drawn = spec.samples > 1 and spec.sampling.temperature > 0
         if not is_drawn:
             return Claim.LIKE
 

@@ -15,7 +15,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.results import Expected, Key, Manifest, Store
 from kvatlas.results.records import RefusedTraceError
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors, local, needs_text
-from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
+from kvatlas.sweeps.plan import Plan, WorkItem, provenance
 from kvatlas.sweeps.worker import Job
 
 #: New traces, or a quarter of all, from which on the time left is estimated.
@@ -35,8 +35,8 @@ class Progress:
     def text(self, before: int, seconds: float) -> str:
         """Return traces, tokens per second, the share of tokens saved by shared trunks, and the time left.
 
-        `before` traces are of earlier sessions, and not of these `seconds`. A screen decodes no tokens; a few traces
-        are too few for an estimate of the time.
+        `before` traces are of earlier sessions, and not of these `seconds`. A few traces are too few for an estimate
+        of the time.
         """
         decoded = self.decoded_tokens
         saved = self.saved_tokens
@@ -59,7 +59,6 @@ def sweep(
     *,
     replace: bool = False,
     allow_code: bool = False,
-    promise: Manifest | None = None,
     executor: str = "local",
     workers: int | None = None,
     address: str = "",
@@ -71,18 +70,18 @@ def sweep(
     """Run or resume a sweep into `folder`, or add it to the run there; return when all traces of the plan are stored.
 
     With `replace` the manifest has this plan alone; other traces stay in the store. With `allow_code` the files of
-    policies that only the run there names may be run. A `promise` replaces both manifests. By default the executor
-    chooses the number of `workers`, and each worker the largest `batch_size` that fits into its memory. `address` is
-    that of a cluster. A `pool` replaces both, and keeps its workers for the next sweep. `on_message` gets the notes of
-    the plan. Only this process writes the store. Raises KvatlasError if the folder or the cluster cannot be used, if
-    the run there is of other models, benchmarks, problems or sampling, or if workers die repeatedly.
+    policies that only the run there names may be run. By default the executor chooses the number of `workers`, and each
+    worker the largest `batch_size` that fits into its memory. `address` is that of a cluster. A `pool` replaces both,
+    and keeps its workers for the next sweep. `on_message` gets the notes of the plan. Only this process writes the
+    store. Raises KvatlasError if the folder or the cluster cannot be used, if the run there is of other models,
+    benchmarks, problems or sampling, or if workers die repeatedly.
     """
     for sentence in plan.notes:
         on_message(sentence)
     run = executors.get(executor)
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
-        promise = promise or promised(plan, store, replace, allow_code)
+        promise = promised(plan, store, replace, allow_code)
         for sentence in _changes_of_stored_traces(promise, store, replace):
             on_message(sentence)
         store.set_aside(plan.contents_by_key())
@@ -120,8 +119,6 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
     if _identities(now) == _identities(earlier) and names.isdisjoint(cell.name for cell in earlier.expected):
         return now
 
-    if now.screened != earlier.screened:
-        raise _other_run(store, "the records of a screen" if earlier.screened else "the traces of a sweep")
     unlike = now.unlike(earlier)
     if unlike:
         raise _other_run(store, unlike)
@@ -264,16 +261,8 @@ class SweepDriver:
             )
 
     def _job(self, model: ModelHandle, units: Sequence[WorkItem]) -> Job:
-        """Return the job that decodes the units of a model; the units of a screen get the full cache's tokens."""
+        """Return the job that decodes the units of a model."""
         plan = self.plan
-        if plan.screened:
-            full_keys = plan.full_cache.compute_keys()
-            scripted = []
-            for unit in units:
-                key = full_keys[model.name, unit.benchmark, FULL.setting]
-                trace = self.store.trace((key, FULL.setting.id, unit.benchmark, unit.problem.id, unit.sample))
-                scripted.append(replace(unit, script=trace.tokens))
-            units = scripted
         return Job(
             model=model,
             weights=model.stream,
@@ -282,7 +271,6 @@ class SweepDriver:
             sampling=plan.spec.sampling.sampling(),
             seed=plan.spec.seed,
             batch_size=self.batch_size,
-            screened=plan.screened,
             identities={policy.setting: digest(policy.identity(model)) for policy, _ in plan.policies},
             halvings=self.halvings,
             prompt=plan.longest_prompt(model),

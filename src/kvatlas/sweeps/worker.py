@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,15 +12,15 @@ from kvatlas import class_files, policies
 from kvatlas.answers.reading import read_tokens
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.base import grade_reading
-from kvatlas.core import Grade, KvatlasError, Sampling, Setting, Status, Trace, digest
+from kvatlas.core import KvatlasError, Sampling, Setting, Trace, digest
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.policies import Policy
-from kvatlas.sweeps.plan import FULL, WorkItem, decoded_policies, provenance
+from kvatlas.sweeps.plan import WorkItem, provenance
 
 if TYPE_CHECKING:
-    from kvatlas.engine import Generation, Likeness, Request
+    from kvatlas.engine import Generation, Request
 
 #: A trace with the number of tokens decoded for it alone.
 Finished = tuple[Trace, int]
@@ -48,7 +47,6 @@ class Job:
     most: int = 2**31
     workers: int = 1
     made_with: Mapping[str, str] = field(default_factory=provenance)
-    screened: bool = False
     halvings: int = 0
     identities: Mapping[Setting, str] = field(default_factory=dict)
     #: Policies that `kvatlas.register` added in the driver.
@@ -123,10 +121,9 @@ def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None
 
 
 def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
-    """Decode and grade, or screen, the units with the numbers `claims`, which are pulled as rows become free.
+    """Decode and grade the units with the numbers `claims`, which are pulled as rows become free.
 
-    Yields every trace as it finishes. A screened setting gives a record: a trace without tokens whose metrics are the
-    `measures`, and whose status is that of the full-cache trace.
+    Yields every trace as it finishes.
     """
     import torch
 
@@ -137,75 +134,47 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     torch.set_num_threads(1)
     model = job.model.load()
     settings = job.policies()
-    chosen = decoded_policies(settings.values(), job.screened)
+    chosen = list(settings.values())
     size = _batch_size(job, chosen, loaded=True)
     engine = Engine(job.model, model, chosen, job.sampling, size)
     # Those of other forms come later.
     first = [policy for policy in chosen if engine.form_of(policy) == engine.form]
     engine.reserve(peak(job.model, first, size, len(job.units), job.prompt, job.sampling.max_new_tokens))
-    source = JobRequests(job, settings)
 
-    if job.screened:
-        for generation in engine.run(source.screens(claims, engine.batch_size)):
-            if generation.policy.setting in source.settings_of(generation):
-                yield _screening_record(job, generation), 0
-        return
-
-    for generation in engine.run(map(source.request, claims)):
-        yield _graded_trace(job, source.benchmarks, generation), generation.decoded
+    by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
+    for generation in engine.run(_request(job, index, by_name, settings) for index in claims):
+        yield _graded_trace(job, by_name, generation), generation.decoded
 
 
 def _batch_size(job: Job, chosen: Sequence[Policy], loaded: bool) -> int:
     # A larger batch than all rows that there are would be allocated for nothing.
     rows = sum(len(unit.settings) + 1 for unit in job.units)
-    size = max(1, min(job.batch_size or fitting_batch(job, chosen, loaded=loaded), rows) >> job.halvings)
-    # A screen reads each setting beside the full cache.
-    return max(2, size) if job.screened else size
+    return max(1, min(job.batch_size or fitting_batch(job, chosen, loaded=loaded), rows) >> job.halvings)
 
 
 def worker_needs(job: Job) -> tuple[int, int]:
     """Return the batch of one worker, and the bytes of its weights and caches at their largest."""
     from kvatlas.engine.memory_plan import peak
 
-    chosen = decoded_policies(job.policies().values(), job.screened)
+    chosen = list(job.policies().values())
     size = _batch_size(job, chosen, loaded=False)
     taken = peak(job.model, chosen, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
     return size, taken.total
 
 
-class JobRequests:
-    """The requests of a job."""
+def _request(
+    job: Job, index: int, by_name: Mapping[str, Benchmark], settings: Mapping[Setting, Policy]
+) -> Request[int]:
+    """Return the request of a unit for all its settings."""
+    from kvatlas.engine import Request
 
-    def __init__(self, job: Job, settings: Mapping[Setting, Policy]) -> None:
-        self.job = job
-        self.settings = settings
-        self.benchmarks = {benchmark.name: benchmark for benchmark in job.benchmarks}
-
-    def settings_of(self, generation: Generation[int]) -> tuple[Setting, ...]:
-        """Return the settings of a generation's unit, which may lack the full cache."""
-        return self.job.units[generation.key].settings
-
-    def screens(self, claims: Iterable[int], batch_size: int) -> Iterator[Request[int]]:
-        """Yield requests that read a script under as many settings as fit beside the full cache."""
-        for index in claims:
-            request = self.request(index)
-            for start in range(0, len(request.policies), batch_size - 1):
-                policies_ = (*request.policies[start : start + batch_size - 1], FULL)
-                yield replace(request, policies=policies_)
-
-    def request(self, index: int) -> Request[int]:
-        """Return the request of a unit for all its settings."""
-        from kvatlas.engine import Request
-
-        job = self.job
-        unit = job.units[index]
-        return Request(
-            key=index,
-            prompt=job.model.encode(self.benchmarks[unit.benchmark].prompt(unit.problem)),
-            stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
-            policies=tuple(self.settings[setting] for setting in unit.settings),
-            script=unit.script,
-        )
+    unit = job.units[index]
+    return Request(
+        key=index,
+        prompt=job.model.encode(by_name[unit.benchmark].prompt(unit.problem)),
+        stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
+        policies=tuple(settings[setting] for setting in unit.settings),
+    )
 
 
 def _graded_trace(job: Job, by_name: Mapping[str, Benchmark], generation: Generation[int]) -> Trace:
@@ -224,50 +193,3 @@ def _graded_trace(job: Job, by_name: Mapping[str, Benchmark], generation: Genera
         usage=generation.usage,
         eviction_trace=generation.eviction_trace,
     )
-
-
-def _screening_record(job: Job, generation: Generation[int]) -> Trace:
-    """Return the measures of a screened setting as a trace without tokens."""
-    assert generation.likeness is not None
-    unit = job.units[generation.key]
-    full = read_tokens(job.model, unit.script, unit.script[-1] in job.model.stops)
-    answered = full.status is Status.OK and full.span is not None
-
-    measured = measures(generation.likeness, len(unit.script), answered)
-    return Trace(
-        model=job.model.name,
-        benchmark=unit.benchmark,
-        problem=unit.problem.id,
-        sample=unit.sample,
-        setting=generation.policy.setting,
-        tokens=(),
-        text="",
-        grade=Grade(bool(measured["unchanged"]), measured["agreed"], None, full.status, measured),
-        usage=generation.usage,
-    )
-
-
-def measures(likeness: Likeness, tokens: int, answered: bool = True) -> dict[str, float]:
-    """Return the metrics of a screen.
-
-    In [0, 1], for maps: `unchanged` is 1 if the setting draws every token of the trace; `agreed` is the share of
-    tokens before the first different one; `top1` is the share of thinking tokens after the first compression with the
-    same likeliest token; `likeness` is exp(-`kl`); `answer_kept` is the ratio of the answer's likelihoods, at most 1.
-    Others: `kl` (mean over those thinking tokens, nats), `answer_change` (log-likelihood, nats), `departs_at`. A
-    setting that never compresses loses nothing. `answer_kept` and `answer_change` are missing unless `answered`.
-    """
-    kl = max(0.0, likeness.kl / likeness.thinking) if likeness.thinking else 0.0
-    at = likeness.departs_at
-    measured = {
-        "unchanged": float(at is None),
-        "agreed": 1.0 if at is None else at / tokens,
-        "top1": likeness.top1 / likeness.thinking if likeness.thinking else 1.0,
-        "likeness": math.exp(-kl),
-        "kl": kl,
-    }
-    if answered:
-        measured["answer_kept"] = math.exp(min(0.0, likeness.answer_change))
-        measured["answer_change"] = likeness.answer_change
-    if at is not None:
-        measured["departs_at"] = float(at)
-    return measured
