@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from kvatlas import models
-from kvatlas.benchmarks import for_model
 from kvatlas.core import grouped
-from kvatlas.engine import Engine, Request
 from kvatlas.engine.scheduler import cache_form
 from kvatlas.engine.timing import TimedEngine
 from kvatlas.policies import CompressingPolicy, Policy
@@ -28,8 +25,8 @@ TIMED_ROWS = 32
 def decoding_rate(plan: Plan) -> float | None:
     """Return the tokens per second that all workers of this machine decode, from timed steps and compressions.
 
-    The rows are prompts of the plan under its policies; on a GPU a worker's batch with as many cached tokens as rows
-    have on average. Returns None for models of the hub, which may need a download.
+    The rows are a worker's batch under the policies of the plan, with as many cached tokens as rows have on average.
+    Returns None for models of the hub, which may need a download.
     """
     torch.set_num_threads(1)
 
@@ -37,40 +34,22 @@ def decoding_rate(plan: Plan) -> float | None:
     for model in plan.models:
         if model.repository is not None:
             return None
-        chosen = plan.policies_on(model)
         sampling = plan.spec.sampling.sampling()
         job = Job(model, "", plan.benchmarks, (), sampling, plan.spec.seed, prompt=plan.longest_prompt(model))
-        if model.device == "cpu":
-            seconds_per_token += _seconds_on_cpu(plan, job, chosen) / cores() / len(plan.models)
-        else:
-            seconds_per_token += _seconds_on_gpu(plan, job, chosen) / len(devices(job)) / len(plan.models)
+        workers = cores() if model.device == "cpu" else len(devices(job))
+        seconds_per_token += _seconds_for_a_token(plan, job) / workers / len(plan.models)
     return 1 / seconds_per_token
 
 
-def _seconds_on_cpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
-    """Return the seconds for one token of a worker, without those for prompts."""
-    model = job.model
-    benchmark = for_model(plan.benchmarks[0], model.reads)
-    problems = plan.problems[benchmark.name][:TIMED_ROWS]
-    texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
-    rows = min(fitting_batch(job, plan.policies_on(model), plan.trees(model), loaded=False), TIMED_ROWS)
-    engine = TimedEngine(model, model.load(), chosen, job.sampling, rows)
-
-    _time_batch(engine, chosen, texts, 1)
-    # Both read the prompts, the second one decodes more steps.
-    prefill_seconds, prefill_tokens = _time_batch(engine, chosen, texts, 1)
-    all_seconds, all_tokens = _time_batch(engine, chosen, texts, 1 + TIMED_STEPS)
-    seconds = max(all_seconds - prefill_seconds, 1e-9)
-    return seconds / max(1, all_tokens - prefill_tokens) + _compression_seconds(plan, engine, chosen)
-
-
-def _seconds_on_gpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
+def _seconds_for_a_token(plan: Plan, job: Job) -> float:
     """Return the seconds for one token of a worker, without those for prompts and compilers."""
     # A batch stays full, since no trace ends.
     model = replace(job.model, overrides=models.ENDLESS)
     loaded = model.load()
-    traces = plan.trees(model) * len(chosen)
-    rows = min(fitting_batch(job, plan.policies_on(model), plan.trees(model)), traces)
+    chosen = plan.policies_on(model)
+    rows = min(fitting_batch(job, chosen, plan.trees(model)), plan.trees(model) * len(chosen))
+    if model.device == "cpu":
+        rows = min(rows, TIMED_ROWS)
 
     total = 0.0
     # Settings of unlike forms are decoded one after the other.
@@ -101,18 +80,3 @@ def _compression_seconds(plan: Plan, engine: TimedEngine, chosen: Sequence[Polic
             seconds_by_name[policy.name] = seconds / max(1, evicted)
         total += seconds_by_name[policy.name]
     return total / len(chosen)
-
-
-def _time_batch(
-    engine: Engine, policies: Sequence[Policy], texts: Sequence[tuple[int, ...]], steps: int
-) -> tuple[float, int]:
-    """Return the seconds and the new tokens of a full batch with so many steps."""
-    sampling = replace(engine.sampling, max_new_tokens=steps)
-    requests = [
-        Request(row, texts[row % len(texts)], row, (policies[row % len(policies)],), sampling=sampling)
-        for row in range(engine.batch_size)
-    ]
-
-    began = time.perf_counter()
-    tokens = sum(len(generation.tokens) for generation in engine.run(requests))
-    return time.perf_counter() - began, tokens
