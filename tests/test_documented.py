@@ -88,7 +88,7 @@ def test_options_that_a_sentence_names_are_those_of_a_command() -> None:
         if isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", "")) in texts
         for text in ast.walk(call)
         if isinstance(text, ast.Constant) and isinstance(text.value, str)
-        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text.value)
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]+", text.value)
     }
     assert len(named) > 10
     assert named <= OPTIONS | OTHERS

@@ -255,10 +255,13 @@ class Pair:
     def in_words(self, first: str, second: str) -> str:
         """Return sentences: which system is ahead, by how many points, and what would decide it."""
         difference = self.difference
+        ahead = first
+        behind = second
+        sign = 1
         if difference.value < -EQUAL:
-            ahead, behind, sign = second, first, -1
-        else:
-            ahead, behind, sign = first, second, 1
+            ahead = second
+            behind = first
+            sign = -1
 
         def limits(contrast: Contrast) -> str:
             return " to ".join(signed(100 * end, 1, "-") for end in sorted((sign * contrast.low, sign * contrast.high)))
