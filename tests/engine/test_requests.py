@@ -135,15 +135,3 @@ def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: ModelHandle, work: 
         results.append({(g.key, g.policy): (g.tokens, g.usage.compressions) for g in engine.run(asked)})
     assert results[0] == results[1]
     assert all(compressions for _, compressions in results[0].values())
-
-
-def test_a_script_without_an_end_token_ends_with_its_last_token(random_models: dict[str, ModelHandle]) -> None:
-    handle = endless(random_models["llama"])
-    full = policies.from_setting(Setting.from_parameters("full"))
-    (prompt,) = prompts(handle, 1)
-    script = prompts(handle, 1, (60, 61))[0]
-    engine = Engine(handle, handle.load(), [full, WINDOW], Sampling(max_new_tokens=100), 2)
-    read = list(engine.run([Request(0, prompt, 7, (full, WINDOW), script=script)]))
-    assert [generation.tokens for generation in read] == [script, script]
-    assert not any(generation.finished for generation in read)
-    assert {generation.policy: generation.usage.compressions > 0 for generation in read} == {full: False, WINDOW: True}

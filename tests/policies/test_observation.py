@@ -90,7 +90,7 @@ def test_attention_is_noted_as_the_whole_matrix_has_it(
 def test_logits_are_those_of_the_whole_text(
     random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
-    """Log-probability and entropy of each written token: alone, beside others, along a script."""
+    """Log-probability and entropy of each written token: alone, and beside others."""
     model = endless(random_models["qwen3"])
     observe = Entropy.observe
     seen: list[dict[int, tuple[float, float]]] = []
@@ -110,10 +110,10 @@ def test_logits_are_those_of_the_whole_text(
     sampling = Sampling(temperature, top_k=20, top_p=0.9, max_new_tokens=80)
     prompt = prompts(model, 1)[0][:25]
 
-    def decoded(count: int, **options: Any) -> dict[str, tuple[int, ...]]:
+    def decoded(count: int) -> dict[str, tuple[int, ...]]:
         seen.append({})
         engine = Engine(model, model.load(), chosen[:count], sampling, 8)
-        generations = engine.run([Request(0, prompt, 5, tuple(chosen[:count]), **options)])
+        generations = engine.run([Request(0, prompt, 5, tuple(chosen[:count]))])
         return {item.policy.name: item.tokens for item in generations}
 
     tokens = prompt + decoded(1)["entropy"]
@@ -129,10 +129,6 @@ def test_logits_are_those_of_the_whole_text(
         log_probability, entropy = seen[0][at]
         assert log_probability == pytest.approx(float(log_shares[at - 1, tokens[at]]), abs=1e-4)
         assert entropy == pytest.approx(float(-(log_shares[at - 1].exp() * log_shares[at - 1]).sum()), abs=1e-4)
-
-    # Of a script the tokens come one by one.
-    decoded(2, script=tokens[len(prompt) :])
-    assert {at: seen[2][at] for at in range(60)} == {at: seen[0][at] for at in range(60)}
 
 
 def test_recent_queries_are_those_of_the_newest_tokens(
