@@ -140,16 +140,16 @@ def _reading_weights() -> Iterator[None]:
 
 
 def _check_types(name: str, folder: Path) -> None:
-    """Raise KvatlasError for weights in integers, which would be read as numbers of the model's type."""
+    """Raise KvatlasError for weights that are no real numbers, which would be read as such of the model's type."""
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for tensor in file.keys():  # noqa: SIM118
                 dtype = file.get_slice(tensor).get_dtype()
-                if tensor.endswith(".weight") and dtype.startswith(("I", "U", "BOOL")):
+                if tensor.endswith(".weight") and not dtype.startswith(("F", "BF")):
                     raise KvatlasError(
-                        f"The weights of the model {name!r} have the tensor {tensor!r} of integers ({dtype}), and its "
+                        f"The weights of the model {name!r} have the tensor {tensor!r} in {dtype}, and its "
                         "config.json names no quantization."
                     )
 

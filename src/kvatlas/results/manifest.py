@@ -8,9 +8,18 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from kvatlas.core import AGAIN, KvatlasError, Problem, Setting, SettingFacts, changed_problems, is_reference
+from kvatlas.core import (
+    AGAIN,
+    KvatlasError,
+    Problem,
+    Setting,
+    SettingFacts,
+    changed_problems,
+    check_form,
+    is_reference,
+)
 from kvatlas.core.secrets import without_secrets
 from kvatlas.results.records import MAX_SAMPLES, check_cell
 
@@ -439,12 +448,7 @@ class Manifest:
 
         Raises ValueError, with the field, for data of another form, and KvatlasError for an adaptive sweep or a screen.
         """
-        try:
-            stored = _StoredManifest.model_validate(data)
-        except ValidationError as error:
-            fault = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, fault["loc"])) or "the whole"
-            raise ValueError(f"its manifest has a wrong {place!r}: {fault['msg']}") from error
+        stored: _StoredManifest = check_form(_StoredManifest, data, "its manifest")
         if data.get("allocation"):
             raise KvatlasError(ADAPTIVE)
         if data.get("screened"):
