@@ -118,9 +118,9 @@ def test_templates_and_system_messages_are_options_of_a_model(tmp_path: Path) ->
     plain = models.find("embedded:tiny-llama")
     changed = models.find("embedded:tiny-llama", template=str(template), system="be brief")
     assert changed.prompt("x") == "[system: be brief][user: x]"
-    assert changed.chat.conversation([{"role": "system", "content": "own"}]) == "[system: own]"
-    assert changed.chat.identity != replace(changed, options=replace(changed.options, system="")).chat.identity
-    assert "system" not in plain.chat.identity
+    assert changed.conversation([{"role": "system", "content": "own"}]) == "[system: own]"
+    assert changed.prompt_identity != replace(changed, options=replace(changed.options, system="")).prompt_identity
+    assert "system" not in plain.prompt_identity
     with pytest.raises(KvatlasError, match="template: 'gone' cannot be read"):
         _ = models.find("embedded:tiny-llama", template="gone").tokenizer
 

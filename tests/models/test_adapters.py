@@ -121,6 +121,17 @@ def test_tensors_of_another_rank_than_the_config_says(base: ModelHandle, tmp_pat
         (lambda made: {name: tensor[:, :3] for name, tensor in made.items()}, "does not fit the model"),
         (lambda made: {name: made[name] for name in made if "lora_A" in name}, "has no pairs of lora_A and lora_B"),
         (lambda made: {"lm_head.weight": torch.zeros(2, 2)}, "holds 'lm_head.weight'"),
+        (lambda made: {name: tensor[0] for name, tensor in made.items()}, "expected pairs of matrices"),
+        (
+            lambda made: made | {name.replace(".we", ".default.we"): made[name] + 1 for name in made},
+            "pairs of matrices",
+        ),
+        (lambda made: {name: tensor.to(torch.complex64) for name, tensor in made.items()}, "in C64; expected floating"),
+        (lambda made: {name: tensor.to(torch.int8) for name, tensor in made.items()}, "in I8; expected floating"),
+        (
+            lambda made: {name.replace("self_attn.q_proj", "input_layernorm"): made[name] for name in made},
+            "does not fit the model",
+        ),
         (lambda made: {name: tensor * torch.inf for name, tensor in made.items()}, r"'base.*lora_[AB]\.weight' that"),
     ],
 )

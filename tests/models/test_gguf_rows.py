@@ -234,7 +234,7 @@ def test_a_model_with_joined_tensors_goes_by_way_of_float32(
 def test_weights_other_than_those_written_are_refused(fault: str, file: Path, tmp_path: Path) -> None:
     """Size and times of the file stay as they were: no note of the past names what is read."""
     find = {"weights": "int8", "cache": str(tmp_path / "cache")}
-    (weights,) = models.find(f"hf:{file}", **find).files.weight_files()
+    (weights,) = models.find(f"hf:{file}", **find).weight_files()
     status = weights.stat()
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 255

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import io
+import json
 import math
 import os
 import subprocess
@@ -142,6 +143,10 @@ def test_a_template_that_fails_is_refused_in_a_sentence(model: ModelHandle, temp
         "{{ 9 ** 99999999 }}",
         "{% set s = namespace(n=9) %}{% for i in range(60) %}{% set s.n = s.n * s.n %}{% endfor %}{{ s.n > 0 }}",
         "{{ 'x' * 10 ** 10 }}",
+        "{{ [1] | slice(10 ** 9) | list }}",
+        "{% set s = namespace(x='x') %}{% for i in range(40) %}{% set s.x = s.x ~ s.x %}{% endfor %}{{ s.x }}",
+        "{% set s = namespace(x=[1]) %}{% for i in range(40) %}{% set s.x = s.x + s.x %}{% endfor %}{{ s.x }}",
+        "{% set s = namespace(x='x') %}{% for i in range(40) %}{% set s.x = s.x.replace('x', 'xx') %}{% endfor %}",
     ],
 )
 @pytest.mark.parametrize("is_main_thread", [True, False])
@@ -150,10 +155,13 @@ def test_a_template_that_does_not_end_is_refused(
 ) -> None:
     """Servers render in other threads."""
     monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.2)
+    monkeypatch.setattr(chat, "TEMPLATE_BYTES", 2**20)
     hostile = retold(model, template)
     began = time.process_time()
     with ThreadPoolExecutor() as pool:
-        refused = pytest.raises(KvatlasError, match=r"\((it did not end within 0\.2 seconds|a (product|power) .*)\)")
+        refused = pytest.raises(
+            KvatlasError, match=r"\((it did not end within 0\.2 s|it needs more than 1 M|a (product|power) ).*\)"
+        )
         with refused:
             hostile.prompt("a") if is_main_thread else pool.submit(hostile.prompt, "a").result()
     assert time.process_time() - began < 5
@@ -189,7 +197,7 @@ class _Cleaned:
 
 def test_the_limit_of_a_template_interrupts_no_other_code(model: ModelHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.0)
-    with chat._time_limit():
+    with chat._limits():
         _Cleaned()
         gc.collect()
     assert _Cleaned.cleaned == 10
@@ -203,7 +211,7 @@ def test_texts_are_those_of_transformers(tmp_path: Path, template: str) -> None:
     messages = [{"role": role, "content": f" {role}: é\n<b> "} for role in ("user", "assistant", "user", "system")]
     for answering in (True, False):
         theirs = model.tokenizer.apply_chat_template(messages, add_generation_prompt=answering, tokenize=False)
-        assert model.chat.render(messages, answering=answering) == theirs
+        assert model.render(messages, answering=answering) == theirs
 
 
 def test_templates_that_ask_for_the_date_get_the_same_one_every_day(model: ModelHandle) -> None:
@@ -247,6 +255,34 @@ def test_faults_of_a_config_are_not_those_of_the_tokenizer(
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": 5},
+        {"layer_types": [["full_attention"]]},
+        {"architectures": "LlamaForCausalLM"},
+        {"rope_scaling": [1]},
+        {"quantization_config": 5},
+        {"model_type": ["llama"]},
+        {"text_config": {"layer_types": 5}},
+    ],
+)
+def test_a_config_of_another_form_is_refused_with_its_entry(model: ModelHandle, changes: dict[str, Any]) -> None:
+    (entry,) = changes.get("text_config", changes)
+    with pytest.raises(KvatlasError, match=rf"config\.json \(it has a wrong '{entry}"):
+        reconfigure(model, **changes).check()
+
+
+def test_a_tokenizer_that_reads_nothing_is_refused(tiny_llama: ModelHandle, tmp_path: Path) -> None:
+    model = copied(tiny_llama, tmp_path / "model")
+    file = model.folder / "tokenizer.json"
+    content = json.loads(file.read_text("utf-8"))
+    content["model"]["vocab"] = {}
+    file.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(KvatlasError, match="tokenizer of the model"):
+        model.check()
+
+
+@pytest.mark.parametrize(
     ("error", "sentence"),
     [
         (
@@ -271,7 +307,7 @@ def test_weights_in_integers_are_refused(model: ModelHandle) -> None:
     weights = load_file(file)
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].to(torch.int64)
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(KvatlasError, match=r"'model\.embed_tokens\.weight' of integers \(I64\)"):
+    with pytest.raises(KvatlasError, match=r"'model\.embed_tokens\.weight' in I64; expected"):
         models.find(model.name).load()
 
 

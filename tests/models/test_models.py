@@ -118,7 +118,7 @@ def test_the_digest_is_that_of_the_weights_that_are_loaded(
     ids = torch.tensor([other.encode("a = 1")])
     with torch.no_grad():
         logits = [model.load()(ids).logits for model in (both, random_models["llama"], other)]
-    tensors = [weights.hash_tensors(model.files.weight_files()) for model in (both, random_models["llama"], other)]
+    tensors = [weights.hash_tensors(model.weight_files()) for model in (both, random_models["llama"], other)]
     assert [torch.equal(logits[0], each) for each in logits[1:]] == [tensors[0] == each for each in tensors[1:]]
     assert torch.equal(logits[0], logits[1]) is named
 

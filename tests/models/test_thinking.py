@@ -279,4 +279,4 @@ def test_the_end_of_text_is_the_generation_configs_else_the_tokenizers(r1_model:
     assert none.stops == {none.tokenizer.eos_token_id}
     vars(none.tokenizer)["_special_tokens_map"]["eos_token"] = None
     with pytest.raises(KvatlasError, match="names no end-of-text token"):
-        none.chat.read_stops()
+        none.read_stops()

@@ -306,7 +306,7 @@ def test_only_this_machine_and_the_token_get_an_answer(get: Get) -> None:
         "/right-token/data/run/find.json?start=x",
     ):  # fmt: skip
         assert get(path)[0] == 404, path
-    for host in ("evil.example", "127.0.0.1.evil.example", None, "[::1"):
+    for host in ("evil.example", "127.0.0.1.evil.example", None, "[::1", "127.0.0.1/evil.example", "127.0.0.1@evil"):
         assert get("/right-token/data/runs.json", host)[0] == 403, host
     status, _, text = get("/right-token/data/run/find.json?what=no")
     assert (status, "Unknown filter 'no'; expected one of lost, " in text) == (409, True)

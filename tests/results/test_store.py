@@ -421,6 +421,12 @@ def test_a_metric_that_is_no_number_is_damage_in_the_columns_too(tmp_path: Path)
         ("spec", {"models": [7]}),
         ("provenance", {"benchmarks": [[]]}),
         ("provenance", {"tags": {"m": None}}),
+        ("provenance", {"tags": {"m": {"close": 7}}}),
+        ("spec", {"models": [{"name": "m"}]}),
+        ("spec", {"looks": [0]}),
+        ("spec", {"problems": "all"}),
+        ("axes", [["ratio", [[0.2]]]]),
+        ("expected", [["m", "b", "full", {"ratio": [0.2]}, "key", 1, False]]),
     ],
 )
 def test_a_manifest_of_another_form_is_refused_with_its_field(
@@ -436,6 +442,22 @@ def test_a_manifest_of_another_form_is_refused_with_its_field(
         code, _, said = kvatlas(command, tmp_path / "run")
         assert (code, "Traceback" in said) == (2, False)
         assert f"is damaged (its manifest has a wrong '{field}" in said
+
+
+@pytest.mark.parametrize(("samples", "ratio"), [(0, 0.2), (-1, 0.2), (10**30, 0.2), (1, float("nan"))])
+def test_a_cell_that_no_store_can_hold_is_refused_when_it_is_read(
+    tmp_path: Path, samples: int, ratio: float, kvatlas: Call
+) -> None:
+    filled(tmp_path / "run")
+    content = manifest().to_json()
+    content["expected"][0][3] = {"ratio": ratio}
+    content["expected"][0][5] = samples
+    written = json.dumps(content)
+    for name, text in (("manifest", written), ("manifest_digest", digest(written))):
+        change_store(tmp_path / "run", f"UPDATE meta SET value = '{text}' WHERE name = '{name}'")
+    code, _, said = kvatlas("describe", tmp_path / "run")
+    assert (code, "Traceback" in said) == (2, False)
+    assert "A run cannot hold" in said
 
 
 def test_a_mistake_in_code_is_no_damage(tmp_path: Path) -> None:

@@ -146,11 +146,11 @@ def test_each_refusal_comes_from_planning(
 def test_a_plan_knows_windows_and_sizes_of_the_cache(random_models: dict[str, ModelHandle], kind: str) -> None:
     """Before weights are loaded, what the layers then turn out to be."""
     model = models.find(random_models[kind].name)
-    planned = model.files.read_shape()
+    planned = model.read_shape()
     full = policies.from_setting(Setting.from_parameters("full"))
     engine = Engine(model, model.load(), [full], Sampling(max_new_tokens=2), 1)
     list(engine.run([Request(0, tuple(range(5, 12)), 5, (full,))]))
-    assert model.files.has_windows is bool(engine.cache.positions)
+    assert model.has_windows is bool(engine.cache.positions)
     if kind != "gemma4_text":
         assert planned.by_layer == model.shape.by_layer
         assert (planned.heads, planned.kv_heads) == (model.shape.heads, model.shape.kv_heads)

@@ -9,7 +9,10 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -65,6 +68,18 @@ def refusal(sentence: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise KvatlasError(f"{sentence} ({reason(error)}).") from error
+
+
+def check_form(form: type[BaseModel], data: object, subject: str) -> Any:
+    """Return data as a pydantic model. Raises ValueError with the place of the first fault; `subject` has the data."""
+    from pydantic import ValidationError
+
+    try:
+        return form.model_validate(data)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, fault["loc"])) or "the whole"
+        raise ValueError(f"{subject} has a wrong {place!r}: {fault['msg']}") from error
 
 
 @contextmanager

@@ -185,7 +185,7 @@ class Scheduler:
             return row
 
         prompt_length = len(request.prompt)
-        steady = self.model.files.steady_positions
+        steady = self.model.steady_positions
         # The last token does not go through the model.
         if steady is not None and prompt_length + limit - 1 > steady:
             raise KvatlasError(

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from kvatlas.models import weights
 from kvatlas.models.files import ModelFiles
 from kvatlas.models.load_options import OWN_VALUES
 from kvatlas.models.thinking import Thinking, find_tags
+from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,6 +34,8 @@ Values = Mapping[str, Any]
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\b")
 #: Seconds of processor time for a chat template, which is code of the model; templates in use take milliseconds.
 TEMPLATE_SECONDS = 5.0
+#: Bytes of Python's memory for a chat template.
+TEMPLATE_BYTES = 256 * 2**20
 #: Bits of a number in a template, and entries of a repeated text or list: one operation on more takes seconds, too.
 LARGEST = 10**6
 
@@ -41,17 +45,28 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 
 @contextmanager
-def _time_limit() -> Iterator[None]:
-    """Raise TimeoutError in a template that this thread renders for more than `TEMPLATE_SECONDS`.
+def _limits() -> Iterator[None]:
+    """Raise TimeoutError in a template that this thread renders for more than `TEMPLATE_SECONDS`, and MemoryError when
+    Python has more than `TEMPLATE_BYTES` for it.
 
-    Each line of the template looks at the clock, whatever thread runs it: alarms of the system reach the main thread
-    alone. Other code is never interrupted: the garbage collector may run it in between.
+    Each line of the template, and of Jinja's filters, looks at both, whatever thread runs it: alarms of the system
+    reach the main thread alone. Other code is never interrupted: the garbage collector may run it in between.
     """
+    import jinja2
+
+    of_template = ("<template>", str(Path(jinja2.__file__).parent))
     end = time.thread_time() + TEMPLATE_SECONDS
+    was_tracing = tracemalloc.is_tracing()
+    tracemalloc.start()
+    most = tracemalloc.get_traced_memory()[0] + TEMPLATE_BYTES
 
     def look(frame: FrameType, *_: Any) -> Any:
-        if frame.f_code.co_filename == "<template>" and time.thread_time() > end:
+        if not frame.f_code.co_filename.startswith(of_template):
+            return None
+        if time.thread_time() > end:
             raise TimeoutError(f"it did not end within {TEMPLATE_SECONDS:g} seconds")
+        if tracemalloc.get_traced_memory()[0] > most:
+            raise MemoryError(f"it needs more than {bytes_text(TEMPLATE_BYTES)}")
         return look
 
     before = sys.gettrace()
@@ -60,6 +75,8 @@ def _time_limit() -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+        if not was_tracing:
+            tracemalloc.stop()
 
 
 def _multiply(left: Any, right: Any) -> Any:
@@ -82,40 +99,38 @@ def _power(base: Any, exponent: Any) -> Any:
 _BOUNDED = {"*": _multiply, "**": _power}
 
 
-@dataclass(frozen=True)
-class Chat:
+@dataclass(unsafe_hash=True)
+class Chat(ModelFiles):
     """The tokenizer, chat template and think tags in the files of a model."""
-
-    files: ModelFiles
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, loaded from the folder alone, never from the network."""
-        if self.files.overrides.tokenizer is not None:
-            return self.files.overrides.tokenizer
+        if self.overrides.tokenizer is not None:
+            return self.overrides.tokenizer
         from transformers import AutoConfig, AutoTokenizer
 
-        name = self.files.name
+        name = self.name
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         try:
             with refusal(f"The tokenizer of the model {name!r} cannot be loaded"):
-                tokenizer = AutoTokenizer.from_pretrained(self.files.folder, **options)
+                tokenizer = AutoTokenizer.from_pretrained(self.folder, **options)
         except KvatlasError as error:
             # Without these files transformers lists the ways to make a tokenizer.
-            if not any((self.files.folder / file).is_file() for file in TOKENIZER_FILES):
+            if not any((self.folder / file).is_file() for file in TOKENIZER_FILES):
                 raise KvatlasError(
                     f"The folder of the model {name!r} has no tokenizer; copy tokenizer.json and tokenizer_config.json "
-                    f"of that model to {str(self.files.folder)!r}."
+                    f"of that model to {str(self.folder)!r}."
                 ) from error
             # transformers reads the config of the model, too, whose faults are no faults of the tokenizer.
             with refusal(f"The config.json of the model {name!r} cannot be read"):
-                AutoConfig.from_pretrained(self.files.folder, **options)
+                AutoConfig.from_pretrained(self.folder, **options)
             raise
 
         # The user's template goes before the adapter's, and that before the tokenizer's own.
-        for path in self.files.adapter.templates.values():
+        for path in self.adapter.templates.values():
             tokenizer.chat_template = path.read_text("utf-8")
-        address = self.files.options.template
+        address = self.options.template
         if address:
             file = Path(address).expanduser()
             try:
@@ -150,7 +165,7 @@ class Chat:
             encoding = [type(tokenizer).__name__, vocabulary, added, values, *plain]
         return digest([encoding, self._special, self.template])
 
-    def check(self) -> None:
+    def check_chat(self) -> None:
         """Raise KvatlasError for faults of tokenizer, stop tokens and template."""
         _ = self.thinking
         self.read_stops()
@@ -158,12 +173,14 @@ class Chat:
         message = [{"role": "user", "content": content}]
         text = self.render(message)
         again = self.render(message)
+        with refusal(f"The tokenizer of the model {self.name!r} cannot read a prompt"):
+            self.tokens(text)
 
-        unread = [name for name, _ in self.files.options.template_values if name not in self.template_variables]
+        unread = [name for name, _ in self.options.template_values if name not in self.template_variables]
         if unread:
             read = ", ".join(sorted(self.template_variables)) or "none"
             raise KvatlasError(
-                f"The chat template of the model {self.files.name!r} does not read {unread[0]!r} of template_values; "
+                f"The chat template of the model {self.name!r} does not read {unread[0]!r} of template_values; "
                 f"it reads {read}."
             )
 
@@ -171,30 +188,30 @@ class Chat:
         varies = text != again or " at 0x" in text or _RANDOM.search(self.template)
         if varies or not text.strip():
             fault = "another prompt each time" if varies else "an empty prompt"
-            raise KvatlasError(f"The chat template of the model {self.files.name!r} renders {fault}.")
+            raise KvatlasError(f"The chat template of the model {self.name!r} renders {fault}.")
         if "".join(content.casefold().split()) not in "".join(text.casefold().split()):
             raise KvatlasError(
-                f"The chat template of the model {self.files.name!r} leaves out the message of the user; the beginning "
+                f"The chat template of the model {self.name!r} leaves out the message of the user; the beginning "
                 f"of its prompt is {text[:60]!r}."
             )
 
     @cached_property
     def thinking(self) -> Thinking:
         """The think tags of the model."""
-        return find_tags(self.tokenizer, self.files.options.think_close)
+        return find_tags(self.tokenizer, self.options.think_close)
 
     @cached_property
     def think_close(self) -> int | None:
         """The id of the token that ends thinking; None if several tokens end it, -1 if there are no think tags."""
-        if self.files.overrides.think_close is not None:
-            return self.files.overrides.think_close
+        if self.overrides.think_close is not None:
+            return self.overrides.think_close
         return self.thinking.token if self.thinking.close else -1
 
     @cached_property
     def opens_thinking(self) -> bool:
         """True if the prompt itself opens thinking."""
-        if self.files.overrides.opens_thinking is not None:
-            return self.files.overrides.opens_thinking
+        if self.overrides.opens_thinking is not None:
+            return self.overrides.opens_thinking
         opening = self.thinking.open
         return bool(opening) and self.prompt("x").rstrip().endswith(opening)
 
@@ -210,16 +227,16 @@ class Chat:
 
     def read_stops(self) -> frozenset[int]:
         """Return the ids of the tokens that end a trace. Raises KvatlasError if there are none, and for other data."""
-        if self.files.overrides.stops is not None:
-            return self.files.overrides.stops
+        if self.overrides.stops is not None:
+            return self.overrides.stops
         file = "generation_config.json"
-        ends = self.files.read_json(file).get("eos_token_id") if (self.files.folder / file).is_file() else None
+        ends = self.read_json(file).get("eos_token_id") if (self.folder / file).is_file() else None
         ends = self.tokenizer.eos_token_id if ends is None else ends
         if ends is None:
-            raise KvatlasError(f"The model {self.files.name!r} names no end-of-text token (eos_token_id).")
+            raise KvatlasError(f"The model {self.name!r} names no end-of-text token (eos_token_id).")
         stops = ends if isinstance(ends, list) else [ends]
         if not stops or any(type(token) is not int or not 0 <= token < 2**31 for token in stops):
-            raise KvatlasError(f"The model {self.files.name!r} has eos_token_id {ends!r}; expected token ids.")
+            raise KvatlasError(f"The model {self.name!r} has eos_token_id {ends!r}; expected token ids.")
         return frozenset(stops)
 
     def prompt(self, message: str) -> str:
@@ -228,11 +245,11 @@ class Chat:
 
     def conversation(self, messages: Messages, values: Values | None = None) -> str:
         """Return the prompt of several messages, with further `values` for the template."""
-        system = self.files.options.system
+        system = self.options.system
         if system and messages[0].get("role") != "system":
             messages = [{"role": "system", "content": system}, *messages]
         text = self.render(messages, values=values)
-        opening = self.files.options.think_open
+        opening = self.options.think_open
         return text if not opening or text.endswith(opening) else f"{text}{opening}"
 
     def render(self, messages: Messages, *, answering: bool = True, values: Values | None = None) -> str:
@@ -242,19 +259,19 @@ class Chat:
         """
         defaults = {
             "tools": None,
-            "strftime_now": date.fromisoformat(self.files.options.date).strftime,
+            "strftime_now": date.fromisoformat(self.options.date).strftime,
             **self.tokenizer.special_tokens_map,
-            **dict(self.files.options.template_values),
+            **dict(self.options.template_values),
         }
         conversation = {"messages": messages, "documents": None, "add_generation_prompt": answering}
         try:
             compiled = self._compiled
-            with _time_limit():
+            with _limits():
                 return str(compiled.render({**defaults, **(values or {}), **conversation}))
         # A template may raise anything.
         except Exception as error:
             raise KvatlasError(
-                f"The chat template of {self.files.name!r} refuses these messages ({reason(error)})."
+                f"The chat template of {self.name!r} refuses these messages ({reason(error)})."
             ) from error
 
     @cached_property
@@ -268,9 +285,9 @@ class Chat:
         return environment.from_string(self.template)
 
     @cached_property
-    def identity(self) -> dict[str, Any]:
+    def prompt_identity(self) -> dict[str, Any]:
         """All that decides the prompt of messages, besides the tokenizer: part of the run key."""
-        options = self.files.options
+        options = self.options
         identity: dict[str, Any] = {
             "template": self.template,
             "special": self._special,
@@ -299,7 +316,7 @@ class Chat:
             environment = self._compiled.environment
             names = meta.find_undeclared_variables(environment.parse(self.template))
         except TemplateError as error:
-            raise KvatlasError(f"The chat template of {self.files.name!r} cannot be read ({reason(error)}).") from error
+            raise KvatlasError(f"The chat template of {self.name!r} cannot be read ({reason(error)}).") from error
         return frozenset(names - {*OWN_VALUES, *self.tokenizer.special_tokens_map, *environment.globals})
 
     @property
@@ -312,11 +329,10 @@ class Chat:
         try:
             return str(self.tokenizer.get_chat_template())
         except ValueError as error:
-            raise KvatlasError(
-                f"The tokenizer of the model {self.files.name!r} has no default chat template."
-            ) from error
+            raise KvatlasError(f"The tokenizer of the model {self.name!r} has no default chat template.") from error
 
     def encode(self, message: str) -> tuple[int, ...]:
+        """Return the token ids of the prompt of one user message."""
         return self.tokens(self.prompt(message))
 
     def tokens(self, text: str) -> tuple[int, ...]:

@@ -11,7 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import CachedLayer, KvatlasError, Shape, digest, reason, refusal
+from pydantic import BaseModel
+
+from kvatlas.core import CachedLayer, KvatlasError, Shape, check_form, digest, reason, refusal
 from kvatlas.hub import Repository
 from kvatlas.models import weights
 from kvatlas.models.load_options import Options
@@ -37,6 +39,17 @@ BIASED = ("qwen2", "qwen2_moe")
 STEADY = ("default", "linear", "llama3", "yarn", "proportional")
 
 
+class _Config(BaseModel, extra="allow", strict=True):
+    """The entries of a config.json that are no numbers; sizes are read by `ModelFiles.read_shape`."""
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    layer_types: list[str] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    quantization_config: dict[str, Any] | None = None
+
+
 @dataclass(frozen=True)
 class Overrides:
     """Facts that replace those of a model's files, as for a model that is loaded already.
@@ -57,15 +70,19 @@ class Overrides:
 ENDLESS = Overrides(stops=frozenset(), think_close=-1)
 
 
-@dataclass(frozen=True)
+# Not frozen: the shape is replaced by that of the loaded model. No field is ever set anew.
+@dataclass(unsafe_hash=True)
 class ModelFiles:
-    """The files of the model `name`: the small ones in `folder`, and the weights unless a `repository` holds them."""
+    """The files of the model `name`: the small ones in `folder`, and the weights unless a `repository` holds them.
+
+    From a repository weights are fetched when they are loaded. `overrides` replace facts of the files.
+    """
 
     name: str
     folder: Path
-    options: Options
-    repository: Repository | None
-    overrides: Overrides = field(default=Overrides(), compare=False)
+    options: Options = field(default_factory=Options)
+    repository: Repository | None = None
+    overrides: Overrides = field(default=Overrides(), kw_only=True, compare=False, repr=False)
 
     @property
     def adapter(self) -> weights.Adapter:
@@ -78,7 +95,11 @@ class ModelFiles:
             return dict(self.overrides.config)
         config = self.read_json("config.json")
         text = config.get("text_config")
-        return {**config, **text, "model_type": config.get("model_type")} if isinstance(text, dict) else config
+        if isinstance(text, dict):
+            config = {**config, **text, "model_type": config.get("model_type")}
+        with refusal(f"The model {self.name!r} has no readable config.json"):
+            check_form(_Config, config, "it")
+        return config
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the object in a JSON file of the folder, without the entries about the program that wrote it."""
@@ -127,7 +148,7 @@ class ModelFiles:
             )
         numbers: Sequence[int] = range(count)
         kinds = config.get("layer_types")
-        if isinstance(kinds, list) and set(kinds) - set(CACHED_KINDS):
+        if kinds and set(kinds) - set(CACHED_KINDS):
             numbers = [layer for layer, kind in enumerate(kinds) if kind in CACHED_KINDS]
         layers = tuple(CachedLayer(layer, head_dim, value_dim) for layer in numbers)
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.answers.reading import HARMONY, NEXT_MESSAGE, Tags
+from kvatlas.answers.reading import HARMONY, NEXT_MESSAGE
 from kvatlas.core import KvatlasError, Shape, Storage
 from kvatlas.cpu import native
 from kvatlas.hub import Repository, is_id
 from kvatlas.machine import cache_folder
 from kvatlas.models import gguf, weights
 from kvatlas.models.chat import Chat
-from kvatlas.models.files import CACHED_KINDS, ModelFiles, Overrides
+from kvatlas.models.files import CACHED_KINDS, Overrides
 from kvatlas.models.load_options import Options
-from kvatlas.models.thinking import Thinking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,20 +32,9 @@ _STREAMS = {
 }
 
 
-# Not frozen: the engine measures the shape of the loaded model. No field is ever set anew.
 @dataclass(unsafe_hash=True)
-class ModelHandle:
-    """A causal language model: its `files`, its `chat`, and the form in which it runs.
-
-    `name` is the user's name for it. `folder` holds its small files, and its weights unless they come from
-    `repository`, from which they are fetched when they are loaded. `overrides` replace facts of the files.
-    """
-
-    name: str
-    folder: Path
-    options: Options = field(default_factory=Options)
-    repository: Repository | None = None
-    overrides: Overrides = field(default=Overrides(), kw_only=True, compare=False, repr=False)
+class ModelHandle(Chat):
+    """A causal language model under the user's `name`: its files, its chat, and the form in which it runs."""
 
     def __getstate__(self) -> Mapping[str, Any]:
         # Workers read tokenizers again. The type is fixed, since workers may have other devices.
@@ -62,17 +50,9 @@ class ModelHandle:
         return state
 
     @cached_property
-    def files(self) -> ModelFiles:
-        return ModelFiles(self.name, self.folder, self.options, self.repository, self.overrides)
-
-    @cached_property
-    def chat(self) -> Chat:
-        return Chat(self.files)
-
-    @cached_property
     def shape(self) -> Shape:
         """The sizes in config.json, or those that the engine measured on the loaded model."""
-        return self.files.read_shape()
+        return self.read_shape()
 
     def keep_shape(self, shape: Shape) -> None:
         """Keep the shape that was measured on the loaded model: config.json may differ."""
@@ -91,7 +71,7 @@ class ModelHandle:
             return self.options.dtype
         if self.device == "cpu":
             return "float32"
-        stored = str(self.files.stored_dtype)
+        stored = str(self.stored_dtype)
         return stored if stored in ("float32", "float16", "bfloat16") else "bfloat16"
 
     @property
@@ -111,7 +91,7 @@ class ModelHandle:
     @cached_property
     def weight_bytes(self) -> int | None:
         """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
-        size = self.files.measure_weights(self.dtype)
+        size = self.measure_weights(self.dtype)
         if size is None or self.precision == self.dtype:
             return size
         numbers = size // 4
@@ -127,12 +107,12 @@ class ModelHandle:
     @cached_property
     def weights_digest(self) -> str:
         """SHA-256 over config and tensors, whatever the names of files: part of the run key."""
-        return self.files.hash_weights()
+        return self.hash_weights()
 
     @cached_property
     def tokenizer_digest(self) -> str:
         """SHA-256 over the loaded tokenizer, whatever its files, and its template: part of the run key."""
-        return self.chat.hash_tokenizer()
+        return self.hash_tokenizer()
 
     @property
     def stream(self) -> str:
@@ -142,22 +122,22 @@ class ModelHandle:
     def check(self) -> None:
         """Raise KvatlasError for every fault that can be found before the weights are loaded."""
         # Checks without imports come first, so that a wrong folder is reported at once.
-        self.files.check_weights()
-        self.files.adapter.check()
-        self.files.check_type()
-        self.files.read_shape()
+        self.check_weights()
+        self.adapter.check()
+        self.check_type()
+        self.read_shape()
         self.options.resolved_device()
         self._check_short_weights()
-        self.chat.check()
+        self.check_chat()
 
     def _check_short_weights(self) -> None:
         """Raise KvatlasError if the option `weights` asks for what only native kernels can do, and they cannot."""
-        if self.files.in_bytes and self.precision != "int8":
+        if self.in_bytes and self.precision != "int8":
             raise KvatlasError(
                 f"The folder {str(self.folder)!r} has the weights of a GGUF in int8 alone; expected the model option "
                 "weights=int8, or the GGUF as the model."
             )
-        if self.files.in_bytes and self.options.adapter:
+        if self.in_bytes and self.options.adapter:
             raise KvatlasError(
                 f"The folder {str(self.folder)!r} has the weights of a GGUF in int8 alone, to which no adapter is "
                 "added; expected the GGUF as the model."
@@ -184,15 +164,15 @@ class ModelHandle:
                 f"on the other {len(kinds) - without}."
             )
 
-        if self.chat.asks_for_date:
+        if self.asks_for_date:
             notes.append(
                 f"The chat template of the model {self.name!r} asks for the date: it is told {self.options.date} every "
                 "day, so that prompts stay the same (the option date sets another)."
             )
 
-        if self.files.steady_positions is not None:
+        if self.steady_positions is not None:
             notes.append(
-                f"Beyond {self.files.steady_positions} positions the model {self.name!r} rotates a whole text by other "
+                f"Beyond {self.steady_positions} positions the model {self.name!r} rotates a whole text by other "
                 "factors: prompt and new tokens together are at most as many here."
             )
 
@@ -222,26 +202,26 @@ class ModelHandle:
         packed_dtype = getattr(torch, self.precision) if self.precision in ("bfloat16", "int8") else torch.float32
         if self.shares_weights:
             sources = [self._fetched_folder()]
-            if self.files.adapter.address:
-                sources.append(self.files.adapter.folder)
+            if self.adapter.address:
+                sources.append(self.adapter.folder)
             home = Path(self.options.cache).expanduser() if self.options.cache else cache_folder()
 
             def load(read: bool) -> PreTrainedModel:
-                if read and self.files.hash_weights() != self.weights_digest:
+                if read and self.hash_weights() != self.weights_digest:
                     raise KvatlasError(f"The weights of the model {self.name!r} were changed meanwhile; start again.")
                 # What is read is packed, and what is packed is freed.
-                return self._load_rows() if self.files.in_bytes else self.load_unpacked(read, mapped=not read)
+                return self._load_rows() if self.in_bytes else self.load_unpacked(read, mapped=not read)
 
             return WeightsFile(home, sources, self.weights_digest, packed_dtype).load(load, pack_model)
-        model = self._load_rows() if self.files.in_bytes else self.load_unpacked()
+        model = self._load_rows() if self.in_bytes else self.load_unpacked()
         pack_model(model, PackedTables(packed_dtype))
         return model
 
     def _load_rows(self) -> PreTrainedModel:
         from kvatlas.models.gguf_rows import load_rows
 
-        self.files.check_written()
-        (file,) = self.files.weight_files()
+        self.check_written()
+        (file,) = self.weight_files()
         return load_rows(self.name, self.folder, file)
 
     def load_unpacked(self, read: bool = True, mapped: bool = True) -> PreTrainedModel:
@@ -250,23 +230,23 @@ class ModelHandle:
         Weights that are not `mapped` have memory of their own, which packing frees one by one. Those of a GGUF in int8
         are read from the GGUF again.
         """
-        if self.files.in_bytes:
-            return gguf.read_source(self.files.in_bytes)
+        if self.in_bytes:
+            return gguf.read_source(self.in_bytes)
         folder = self._fetched_folder()
         model = weights.load_weights(self.name, folder, self.dtype, self.device, check=read, mapped=mapped)
         # Unless they are read, other weights will replace those of the model.
         if read:
-            self.files.adapter.merge(self.name, model)
+            self.adapter.merge(self.name, model)
         return model
 
     def _fetched_folder(self) -> Path:
         """Return the folder with the weights, which are fetched if they are on the hub."""
-        if self.repository is None or self.files.weight_files():
+        if self.repository is None or self.weight_files():
             return self.folder
         promised = self.weights_digest
         folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
         # So far the digest is what the hub said of its files.
-        if replace(self.files, folder=folder).hash_files() != promised:
+        if replace(self, folder=folder).hash_files() != promised:
             raise KvatlasError(
                 f"The files of the model {self.name!r} in {str(folder)!r} are not those that the hub names; delete "
                 "that folder, and they are fetched again."
@@ -279,72 +259,6 @@ class ModelHandle:
         if self.device != "cpu" or self.dtype != "float32" or self.config.get("quantization_config"):
             return False
         return (self.weight_bytes or 0) >= SHARED_FROM and native.load() is not None
-
-    # What other rooms read of the files.
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """config.json; of a multimodal model the part about text."""
-        return self.files.config
-
-    @property
-    def positions(self) -> int | None:
-        """The number of positions that the model supports with one rotation for all lengths; None if unknown."""
-        return self.files.positions
-
-    @property
-    def vocabulary(self) -> int:
-        return self.files.vocabulary
-
-    # What other rooms read of the chat.
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.chat.tokenizer
-
-    @property
-    def thinking(self) -> Thinking:
-        return self.chat.thinking
-
-    @cached_property
-    def think_close(self) -> int | None:
-        """The id of the token that ends thinking; None if several tokens end it, -1 if there are no think tags."""
-        return self.chat.think_close
-
-    @cached_property
-    def opens_thinking(self) -> bool:
-        """True if the prompt itself opens thinking."""
-        return self.chat.opens_thinking
-
-    @property
-    def tags(self) -> Tags:
-        """The think tags, with which texts of the model are read."""
-        return self.chat.tags
-
-    @cached_property
-    def stops(self) -> frozenset[int]:
-        """Ids of the tokens that end a trace: the generation config's, else the tokenizer's."""
-        return self.chat.stops
-
-    def prompt(self, message: str) -> str:
-        """Return one user message through the chat template, up to where the model begins to write."""
-        return self.chat.prompt(message)
-
-    def encode(self, message: str) -> tuple[int, ...]:
-        """Return the token ids of the prompt of one user message."""
-        return self.chat.encode(message)
-
-    def tokens(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text, without chat template and special tokens."""
-        return self.chat.tokens(text)
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of new tokens without the end token."""
-        return self.chat.text(tokens)
-
-    def reads(self, text: str) -> bool:
-        """Return True if a text is the same after encoding and decoding, apart from case and spaces."""
-        return self.chat.reads(text)
 
     def split(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return the end of thinking and the start of the answer in `tokens`; None if thinking does not end."""
@@ -409,5 +323,5 @@ def handle_for(
     handle = ModelHandle(name, folder, chosen, overrides=loaded)
     if tokenizer is None and not (folder / "tokenizer_config.json").is_file():
         raise KvatlasError(f"The model {name!r} was not loaded from a folder: its tokenizer has to be given.")
-    handle.files.check_type()
+    handle.check_type()
     return handle

@@ -86,7 +86,7 @@ def load_weights(
         # Another file of weights than the one in the run key.
         config.transformers_weights = None
         if not getattr(config, "quantization_config", None):
-            _check_types(name, folder)
+            _check_types(f"The weights of the model {name!r} have", sorted(folder.glob("*.safetensors")))
         with nullcontext() if mapped else _reading_weights():
             model, report = load(
                 folder,
@@ -139,19 +139,16 @@ def _reading_weights() -> Iterator[None]:
         module.safe_open = safe_open
 
 
-def _check_types(name: str, folder: Path) -> None:
-    """Raise KvatlasError for weights in integers, which would be read as numbers of the model's type."""
+def _check_types(subject: str, files: Iterable[Path]) -> None:
+    """Raise KvatlasError for weights that are no real numbers, which would be read as such; the `subject` has them."""
     from safetensors import safe_open
 
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in files:
         with safe_open(path, "pt") as file:
             for tensor in file.keys():  # noqa: SIM118
                 dtype = file.get_slice(tensor).get_dtype()
-                if tensor.endswith(".weight") and dtype.startswith(("I", "U", "BOOL")):
-                    raise KvatlasError(
-                        f"The weights of the model {name!r} have the tensor {tensor!r} of integers ({dtype}), and its "
-                        "config.json names no quantization."
-                    )
+                if tensor.endswith(".weight") and not dtype.startswith(("F", "BF")):
+                    raise KvatlasError(f"{subject} the tensor {tensor!r} in {dtype}; expected floating-point numbers.")
 
 
 def check_fits(name: str, size: int | None, device: str) -> None:
@@ -200,7 +197,7 @@ def check_finite(name: str, model: PreTrainedModel) -> None:
 def check_numbers(subject: str, tensors: Mapping[str, Tensor]) -> None:
     """Raise KvatlasError, a sentence about the file that is its `subject`, for a tensor with NaN or infinite values."""
     for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
+        if not tensor.float().isfinite().all():
             raise KvatlasError(f"{subject} holds values in the tensor {name!r} that are no finite numbers.")
 
 
@@ -307,7 +304,12 @@ class Adapter:
         weights = model.state_dict()
         for layer, a, b in self._pairs():
             weight = weights.get(f"{layer}.weight")
-            if weight is None or tuple(b.shape) != (weight.shape[0], rank) or tuple(a.shape) != (rank, weight.shape[1]):
+            if (
+                weight is None
+                or weight.dim() != 2
+                or tuple(b.shape) != (weight.shape[0], rank)
+                or tuple(a.shape) != (rank, weight.shape[1])
+            ):
                 sizes = f"{tuple(b.shape)} and {tuple(a.shape)} with r {rank}"
                 raise KvatlasError(f"The adapter {self.address!r} does not fit the model {name!r}: {layer!r}, {sizes}.")
             update = factor * (b @ a)
@@ -328,12 +330,15 @@ class Adapter:
         except (OSError, SafetensorError) as error:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[1]} ({error}).") from error
 
+        _check_types(f"The adapter {self.address!r} has", [self.folder / ADAPTER_FILES[1]])
         check_numbers(f"The adapter {self.address!r}", tensors)
         pairs: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             match = _KEY.fullmatch(key)
-            if match is None:
-                raise KvatlasError(f"The adapter {self.address!r} holds {key!r}; expected pairs of lora_A and lora_B.")
+            if match is None or tensor.dim() != 2 or match[2] in pairs.get(match[1], {}):
+                raise KvatlasError(
+                    f"The adapter {self.address!r} holds {key!r}; expected pairs of matrices, lora_A and lora_B."
+                )
             pairs.setdefault(match[1], {})[match[2]] = tensor.float()
         whole = [(layer, pair["A"], pair["B"]) for layer, pair in pairs.items() if len(pair) == 2]
         if not whole or len(whole) < len(pairs):

@@ -250,7 +250,7 @@ class BudgetRule:
 
     def check_windows(self, model: ModelHandle) -> None:
         """Raise KvatlasError if layers with a sliding window would have to lend memory to others."""
-        if self.is_unequal and model.files.has_windows:
+        if self.is_unequal and model.has_windows:
             raise KvatlasError(
                 f"budgets is {self.budgets!r}, and layers of {model.name!r} attend to a sliding window, so that they "
                 "cannot lend memory to others; expected 'equal'."

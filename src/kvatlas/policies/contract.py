@@ -120,7 +120,7 @@ class CompressingPolicy(Policy):
 
     def check(self, model: ModelHandle) -> None:
         self.budget.check_windows(model)
-        if self.merges and model.files.has_latent_attention:
+        if self.merges and model.has_latent_attention:
             raise KvatlasError(
                 f"{self.name!r} merges values, and {model.name!r} has latent attention, for which that is not tested; "
                 "expected a policy that drops tokens."

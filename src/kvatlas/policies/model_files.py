@@ -51,7 +51,7 @@ class FilePolicy(CompressingPolicy):
 
             with safe_open(file, framework="pt") as content:
                 weights = (content.metadata() or {}).get("model_weights")
-            if weights not in (None, model.weights_digest) and weights != model.files.hash_files():
+            if weights not in (None, model.weights_digest) and weights != model.hash_files():
                 raise KvatlasError(
                     f"The file {str(file)!r} was made with other weights than those of the model {model.name!r}; make "
                     f"it anew, or name it with the parameter {self.file_parameter} to use it all the same."
@@ -109,7 +109,7 @@ def beside(model: ModelHandle, name: str) -> Path:
 
     A file that lies in that folder itself, where earlier versions wrote it, is found if the subfolder has none.
     """
-    folder = model.files.adapter.folder if model.options.adapter else model.folder
+    folder = model.adapter.folder if model.options.adapter else model.folder
     earlier = folder / name
     path = folder / SUBFOLDER / name
     return earlier if earlier.is_file() and not path.is_file() else path

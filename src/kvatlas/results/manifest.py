@@ -8,12 +8,24 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from kvatlas.core import AGAIN, KvatlasError, Problem, Setting, SettingFacts, changed_problems, is_reference
+from kvatlas.core import (
+    AGAIN,
+    KvatlasError,
+    Problem,
+    Setting,
+    SettingFacts,
+    changed_problems,
+    check_form,
+    is_reference,
+)
 from kvatlas.core.secrets import without_secrets
+from kvatlas.results.records import MAX_SAMPLES, check_cell
 
 T = TypeVar("T")
+#: A value of a parameter.
+Scalar = str | int | float | bool | None
 #: Model, benchmark and setting of a cell.
 CellName = tuple[str, str, Setting]
 #: The most samples of the full cache for each of a setting.
@@ -48,7 +60,7 @@ class _StoredCell(BaseModel, strict=True):
     model: str
     benchmark: str
     policy: str
-    values: dict[str, Any]
+    values: dict[str, Scalar]
     run_key: str
     samples: int
     baseline: bool
@@ -123,8 +135,11 @@ class Expected:
 
     @classmethod
     def from_stored(cls, stored: _StoredCell, problems: Mapping[str, Sequence[str]]) -> Expected:
-        """Return the cell that `to_json` gave; `problems` are the ids of all problems by benchmark."""
-        return cls(
+        """Return the cell that `to_json` gave; `problems` are the ids of all problems by benchmark.
+
+        Raises KvatlasError for a cell that no store can hold.
+        """
+        cell = cls(
             model=stored.model,
             benchmark=stored.benchmark,
             setting=Setting.from_parameters(stored.policy, **stored.values),
@@ -137,6 +152,8 @@ class Expected:
             facts=None if stored.facts is None else SettingFacts.from_json(stored.facts),
             control=stored.control,
         )
+        check_cell(cell)
+        return cell
 
 
 def _enlarged(cells: Sequence[Expected], on_grid: Collection[CellName]) -> dict[CellName, Expected]:
@@ -212,21 +229,37 @@ def _units(problems: Iterable[str], clusters: Mapping[str, str]) -> set[frozense
     return set(map(frozenset, groups.values()))
 
 
+class _StoredModel(BaseModel, extra="allow", strict=True):
+    """The names of a model in a stored spec."""
+
+    model: str
+    name: str | None = None
+
+
 class _StoredSpec(BaseModel, extra="allow", strict=True):
     """The entries of a stored spec that every reader of a run uses."""
 
-    models: list[str | dict[str, Any]] = []
+    models: list[str | _StoredModel] = []
     benchmarks: list[str | dict[str, Any]] = []
+    problems: int | None = None
     sampling: dict[str, Any] = {}
-    looks: list[int] = []
+    looks: list[Annotated[int, Field(ge=1, le=MAX_SAMPLES)]] = []
     claim: str = ""
+
+
+class _StoredTags(BaseModel, extra="forbid", strict=True):
+    """Stored think tags."""
+
+    open: str = ""
+    close: str = ""
+    opened: bool = False
 
 
 class _StoredProvenance(BaseModel, extra="allow", strict=True):
     """The entries of a stored provenance that readers of a run use."""
 
     benchmarks: list[Annotated[list[Any], Field(min_length=1)]] = []
-    tags: dict[str, dict[str, Any]] = {}
+    tags: dict[str, _StoredTags] = {}
     imported: dict[str, dict[str, Any]] = {}
     attempts: dict[str, int] = {}
     #: Benchmarks whose clusters were changed after the first traces.
@@ -237,7 +270,7 @@ class _StoredProvenance(BaseModel, extra="allow", strict=True):
 class _StoredManifest(BaseModel, strict=True):
     """The form of a manifest in a store, whoever wrote it: what `Manifest.to_json` gives."""
 
-    axes: list[Annotated[tuple[str, list[Any]], Field(strict=False)]]
+    axes: list[Annotated[tuple[str, list[Scalar]], Field(strict=False)]]
     expected: list[_StoredCell]
     problems: dict[str, list[str]]
     spec: _StoredSpec
@@ -304,7 +337,7 @@ class Manifest:
         """Return the values that all sweeps of one run share, by the names of a spec."""
         entries = [{"model": entry} if isinstance(entry, str) else entry for entry in self.spec.get("models", ())]
         models = sorted(entry.get("name") or entry["model"] for entry in entries)
-        benchmarks = sorted(name for name, *_ in self.provenance.get("benchmarks", ()))
+        benchmarks = sorted(str(name) for name, *_ in self.provenance.get("benchmarks", ()))
         return {
             "models": ", ".join(models) or "none",
             "benchmarks": ", ".join(benchmarks) or "none",
@@ -415,12 +448,7 @@ class Manifest:
 
         Raises ValueError, with the field, for data of another form, and KvatlasError for an adaptive sweep or a screen.
         """
-        try:
-            stored = _StoredManifest.model_validate(data)
-        except ValidationError as error:
-            fault = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, fault["loc"])) or "the whole"
-            raise ValueError(f"its manifest has a wrong {place!r}: {fault['msg']}") from error
+        stored: _StoredManifest = check_form(_StoredManifest, data, "its manifest")
         if data.get("allocation"):
             raise KvatlasError(ADAPTIVE)
         if data.get("screened"):

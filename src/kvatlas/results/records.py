@@ -71,8 +71,8 @@ def check_cell(cell: Expected) -> None:
     names = (cell.model, cell.benchmark, *cell.problems)
     faults = [_clause("a name", name, "a text of whole characters") for name in names if not is_storable_text(name)]
     faults += setting_faults(cell.setting)
-    if not _is_integer(cell.samples, MAX_SAMPLES):
-        faults.append(_clause("the number of samples", cell.samples, f"an integer from 0 to {MAX_SAMPLES:,}"))
+    if not _is_integer(cell.samples, MAX_SAMPLES) or cell.samples < 1:
+        faults.append(_clause("the number of samples", cell.samples, f"an integer from 1 to {MAX_SAMPLES:,}"))
     if faults:
         raise KvatlasError(f"A run cannot hold {_short(cell.setting)} of {_short(cell.model)}: {faults[0]}.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import sqlite3
 import time
@@ -479,35 +480,17 @@ def check_folder(folder: Path) -> None:
 
 
 #: Suffixes of files: a new folder of such a name would be taken for one.
-_OF_FILES = frozenset(
-    (
-        *("arrow", "bmp", "csv", "db", "doc", "docx", "eps", "feather", "gguf", "gif", "gz", "htm", "html", "ipynb"),
-        *(
-            "jpeg",
-            "jpg",
-            "json",
-            "jsonl",
-            "log",
-            "md",
-            "ndjson",
-            "npy",
-            "npz",
-            "ods",
-            "odt",
-            "parquet",
-            "pdf",
-            "pickle",
-        ),
-        *("pkl", "png", "ppt", "pptx", "ps", "pt", "rtf", "safetensors", "sqlite", "svg", "tar", "tex", "tif"),
-        *("tiff", "toml", "tsv", "txt", "webp", "xls", "xlsx", "xml", "yaml", "yml", "zip"),
-    )
+_OF_FILE = re.compile(
+    r"\.(arrow|bmp|csv|db|docx?|eps|feather|gguf|gif|gz|html?|ipynb|jpe?g|jsonl?|log|md|ndjson|np[yz]|od[st]|parquet|pdf|"
+    r"pickle|pkl|png|pptx?|ps|pt|rtf|safetensors|sqlite|svg|tar|tex|tiff?|toml|tsv|txt|webp|xlsx?|xml|ya?ml|zip)",
+    re.IGNORECASE,
 )
 
 
 def check_new_folder(folder: Path) -> None:
     """Raise KvatlasError if `folder` cannot be written: it is a file, or a new folder whose name is one of a file."""
     check_folder(folder)
-    if folder.suffix[1:].lower() in _OF_FILES and not folder.is_dir():
+    if _OF_FILE.fullmatch(folder.suffix) and not folder.is_dir():
         raise KvatlasError(
             f"The name {folder.name!r} is one of a file, and a folder is written; name a folder without a suffix."
         )

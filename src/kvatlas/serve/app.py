@@ -205,7 +205,7 @@ class CompletionHandler:
             if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
                 raise KvatlasError(f"{name} is not supported: the model's chat template does not read it.")
 
-        text = model.chat.conversation(messages, values)
+        text = model.conversation(messages, values)
         # Variables of the template may close thinking in the prompt, or leave it to the model.
         opened = None
         if values and model.thinking.open:

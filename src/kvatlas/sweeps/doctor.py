@@ -227,7 +227,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
         return
 
     kinds = ", ".join(handle.config.get("architectures") or [str(handle.config.get("model_type"))])
-    stored = handle.files.stored_dtype or "unknown"
+    stored = handle.stored_dtype or "unknown"
     short = "" if handle.precision == handle.dtype else f", linear layers in {handle.precision}"
     layers = (
         f"{shape.layers} layers with a KV cache, of {shape.heads} query heads on {shape.kv_heads} KV heads of size "
@@ -240,7 +240,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     ]
     # The variables of the chat template that the user sets, and those left to the template.
     values = dict(handle.options.template_values)
-    unset = sorted(handle.chat.template_variables - set(values))
+    unset = sorted(handle.template_variables - set(values))
     texts = [f"{name}={value}" for name, value in values.items()]
     if unset:
         texts.append(f"not set, left to the template: {', '.join(unset)}")
@@ -286,7 +286,7 @@ def _tags_check(model: ModelHandle) -> CheckResult:
     how = "one token" if tags.token is not None else "found in the text"
     message = f"{tags.open!r} to {tags.close!r} ({how})"
     if model.prompt("x").rstrip().endswith(tags.close):
-        variables = ", ".join(sorted(model.chat.template_variables))
+        variables = ", ".join(sorted(model.template_variables))
         advice = f"template_values set what the template reads: {variables}" if variables else ""
         status = Check.OK if model.options.template_values else Check.WARNING
         return CheckResult(name, status, f"{message}, closed by the prompt: the model does not think", advice)
@@ -303,7 +303,7 @@ def _stop_tokens(model: ModelHandle) -> CheckResult:
     thought = dict.fromkeys(("thinking", "reasoning", "reasoning_content"), _THOUGHT)
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER, **thought}]
     try:
-        conversation = model.chat.render(turns, answering=False)
+        conversation = model.render(turns, answering=False)
     except KvatlasError:
         conversation = ""
 

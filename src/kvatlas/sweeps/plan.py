@@ -532,7 +532,7 @@ def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy
             "weights": model.weights_digest,
             "tokenizer": model.tokenizer_digest,
             "dtype": model.dtype,
-            "prompt_format": [PROMPT_FORMAT, model.chat.identity],
+            "prompt_format": [PROMPT_FORMAT, model.prompt_identity],
             "stops": sorted(model.stops),
             "thinking": [model.thinking.open, model.thinking.close],
             "benchmark": benchmarks.identity(benchmark),

@@ -23,7 +23,7 @@ def can_be_short(model: ModelHandle) -> bool:
     """Return True for a large model in float32 whose linear layers may have shorter weights here."""
     if model.device != "cpu" or model.dtype != "float32" or model.config.get("quantization_config"):
         return False
-    numbers = (model.files.measure_weights("float32") or 0) // 4
+    numbers = (model.measure_weights("float32") or 0) // 4
     return 4 * numbers >= SHARED_FROM and native.load() is not None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import SplitResult, parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from kvatlas.core import KvatlasError, described
 from kvatlas.report.app.page import app_page, json_for_script
@@ -20,8 +20,9 @@ from kvatlas.results.store import Store
 
 #: Seconds between two looks at the stores.
 POLL = 1.0
+ADDRESS = "127.0.0.1"
 #: The names under which clients may call: a page of another name that leads here names its own host.
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 #: The address holds the token, so no other page learns it and nothing keeps its documents.
 _HEADERS = {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _NOTHING = "There is no such run, cell, problem, sample or table."
@@ -45,7 +46,7 @@ class AppServer(ThreadingHTTPServer):
         self.failures: dict[str, str] = {}
         self._end = threading.Event()
         try:
-            super().__init__((LOOPBACK[0], port), _Handler)
+            super().__init__((ADDRESS, port), _Handler)
         except OSError as error:
             raise KvatlasError(
                 f"The port {port} cannot be had; name another with --port, 0 takes a free one."
@@ -54,7 +55,7 @@ class AppServer(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         """The address of the app, with its token."""
-        return f"http://{LOOPBACK[0]}:{self.server_port}/{self.token}/"
+        return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
 
     def follow(self) -> None:
         """Look at the stores every `POLL` seconds until the server is closed."""
@@ -91,20 +92,18 @@ class AppServer(ThreadingHTTPServer):
 
     def answer(self, target: str, host: str) -> tuple[int, str, str]:
         """Return the status, the media type and the text of the answer to a request."""
-        # The host without its port.
-        if _split_url(f"//{host}").hostname not in LOOPBACK:
-            names = ", ".join(LOOPBACK)
-            return _failure(403, f"Unknown Host header {host!r}; expected one of {names}.")
+        if not _HOST.fullmatch(host):
+            return _failure(403, f"Unknown Host header {host!r}; expected 127.0.0.1, localhost or [::1].")
 
-        url = _split_url(target)
-        token, _, path = url.path.removeprefix("/").partition("/")
+        address, _, query = target.partition("?")
+        token, _, path = address.removeprefix("/").partition("/")
         if not secrets.compare_digest(token.encode(), self.token.encode()):
             return _failure(404, "There is nothing here.")
         if path == "":
             return 200, "text/html", self.page
 
         try:
-            return 200, "application/json", json_for_script(self._document(path, url.query))
+            return 200, "application/json", json_for_script(self._document(path, query))
         except LookupError:
             return _failure(404, _NOTHING)
         except KvatlasError as error:
@@ -137,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request."""
-        status, kind, text = self.server.answer(self.path, self.headers.get("Host", ""))
+        status, kind, text = self.server.answer(self.path, ", ".join(self.headers.get_all("Host", ())))
         body = text.encode()
         self.send_response(status)
         for name, value in {**_HEADERS, "Content-Type": f"{kind}; charset=utf-8"}.items():
@@ -148,14 +147,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Write no log: addresses hold the token."""
-
-
-def _split_url(text: str) -> SplitResult:
-    """Return the parts of an address, all empty if it cannot be parsed."""
-    try:
-        return urlsplit(text)
-    except ValueError:
-        return urlsplit("")
 
 
 def _failure(status: int, sentence: str) -> tuple[int, str, str]:
