@@ -15,6 +15,8 @@ ABOVE is just above the margin (a proof that it is kept is wrong), BELOW just be
     copies       share of the problems of each benchmark whose samples are one text; with them the loss lies on these problems alone
     clusters     problems that share everything
     missing      share of the pairs that is missing, lost ones first
+    shapes       of single policies, where they differ
+    mixed_windows  the first windows whose shape is "mixed"; the others are "spread"
     losses       of each policy: a row for each window, its settings from the largest ratio to the smallest
 """
 
@@ -54,6 +56,8 @@ class MapDesign:
     models: int = 1
     served: str = ""
     tolerated: float = 0.05
+    shapes: dict[str, str] = field(default_factory=dict)
+    mixed_windows: int = 99
 
 
 def rows(windows: int, *row: float) -> tuple[tuple[float, ...], ...]:
@@ -360,6 +364,7 @@ MAPS = [
         shape="mixed",
         common=0.9,
         between="shared",
+        mixed_windows=1,
     ),
     MapDesign(
         "only_memory_matters",
@@ -383,6 +388,7 @@ MAPS = [
         difficulty="sure",
         shape="collapse",
         overlap="same",
+        shapes={"dynts": "spread"},
     ),
     MapDesign(
         "served_each",
@@ -548,7 +554,7 @@ GATES = [
     ),
     GateDesign(
         "unequal_samples",
-        "one to eight samples of a problem after, four before",
+        "four samples after, two before",
         (ABOVE,),
         (50,),
         4,
