@@ -504,9 +504,9 @@ def test_sampling_of_every_row_counts(tmp_path: Path) -> None:
     ("share", "claim", "is_told"),
     [
         (1.0, "problems_like_these", False),
-        (0.6, "problems_like_these", False),
-        (0.3, "these_problems", True),
-        (0.05, "these_problems", False),
+        (0.05, "problems_like_these", False),
+        (0.005, "these_problems", True),
+        (0.0, "these_problems", False),
     ],
 )
 def test_copies_are_counted_by_share(share: float, claim: str, is_told: bool, tmp_path: Path) -> None:

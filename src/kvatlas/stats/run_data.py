@@ -32,7 +32,6 @@ from kvatlas.results.records import TraceColumns
 from kvatlas.results.store import Store
 from kvatlas.stats.claims import (
     MOST_COPIED,
-    NOTED_COPIES,
     copies_clause,
     look_of,
     most_copied,
@@ -43,7 +42,7 @@ from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.table import CellTraces, TraceTable
-from kvatlas.text import counted, parse_yaml
+from kvatlas.text import counted, parse_yaml, percent_text
 
 Axes = tuple[str, str]
 #: The cells of one map-to-be.
@@ -297,10 +296,10 @@ class RunData:
         if self.other_claim not in (None, self.stored_claim):
             texts.append(f"The claim ({self.claim.words}) was chosen after the data")
         copied = most_copied(self.cells)
-        if NOTED_COPIES < copied <= MOST_COPIED:
+        if 0 < copied <= MOST_COPIED:
             texts.append(
                 f"Under one of the settings {copies_clause(copied)}; they count as independent draws, so limits of the "
-                "claim on these problems may be too near"
+                f"claim on these problems may be too near by up to {percent_text(copied)} points"
             )
         if look.share is not None:
             last = self.manifest.spec["looks"][-1]
