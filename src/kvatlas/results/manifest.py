@@ -39,6 +39,30 @@ def contents_of(problems: Iterable[Problem]) -> dict[str, str]:
     return {problem.id: problem.content_digest() for problem in problems}
 
 
+def clusters_of(problems: Sequence[Problem]) -> dict[str, str]:
+    """Return the clusters of problems by their ids, without problems that share nothing.
+
+    Equal problems are a cluster: a file that holds each of 30 questions 32 times has 30 units of problems like these,
+    and a setting that fails on a question fails 32 times.
+    """
+    alike: dict[tuple[str, ...], list[str]] = {}
+    asked = {}
+    for problem in problems:
+        # Choices may stand in another order each time, under another letter.
+        choices = sorted(map(str, problem.about.get("choices", ())))
+        asked[problem.id] = (problem.question, *(choices or [problem.answer]))
+        alike.setdefault(asked[problem.id], []).append(problem.id)
+
+    clusters = {}
+    for problem in problems:
+        ids = alike[asked[problem.id]]
+        if problem.cluster:
+            clusters[problem.id] = problem.cluster
+        elif len(ids) > 1:
+            clusters[problem.id] = f"the question of {ids[0]}"
+    return clusters
+
+
 def changed_problems(benchmark: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Return number and names of the problems `before` that are missing or have another content `now`, or "".
 

@@ -1,10 +1,11 @@
 """The claim of a run's numbers, the reason why a run cannot make it, and the look at which it is read.
 
-Samples of a problem that are one long text may be one draw, which limits by trace would count as several. All of a loss
-may lie on such problems: where they lose q points of a hundred, n of them show nothing with a chance of (1 - q / 100)^n,
-however many samples each has. So a run with copies speaks of problems like these: limits by problem hold however the
-samples of a problem depend on each other. Up to a share of `MOST_COPIED` of the problems are left, since a text may be
-drawn twice: if these problems were lost altogether, the loss would be higher by that share, one point.
+Samples of a problem that are one long text may be one draw, which limits by trace would count as several. All of a
+loss may lie on such problems: where a share q of their draws is lost, n of them show nothing with a chance of
+(1 - q)^n, however many samples each has. So a run with copies speaks of problems like these: limits by problem hold
+however the samples of a problem depend on each other. Copies on a share of at most `MOST_COPIED` of the problems are
+let pass, since a text may be drawn twice: if all of these problems were lost, the loss would be higher by that share,
+one point.
 """
 
 from __future__ import annotations

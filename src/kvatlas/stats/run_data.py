@@ -284,7 +284,7 @@ class RunData:
         texts = []
         for benchmark, clusters in self.manifest.clusters.items():
             texts.append(
-                f"{benchmark}: {len(clusters):,} problems share passages, seeds or templates, in "
+                f"{benchmark}: {len(clusters):,} problems share questions, passages, seeds or templates, in "
                 f"{counted(len(set(clusters.values())), 'cluster')}; clusters are the units of claims on problems like "
                 "these, and weigh equally"
             )
