@@ -264,6 +264,8 @@ class _StoredProvenance(BaseModel, extra="allow", strict=True):
     attempts: dict[str, int] = {}
     #: Benchmarks whose clusters were changed after the first traces.
     reclustered: list[str] = []
+    #: Whether this manifest took the place of another one after its first traces.
+    replaced: bool = False
     extensions: int = 0
 
 
@@ -303,6 +305,11 @@ class Manifest:
     def __post_init__(self) -> None:
         for name in ("spec", "provenance"):
             object.__setattr__(self, name, without_secrets(getattr(self, name)))
+
+    @property
+    def decided(self) -> tuple[Any, ...]:
+        """What a spec decides of the tests of a run before its data, besides the cells."""
+        return tuple(self.spec.get(name) for name in ("claim", "looks", "tests", "lose_at_most"))
 
     def has_problem(self, benchmark: str, problem: Problem) -> bool:
         """Return whether this is the run's problem of that id, and not one of another version of the benchmark."""

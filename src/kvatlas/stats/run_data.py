@@ -293,6 +293,11 @@ class RunData:
                 f"The clusters of {', '.join(reclustered)} were changed after the first traces, so the units of claims "
                 "on problems like these were chosen after the data"
             )
+        if self.manifest.provenance.get("replaced"):
+            texts.append(
+                "The spec was replaced after the first traces (--replace), so what is tested, and in which order, was "
+                "chosen after the data"
+            )
         if self.other_claim not in (None, self.stored_claim):
             texts.append(f"The claim ({self.claim.words}) was chosen after the data")
         copied = most_copied(self.cells)
