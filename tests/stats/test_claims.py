@@ -418,6 +418,7 @@ def test_copies_are_counted_by_share(tmp_path: Path) -> None:
         said = "copies of one long text on 0.8 % of the problems; they count as independent draws, so limits of the "
         said += "claim on these problems may be too near by up to 0.8 points"
         assert any(said in note.text for note in run.notes) == (copied == 1)
+        assert ("Nothing is claimed of these problems alone: two samples are copies" in one_page(run)) == refused
 
 
 @pytest.mark.parametrize("copied", [3, 6, 29])

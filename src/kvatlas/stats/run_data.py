@@ -301,7 +301,9 @@ class RunData:
         if self.other_claim not in (None, self.stored_claim):
             texts.append(f"The claim ({self.claim.words}) was chosen after the data")
         copied = most_copied(self.cells)
-        if 0 < copied <= MOST_COPIED:
+        if copied > MOST_COPIED and self.stored_claim is Claim.THESE:
+            texts.append(f"Nothing is claimed of these problems alone: {copies_clause(copied)}")
+        elif 0 < copied <= MOST_COPIED:
             texts.append(
                 f"Under one of the settings {copies_clause(copied)}; they count as independent draws, so limits of the "
                 f"claim on these problems may be too near by up to {percent_text(copied)} points"
