@@ -1,23 +1,25 @@
-"""Designs that judge marks, recommendations and the gate, chosen from the guides alone, before their author read any code.
+"""Designs that judge marks, recommendations and the gate, chosen from the guides before their author read any code.
 
-A design says how the answers of the full cache and of each setting arise, so that the truth is known. Losses are in margins:
-ABOVE is just above the margin (a proof that it is kept is wrong), BELOW just below it (a proof that it is broken is wrong).
+A design says how the answers of the full cache and of each setting arise, so that the truth is known. Losses are in
+margins: ABOVE is just above the margin (a proof that it is kept is wrong), BELOW just below it (a proof that it is
+broken is wrong).
 
-    problems     of each benchmark; all benchmarks weigh the same
-    difficulty   the chances of the full cache: "sure" 1, "half" .5, "even" Beta(1, 1), "easy" Beta(8, 1), "hard" Beta(.4, 2), "two" 0.3 are 0 and 0.7 are 1,
-                 "weak" .04
-    shape        "spread": each problem loses the same share of its chance; "collapse": whole problems are lost, drawn by chance;
-                 "part": a share of the problems loses, the others nothing; "mixed": one problem in ten is gained whole, three in ten lose
-    overlap      which problems collapse under several settings: "same" (nested), "apart" (never two), "own" (by chance)
-    common       share of traces of a setting that use the random number of the full cache's trace
-    between      the other traces: "shared" by all settings, "own", or "opposite" (every second setting has 1 - u)
-    fixed        the problems are the same in all rounds, their chances quantiles: the worst case for these problems
-    copies       share of the problems of each benchmark whose samples are one text; with them the loss lies on these problems alone
-    clusters     problems that share everything
-    missing      share of the pairs that is missing, lost ones first
-    shapes       of single policies, where they differ
+    problems       of each benchmark; all benchmarks weigh the same
+    difficulty     the chances of the full cache: "sure" 1, "half" .5, "even" Beta(1, 1), "easy" Beta(8, 1),
+                   "hard" Beta(.4, 2), "two" 0 on 3 of 10 problems and 1 on the others, "weak" .04
+    shape          "spread": each problem loses the same share of its chance; "collapse": whole problems are lost, by
+                   chance; "part": a share of the problems loses, the others nothing; "mixed": one problem in ten is
+                   gained whole, three in ten lose
+    overlap        which problems collapse under several settings: "same" (nested), "apart" (never two), "own"
+    common         share of traces of a setting that use the random number of the full cache's trace
+    between        the other traces: "shared" by all settings, "own", or "opposite" (every second setting has 1 - u)
+    fixed          the problems are the same in all rounds, their chances quantiles: the worst for these problems
+    copies         share of the problems of each benchmark whose samples are one text; all of the loss lies on them
+    clusters       problems that share everything
+    missing        share of the pairs that is missing, lost ones first
+    shapes         of single policies, where they differ
     mixed_windows  the first windows whose shape is "mixed"; the others are "spread"
-    losses       of each policy: a row for each window, its settings from the largest ratio to the smallest
+    losses         of each policy: a row for each window, its settings from the largest ratio to the smallest
 """
 
 from dataclasses import dataclass, field
@@ -244,7 +246,7 @@ MAPS = [
     ),
     MapDesign(
         "controls_by_default",
-        "`random` and `window` beside `dynts` have no share: marks of dynts at the margin, recommendation never a control",
+        "`random` and `window` beside `dynts` have no share: marks of dynts at the margin, no control is recommended",
         {"dynts": rows(2, ABOVE, ABOVE), "random": rows(2, 0, 0), "window": ((0, 0), (0, 0))},
         {"A": 100},
         1,
@@ -475,7 +477,7 @@ MAPS = [
 
 @dataclass(frozen=True)
 class GateDesign:
-    """A comparison of two sides, before and after, and the promise that it tests; losses in margins, one for each task."""
+    """A comparison of two sides, before and after; losses in margins, one for each task."""
 
     name: str
     promise: str

@@ -42,7 +42,7 @@ CLAIMS = {"TP": Claim.THESE, "PLT": Claim.LIKE}
 EXACT = 1e-9
 #: Of so many rounds one goes through the store, and must equal the same round in memory.
 STORED_EACH = 1000
-#: Effects, pairs and lines at equal memory take longer: they are judged in each fourth round, and in all of these designs.
+#: Effects, pairs and lines at equal memory take longer: they are judged in each fourth round, of these designs in all.
 JUDGED_EACH = 4
 AXES = ("noisy_level", "only_memory_matters", "rare_collapse_of_one_policy", "nothing_lost", "copies_10")
 #: Mean, and quantile function, of the chances of the full cache.
@@ -62,7 +62,7 @@ RARE_CONTROLS = ("random", "window")
 
 @dataclass(frozen=True)
 class Drawn:
-    """The chances [1 + settings, problems] and grades [problems, samples] of a benchmark, and which problems are copies."""
+    """Chances [1 + settings, problems] and grades [problems, samples] of a benchmark, and which problems are copies."""
 
     chances: np.ndarray
     full: np.ndarray
@@ -501,7 +501,7 @@ def judge_found(result: Result, design: MapDesign, truth: np.ndarray, note: Coun
 
 
 def write_side(folder: Path, tasks: Sequence[np.ndarray], copied: Sequence[np.ndarray], design: GateDesign) -> Path:
-    """Write a side as lm-eval does, or as a file of answers where answers are missing or are scores; return its path."""
+    """Write a side as lm-eval does, or as a file of answers where some are missing or are scores; return its path."""
     side = folder.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -598,8 +598,6 @@ def judge_gate(design: GateDesign, rounds: int, seed: int, folder: Path, until: 
         if design.missing:
             given["claim"] = "these_problems"
         result = kvatlas.gate(paths[0], paths[1], lose_at_most=design.margin, **given)
-        if number == 0:
-            print(result, file=sys.stderr)
         is_tp = result.to_dict()["claim"] == "these_problems"
         counts[result.verdict] += 1
         counts["these problems" if is_tp else "like these"] += 1
