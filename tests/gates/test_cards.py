@@ -446,6 +446,23 @@ def test_means_over_all_samples_are_compared(tmp_path: Path) -> None:
     assert document["loses_high"] < worse["loses_high"] < document["loses_high"] + 1
 
 
+def test_equal_questions_are_one_unit(tmp_path: Path) -> None:
+    """40 questions that stand five times in a log, under names of their own, prove as much as 40 problems."""
+    sides = []
+    for name in "ab":
+        rows = (lm_row(i, doc={"question": f"q{i % 40}"}, target=str(i % 40), prompt=f"Q{i % 40}?") for i in N)
+        sides.append(write_lm(tmp_path / name, rows))
+    document = kvatlas.gate(*sides, lose_at_most=5).to_dict()
+    assert (document["verdict"], document["units"]) == ("cannot tell", 40)
+    assert document["loses_high"] == pytest.approx(100 * (1 - 0.05 ** (1 / 40)), abs=0.1)
+    assert any("200 problems with 40 questions or passages" in note for note in document["notes"])
+    # The same stem with other choices in its prompt is another question.
+    for name in "cd":
+        rows = (lm_row(i, doc={"question": "Which is true?"}, target="A", prompt=f"Q{i}?") for i in N)
+        sides.append(write_lm(tmp_path / name, rows))
+    assert kvatlas.gate(*sides[2:], lose_at_most=5).to_dict()["units"] == 200
+
+
 @pytest.mark.parametrize(("target", "samples", "mean_of"), [("right", 4, 1), ("other", 1, 4)])
 def test_repeats_of_a_row_are_samples_where_each_has_a_grade(
     target: str, samples: int, mean_of: int, tmp_path: Path
@@ -504,9 +521,9 @@ def test_sampling_of_every_row_counts(tmp_path: Path) -> None:
     ("share", "claim", "is_told"),
     [
         (1.0, "problems_like_these", False),
-        (0.6, "problems_like_these", False),
-        (0.3, "these_problems", True),
-        (0.05, "these_problems", False),
+        (0.05, "problems_like_these", False),
+        (0.005, "these_problems", True),
+        (0.0, "these_problems", False),
     ],
 )
 def test_copies_are_counted_by_share(share: float, claim: str, is_told: bool, tmp_path: Path) -> None:

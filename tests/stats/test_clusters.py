@@ -12,7 +12,7 @@ from scipy import stats
 
 from kvatlas import benchmarks
 from kvatlas.core import Claim, KvatlasError, Problem
-from kvatlas.results.manifest import Manifest
+from kvatlas.results.manifest import Manifest, clusters_of
 from kvatlas.stats.losses import losses_of
 from kvatlas.stats.numerics.against_reference import losses_of_units
 from kvatlas.stats.numerics.arrays import cluster_numbers, means_of_clusters, strata_of_clusters
@@ -20,7 +20,9 @@ from kvatlas.stats.numerics.units import units_of_traces
 from kvatlas.stats.power import provable
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable
-from kvatlas.sweeps import make_plan
+from kvatlas.sweeps import make_plan, parse_spec
+from kvatlas.sweeps.plan_notes import cluster_notes
+from kvatlas.sweeps.planned_problems import PlannedProblems
 from kvatlas.sweeps.spec import Spec
 
 MARGIN = 0.05
@@ -66,6 +68,31 @@ def test_clusters_that_are_wholly_alike_break_no_promise(clusters: int, size: in
 def one_row(units: Any, row: int) -> Any:
     rows = slice(row, row + 1)
     return replace(units, means=units.means[rows], lowest=units.lowest[rows], highest=units.highest[rows])
+
+
+def test_equal_problems_are_one_unit() -> None:
+    """A file that holds each question three times, its choices in another order, proves no more than the questions."""
+    rows: list[dict[str, Any]] = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(6) for _ in range(3)]
+    rows.append({"question": "7 + 7?", "answer": 14})
+    rows += [{"question": "A metal?", "choices": ["tin", "air", "tea"], "answer": "A"} for _ in range(2)]
+    rows += [{"question": "A metal?", "choices": ["iron", "air", "tea"], "answer": "A"}]
+    problems = [
+        Problem(f"p{n}", row["question"], str(row["answer"]), {"choices": row.get("choices", ())})
+        for n, row in enumerate(rows)
+    ]
+    turned = replace(problems[-2], answer="B", about={"choices": ("air", "tin", "tea")})
+    clusters = clusters_of([*problems[:-2], turned, problems[-1]])
+    assert len(clusters) == 20
+    assert len(set(clusters.values())) == 7
+    assert clusters["p2"] == clusters["p0"] != clusters["p3"]
+    assert {"p18", "p21"}.isdisjoint(clusters)
+
+    spec = parse_spec({"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN9"]})
+    plan = PlannedProblems(spec=spec, benchmarks=(), problems={"mine": problems[:19]})
+    assert plan.sizes == [7]
+    assert len(plan.clusters["mine"]) == 18
+    (note,) = cluster_notes("mine", problems[:19])
+    assert "are 6 clusters and 1 problem alone" in note
 
 
 def test_limits_do_not_see_which_problems_a_cluster_has() -> None:

@@ -11,6 +11,7 @@ from kvatlas.autopsy.driver import find_lost
 from kvatlas.core import Setting
 from kvatlas.report.agreement import compare_runs
 from kvatlas.results import Store
+from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.command_line import Call
 from tests.stored import decode_run
@@ -54,6 +55,20 @@ def test_the_store_still_has_the_former_traces(replaced: Path) -> None:
     with Store.open(replaced) as store:
         assert len(list(store.traces_of_all_sweeps())) == 48
         assert len(list(store.traces())) == 8
+
+
+def test_what_is_chosen_after_the_data_is_said(replaced: Path, tmp_path: Path) -> None:
+    """Settings that are left out once their losses were seen change which of the others are tested."""
+
+    def notes(run: Path) -> list[str]:
+        return [note.text for note in RunData.open(run).claim_notes if "(--replace)" in note.text]
+
+    (note,) = notes(replaced)
+    assert note.endswith("was chosen after the data")
+    run = decode_run(SMALL, tmp_path / "run")
+    for spec, is_said in ((SMALL, False), ({**SMALL, "claim": "these_problems"}, True), (SMALL, True)):
+        sweep(make_plan(parse_spec(spec)), run, workers=1, replace=True)
+        assert bool(notes(run)) == is_said
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def verification_text(report: dict[str, Any], name: str) -> str:
 
 
 def _equal_texts(served: Traces) -> str:
-    """Return as a clause that the endpoint gave equal long texts for two seeds of most problems, or ""."""
+    """Return as a clause that the endpoint gave equal long texts for two seeds of too many problems, or ""."""
     by_problem = grouped(served.items(), lambda item: item[0][:2]).values()
     has_equal = []
     for of_problem in by_problem:

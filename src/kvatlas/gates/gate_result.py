@@ -14,7 +14,7 @@ from kvatlas.gates.cards import ENTRIES, MOST_NEW_TOKENS, UNKNOWN
 from kvatlas.gates.judgement import EXIT_CODES, Judgement, LossLimits, TaskVerdict, Verdict
 from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
 from kvatlas.gates.pairing import PairedAnswers
-from kvatlas.stats.claims import MOST_COPIED, NOTED_COPIES, copies_clause
+from kvatlas.stats.claims import MOST_COPIED, copies_clause
 from kvatlas.text import counted, fixed, margin_text, percent_text, signed, visible
 
 #: Problems that the text names.
@@ -106,7 +106,7 @@ class JudgedChange:
         found += _likely_causes(self)
         if self.regraded:
             found.append(f"The grader differs: {counted(self.regraded, 'answer')} of equal texts have unequal scores.")
-        if NOTED_COPIES < self.judgement.copied <= MOST_COPIED:
+        if 0 < self.judgement.copied <= MOST_COPIED:
             found.append(f"On a side {copies_clause(self.judgement.copied)}; they count as independent draws.")
         means = sorted({task.mean_of for task in self.judgement.tasks if task.mean_of > 1})
         if means:

@@ -193,6 +193,16 @@ class _TaskAnswers:
                 keys[question, rank] = place
         return keys
 
+    def asked(self) -> dict[str, tuple[str, ...]]:
+        """Return question, reference and prompts of each problem of which the question is known."""
+        found = {}
+        for problem, place in self.places.items():
+            if self.questions[place]:
+                # Choices stand in the prompts.
+                prompts = sorted(self.prompts[place])
+                found[problem] = (self.questions[place], self.references[place], *prompts)
+        return found
+
     def grid(self, task: str, places: Ints) -> AnswerGrid:
         """Return the answers to problems by their places, -1 for one that is missing."""
         numbers = np.unique(self.samples)
@@ -253,7 +263,9 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
         sides = (first[task], second[other])
         pairs = _pair_task((task, other), sides, allow)
         named = {**after.clusters.get(other, {}), **before.clusters.get(task, {})}
-        names_of_problems = [(named[name],) if name in named else name for name in pairs.problems]
+        # Equal questions under several names are one unit, as problems of a named cluster are.
+        asked = {**second[other].asked(), **first[task].asked()}
+        names_of_problems = [(named[name],) if name in named else asked.get(name, name) for name in pairs.problems]
         mean_of = max(before.mean_of.get(task, 1), after.mean_of.get(other, 1))
         pairs = replace(pairs, clusters=cluster_numbers(names_of_problems), mean_of=mean_of)
         tasks.append(pairs)
@@ -398,8 +410,14 @@ def _check_same(
 
 
 def _task_notes(pairs: TaskPairs, names: tuple[str, str]) -> list[str]:
-    """Return notes on unequal numbers of samples, and on missing answers."""
+    """Return notes on problems that are one unit, on unequal numbers of samples, and on missing answers."""
     notes = []
+    if pairs.clusters is not None:
+        units = len(set(pairs.clusters.tolist()))
+        notes.append(
+            f"{pairs.task} has {len(pairs.problems):,} problems with {units:,} questions or passages: the units of the "
+            "claim on problems like these"
+        )
     before, after = pairs.samples
     if before != after:
         notes.append(

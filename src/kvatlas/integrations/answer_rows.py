@@ -31,7 +31,7 @@ from kvatlas.core import (
     is_storable_number,
 )
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.results.manifest import contents_of
+from kvatlas.results.manifest import clusters_of, contents_of
 from kvatlas.results.records import MAX_SAMPLES, is_cost
 from kvatlas.text import number
 
@@ -124,7 +124,7 @@ def import_answers(
         provenance={"kvatlas": __version__, "answers": {"file": file.name, "digest": source}},
         about={asked.name: {each.id: dict(each.about) for each in answered}} if asked else {},
         contents={asked.name: contents_of(answered)} if asked else {},
-        clusters={asked.name: {each.id: each.cluster for each in answered if each.cluster}} if asked else {},
+        clusters={asked.name: clusters_of(answered)} if asked else {},
     )
     with Store.create(run, {"kvatlas": __version__}) as store:
         if "answers" not in store.manifest(manifest).provenance:

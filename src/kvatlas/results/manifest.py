@@ -54,6 +54,30 @@ def contents_of(problems: Iterable[Problem]) -> dict[str, str]:
     return {problem.id: problem.content_digest() for problem in problems}
 
 
+def clusters_of(problems: Sequence[Problem]) -> dict[str, str]:
+    """Return the clusters of problems by their ids, without problems that share nothing.
+
+    Equal problems are a cluster: a file that holds each of 30 questions 32 times has 30 units of problems like these,
+    and a setting that fails on a question fails 32 times.
+    """
+    alike: dict[tuple[str, ...], list[str]] = {}
+    asked = {}
+    for problem in problems:
+        # Choices may stand in another order each time, under another letter.
+        choices = sorted(map(str, problem.about.get("choices", ())))
+        asked[problem.id] = (problem.question, *(choices or [problem.answer]))
+        alike.setdefault(asked[problem.id], []).append(problem.id)
+
+    clusters = {}
+    for problem in problems:
+        ids = alike[asked[problem.id]]
+        if problem.cluster:
+            clusters[problem.id] = problem.cluster
+        elif len(ids) > 1:
+            clusters[problem.id] = f"the question of {ids[0]}"
+    return clusters
+
+
 class _StoredCell(BaseModel, strict=True):
     """The form of a cell in a store, a list of these values; manifests of earlier versions lack the last four."""
 
@@ -264,6 +288,8 @@ class _StoredProvenance(BaseModel, extra="allow", strict=True):
     attempts: dict[str, int] = {}
     #: Benchmarks whose clusters were changed after the first traces.
     reclustered: list[str] = []
+    #: Whether this manifest took the place of another one after its first traces.
+    replaced: bool = False
     extensions: int = 0
 
 
@@ -301,6 +327,11 @@ class Manifest:
     def __post_init__(self) -> None:
         for name in ("spec", "provenance"):
             object.__setattr__(self, name, without_secrets(getattr(self, name)))
+
+    @property
+    def decided(self) -> tuple[Any, ...]:
+        """What a spec decides of the tests of a run before its data, besides the cells."""
+        return tuple(self.spec.get(name) for name in ("claim", "looks", "tests", "lose_at_most"))
 
     def has_problem(self, benchmark: str, problem: Problem) -> bool:
         """Return whether this is the run's problem of that id, and not one of another version of the benchmark."""

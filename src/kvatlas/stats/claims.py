@@ -1,4 +1,12 @@
-"""The claim of a run's numbers, the reason why a run cannot make it, and the look at which it is read."""
+"""The claim of a run's numbers, the reason why a run cannot make it, and the look at which it is read.
+
+Samples of a problem that are one long text may be one draw, which limits by trace would count as several. All of a
+loss may lie on such problems: where a share q of their draws is lost, n of them show nothing with a chance of
+(1 - q)^n, however many samples each has. So a run with copies speaks of problems like these: limits by problem hold
+however the samples of a problem depend on each other. Copies on a share of at most `MOST_COPIED` of the problems are
+let pass, since a text may be drawn twice: if all of these problems were lost, the loss would be higher by that share,
+one point.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +31,8 @@ if TYPE_CHECKING:
 GREEDY = "at temperature 0 nothing is drawn"
 #: Texts of fewer tokens may be equal by chance.
 LONG_TEXT = 50
-#: The share of problems with copies above which the samples are no independent draws, and that above which it is said.
-MOST_COPIED = 0.5
-NOTED_COPIES = 0.1
+#: The share of problems with copies above which the samples are no independent draws.
+MOST_COPIED = 0.01
 #: Above this share of missing pairs nothing is proven.
 MOST_MISSING = 0.05
 

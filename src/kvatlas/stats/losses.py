@@ -136,6 +136,11 @@ class LossFamily:
     is_in_order: bool = False
 
     @property
+    def problem_count(self) -> int:
+        """The problems of all benchmarks, of which those of a cluster are one unit."""
+        return 0 if self.paired is None else len(self.paired.strata)
+
+    @property
     def chains(self) -> Orders:
         """The chains of the claim of the run."""
         return self.orders.get(self.claim, [])

@@ -32,7 +32,6 @@ from kvatlas.results.records import TraceColumns
 from kvatlas.results.store import Store
 from kvatlas.stats.claims import (
     MOST_COPIED,
-    NOTED_COPIES,
     copies_clause,
     look_of,
     most_copied,
@@ -43,7 +42,7 @@ from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.table import CellTraces, TraceTable
-from kvatlas.text import counted, parse_yaml
+from kvatlas.text import counted, parse_yaml, percent_text
 
 Axes = tuple[str, str]
 #: The cells of one map-to-be.
@@ -285,7 +284,7 @@ class RunData:
         texts = []
         for benchmark, clusters in self.manifest.clusters.items():
             texts.append(
-                f"{benchmark}: {len(clusters):,} problems share passages, seeds or templates, in "
+                f"{benchmark}: {len(clusters):,} problems share questions, passages, seeds or templates, in "
                 f"{counted(len(set(clusters.values())), 'cluster')}; clusters are the units of claims on problems like "
                 "these, and weigh equally"
             )
@@ -294,13 +293,20 @@ class RunData:
                 f"The clusters of {', '.join(reclustered)} were changed after the first traces, so the units of claims "
                 "on problems like these were chosen after the data"
             )
+        if self.manifest.provenance.get("replaced"):
+            texts.append(
+                "The spec was replaced after the first traces (--replace), so what is tested, and in which order, was "
+                "chosen after the data"
+            )
         if self.other_claim not in (None, self.stored_claim):
             texts.append(f"The claim ({self.claim.words}) was chosen after the data")
         copied = most_copied(self.cells)
-        if NOTED_COPIES < copied <= MOST_COPIED:
+        if copied > MOST_COPIED and self.stored_claim is Claim.THESE:
+            texts.append(f"Nothing is claimed of these problems alone: {copies_clause(copied)}")
+        elif 0 < copied <= MOST_COPIED:
             texts.append(
                 f"Under one of the settings {copies_clause(copied)}; they count as independent draws, so limits of the "
-                "claim on these problems may be too near"
+                f"claim on these problems may be too near by up to {percent_text(copied)} points"
             )
         if look.share is not None:
             last = self.manifest.spec["looks"][-1]

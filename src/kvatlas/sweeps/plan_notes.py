@@ -13,17 +13,20 @@ from kvatlas.cpu.native import why_not
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.policies.memory import stays
+from kvatlas.results.manifest import clusters_of
 from kvatlas.sweeps.short_weights import offer
 from kvatlas.text import counted
 
 
 def cluster_notes(benchmark: str, problems: Sequence[Problem]) -> list[str]:
-    """Return a note on problems that name clusters."""
-    clusters = {problem.cluster for problem in problems if problem.cluster}
+    """Return a note on problems that share something."""
+    clusters = clusters_of(problems)
     if not clusters:
         return []
-    alone = sum(not problem.cluster for problem in problems)
-    units = counted(len(clusters), "cluster") + (f" and {counted(alone, 'problem')} alone" if alone else "")
+    alone = len(problems) - len(clusters)
+    units = counted(len(set(clusters.values())), "cluster") + (
+        f" and {counted(alone, 'problem')} alone" if alone else ""
+    )
     return [
         f"The {counted(len(problems), 'problem')} of {benchmark} are {units}: these are the units of claims on "
         "problems like these."

@@ -9,7 +9,7 @@ from typing import Any
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Claim, Problem
-from kvatlas.results.manifest import contents_of
+from kvatlas.results.manifest import clusters_of, contents_of
 from kvatlas.sweeps.spec import Spec
 
 
@@ -47,8 +47,9 @@ class PlannedProblems:
         """The units of problems like these of each benchmark: its problems, of which those of a cluster are one."""
         sizes = []
         for problems in self.problems.values():
-            units = {problem.cluster or (problem.id,) for problem in problems}
-            sizes.append(len(units))
+            clusters = clusters_of(problems)
+            alone = len(problems) - len(clusters)
+            sizes.append(alone + len(set(clusters.values())))
         return sizes
 
     @property
@@ -66,9 +67,9 @@ class PlannedProblems:
         """The clusters of problems by benchmark and problem, without problems that share nothing."""
         found = {}
         for name, problems in self.problems.items():
-            named = {problem.id: problem.cluster for problem in problems if problem.cluster}
-            if named:
-                found[name] = named
+            clusters = clusters_of(problems)
+            if clusters:
+                found[name] = clusters
         return found
 
     @property
