@@ -108,7 +108,7 @@ def test_differences_of_a_run_of_policies_follow_the_options(kvatlas: Call, tmp_
         (("--look", "CHAIN9=x"), "does not show the name 'CHAIN9'; it shows: tiny, Pass@1"),
         (
             ("--look", "wdith=3.3"),
-            "Options are columns, dark, intervals, title, width, font, plain, kept. Did you mean 'width'?",
+            "Options are columns, dark, intervals, title, width, font, plain. Did you mean 'width'?",
         ),
         (("--metric", "seconds", "--against", "full"), "--against draws differences of a metric"),
         (("--policy", "h2o"), "There is no map of the policy 'h2o'"),

@@ -153,7 +153,7 @@ def test_an_effect_of_an_axis_is_the_title_where_no_margin_is_tested() -> None:
     # The title leaves out the only policy, which stands among the words below it.
     figure = metric_figure(result, [one.map for one in result.maps], MapOptions(), {})
     assert figure.texts[0].get_text() == title
-    assert "; dynts;" in " ".join(text.get_text() for text in figure.texts)
+    assert "; dynts, KV budget 5000;" in " ".join(text.get_text() for text in figure.texts)
 
 
 def test_effects_of_runs_are_titles_that_say_in_how_many_maps_they_are_proven(tmp_path) -> None:

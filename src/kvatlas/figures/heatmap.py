@@ -31,7 +31,7 @@ from kvatlas.figures.heatmap_layout import (
     label_room,
     row_name_lines,
 )
-from kvatlas.figures.panels import NARROWEST, Panel, metric_panels, with_tokens
+from kvatlas.figures.panels import NARROWEST, Panel, metric_panels
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
 from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.pairs import Comparison
@@ -103,8 +103,6 @@ def plot(
     for panel in panels:
         if not panel.cells:
             raise KvatlasError(f"The map of {panel.map.model} on {panel.map.benchmark} has no cells to draw.")
-    if options.kept:
-        panels = with_tokens(panels)
     if options.plain and shared is None and not one_bar:
         shared = False
 

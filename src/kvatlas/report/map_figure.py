@@ -125,7 +125,6 @@ def _check_heatmap_options(show: MapOptions, figure: str) -> None:
         "--mean": show.mean,
         "--shared": show.shared is True,
         "--own": show.shared is False,
-        "--look kept=true": show.figure is not None and bool(show.figure.kept),
     }
 
     for option, is_given in given.items():
