@@ -328,7 +328,7 @@ def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
     map_ = Map("m", "B", "pass@1", "rkv", (("kv_budget", rows), ("kv_bits", bits)), cells)
     (panel,) = metric_panels([map_])
     assert panel.memory == [[64.0 * row * column for column in bits] for row in rows]
-    assert "dotted: equal mean KV memory" in " ".join(texts(plot([panel]), tmp_path))
+    assert "dashed: equal mean KV memory" in " ".join(texts(plot([panel]), tmp_path))
     unknown = replace(map_, cells={at: replace(one, mean_kv_bytes=None) for at, one in cells.items()})
     assert not any(panel.memory for panel in metric_panels([unknown]))
     assert "equal mean KV memory" not in " ".join(texts(map_figure([unknown]), tmp_path))

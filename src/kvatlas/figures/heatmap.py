@@ -364,7 +364,7 @@ def _draw_cells(
             _draw_ring(axes, corner, (layout.inner / len(columns), layout.high / len(rows)))
 
     if panel.memory:
-        # Dotted lines of equal memory at three of the sizes between the smallest and the largest.
+        # Dashed lines of equal memory at three of the sizes between the smallest and the largest.
         sizes = np.array(panel.memory)
         axes.contour(
             np.arange(len(columns)) + 0.5,
@@ -373,7 +373,7 @@ def _draw_cells(
             np.geomspace(sizes.min(), sizes.max(), 5)[1:-1],
             colors=colours.ON_COLOUR,
             linewidths=0.7,
-            linestyles="dotted",
+            linestyles="dashed",
             alpha=0.5,
         )
 

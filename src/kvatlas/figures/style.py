@@ -396,13 +396,6 @@ def write_above(panel: Axes, lines: Sequence[Line]) -> None:
         y += 72 * line.high
 
 
-def panel_inches(panel: Axes) -> tuple[float, float]:
-    """Return the width and the height of a panel."""
-    box = panel.get_position()
-    size = panel.figure.get_size_inches()  # type: ignore[union-attr]
-    return float(box.width * size[0]), float(box.height * size[1])
-
-
 def move_apart(places: Sequence[float], heights: Sequence[float], top: float) -> list[float]:
     """Return the middles of boxes near their places, from the lowest up: none overlaps, and none is above the top."""
     middles = []
