@@ -28,7 +28,6 @@ def commands(run: str) -> dict[str, list[str]]:
     pairs = options_of([f"{model} {setting}" for model in ("tiny-llama", "tiny-qwen") for setting in (narrow, wide)])
     return {
         "demo-map": ["map", run, "--mean"],
-        "demo-losses": ["map", run, "--by-memory"],
         "gallery-plain": ["map", llama, "--look", "plain=true"],
         "gallery-llama": ["map", llama],
         "gallery-qwen": ["map", qwen, "--own"],

@@ -193,7 +193,7 @@ def open_run(
     """Open the run in a folder.
 
     `metric` is `pass@1` (the default), `progress`, `pass@K`, `maj@K`, or a metric of the benchmark. With
-    `partial` maps note missing traces instead of raising an error. `fix` holds axes beyond two to one value each, such
+    `partial` maps note missing traces instead of raising an error. `fix` holds axes to one value each, such
     as `{"kv_budget": 288}`. A recommended setting may lose `lose_at_most` points. Raises KvatlasError for a folder
     without a run.
     """

@@ -7,6 +7,7 @@ and unpaired characters are written as `⟨U+001B⟩`, so that no text controls 
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -20,17 +21,14 @@ from kvatlas.core import Estimate
 #: Names on axes that are not the name of the parameter or metric in capitals.
 LABELS: Mapping[str, str] = {
     "local_window": "Local Window Size",
-    "ratio": "Ratio",
-    "kv_budget": "KV Budget",
     "kv_bits": "Bits",
-    "key_bits": "Key Bits",
-    "value_bits": "Value Bits",
-    "budget_over": "Budget Over",
     "every": "Compression Every (Tokens)",
     "pass@1": "Pass@1",
     "progress": "Progress Ratio",
-    "policy": "Policy",
 }
+#: Values in brackets behind a name, and the name of a parameter before its value: `dynts(kv_budget=144)`.
+_IN_BRACKETS = re.compile(r" ?\(([a-z_]+=[^()]*)\)")
+_PARAMETER = re.compile(r"\b([a-z_]+)=")
 
 
 def axis_label(name: str) -> str:
@@ -41,7 +39,16 @@ def axis_label(name: str) -> str:
     graded, _, grader = name.partition(":")
     if grader and graded == "graded":
         return f"Pass@1 by {grader}"
-    return LABELS.get(name, name.replace("_", " ").title())
+    return LABELS.get(name, " ".join("KV" if word == "kv" else word.title() for word in name.split("_")))
+
+
+def in_words(name: str) -> str:
+    """Return the name of a setting as figures show it: `dynts(kv_budget=144)` is `dynts, KV budget 144`."""
+
+    def words(match: re.Match[str]) -> str:
+        return " ".join("KV" if word == "kv" else word for word in match[1].split("_")) + " "
+
+    return _PARAMETER.sub(words, _IN_BRACKETS.sub(r", \1", name))
 
 
 def model_name(name: str) -> str:

@@ -108,7 +108,7 @@ def test_differences_of_a_run_of_policies_follow_the_options(kvatlas: Call, tmp_
         (("--look", "CHAIN9=x"), "does not show the name 'CHAIN9'; it shows: tiny, Pass@1"),
         (
             ("--look", "wdith=3.3"),
-            "Options are columns, dark, intervals, title, width, font, plain, kept. Did you mean 'width'?",
+            "Options are columns, dark, intervals, title, width, font, plain. Did you mean 'width'?",
         ),
         (("--metric", "seconds", "--against", "full"), "--against draws differences of a metric"),
         (("--policy", "h2o"), "There is no map of the policy 'h2o'"),
@@ -118,14 +118,9 @@ def test_differences_of_a_run_of_policies_follow_the_options(kvatlas: Call, tmp_
             "No setting has one of the policy 'h2o' with the same values",
         ),
         (("--fix", "local_window=8", "--own"), "--own is for runs with two axes, and this figure shows lines"),
-        (("--fix", "local_window=8", "--by-memory"), "--by-memory is for runs with two axes"),
         (("--fix", "local_window=8", "--against", "full", "--mean"), "this figure shows the settings of a run against"),
         (("--fix", "local_window=8", "--against", "full", "--shared"), "--shared is for runs with two axes"),
         (("--fix", "local_window=8", "--against", "full", "--metric", "seconds"), "leave out the cost seconds"),
-        (
-            ("--by-memory", "--shared"),
-            "--shared is for runs with two axes, and this",
-        ),
     ],
 )
 def test_wrong_wishes_are_one_sentence(

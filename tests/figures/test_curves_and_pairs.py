@@ -38,7 +38,7 @@ def test_four_systems_make_six_panels_in_two_rows(run: RunData, tmp_path: Path) 
     assert len({round(axes.get_position().y0, 6) for axes in panels}) == 2
     assert len({round(axes.get_position().x0, 6) for axes in panels}) == 3
     assert [(axes.get_xlabel(), axes.get_ylabel().replace("\n", " ")) for axes in panels[:2]] == [
-        ("A full", "A window (ratio=0.1)"),
+        ("A full", "A window, ratio 0.1"),
         ("A full", "B full"),
     ]
     for axes in panels:
@@ -48,7 +48,10 @@ def test_four_systems_make_six_panels_in_two_rows(run: RunData, tmp_path: Path) 
     shown = " ".join(texts(figure, tmp_path))
     for _, _, result in pairs:
         ahead = "x" if result.difference.value > 0 else "y"
-        assert f"{ahead} ahead by {100 * abs(result.difference.value):.0f} points ± " in shown
+        ends = sorted(round(100 * abs(end)) for end in (result.difference.low, result.difference.high))
+        points = round(100 * abs(result.difference.value))
+        assert f"{ahead} ahead by {points} points" in shown
+        assert f"({ends[0]} to {ends[1]})" in shown
         assert f"above the line {100 * result.above:.0f} %, below {100 * result.below:.0f} %" in shown
     assert "PARTIAL: one is missing" in shown
     assert "90 problems in each panel" in shown
@@ -94,8 +97,8 @@ def test_what_all_systems_have_in_common_stands_once(tmp_path: Path) -> None:
     systems = [ModelSetting("A", setting, values) for setting, values in zip(settings, outcomes, strict=True)]
     figure = pairwise_figure(systems, pairs_of(systems), "progress")
     words = " ".join(texts(figure, tmp_path))
-    assert "window, ratio=0.1" in words
-    assert figure.axes[0].get_xlabel() == "local_window=8"
+    assert "window, ratio 0.1" in words
+    assert figure.axes[0].get_xlabel() == "local window 8"
     assert fits_one(systems, "window local_window=8")
     assert not fits_one(systems, "window")
 
@@ -184,7 +187,7 @@ def test_what_all_panels_share_stands_once_above_them(tmp_path):
     words = texts(figure, tmp_path)
     assert "tiny under dynts: Pass@1 by Local Window Size" in words
     about = next(word for word in words if word.startswith("Pass@1 in %"))
-    assert "ratio=0.3" in about
+    assert "ratio 0.3" in about
     assert "4 problems" in about
     limits = {axes.get_ylim() for axes in figure.axes}
     assert len(limits) == 1
@@ -195,7 +198,7 @@ def test_pairs_of_one_model_name_it_and_the_benchmark(run: RunData, tmp_path: Pa
     two = [system for system in systems_of([run]) if system.model == "A"]
     figure = pairwise_figure(two, pairs_of(two), "progress")
     about = " ".join(texts(figure, tmp_path))
-    assert "A; SEQBENCH-6x6-B1; 90 problems; ±: half" in about
+    assert "A; SEQBENCH-6x6-B1; 90 problems; in brackets: 95 % intervals" in about
     assert "full is ahead by" in about
     assert "proven" in about
 
@@ -216,7 +219,7 @@ def test_settings_of_long_names_are_rows(tmp_path):
     figure = line_figure(curves, options=FigureOptions(2))
     words = texts(figure, tmp_path)
     names = [name for name, _ in curves[0].cells]
-    assert set(names) <= set(words)
+    assert {f"dynts, KV budget {budget}, local window {budget // 8}" for budget in budgets} <= set(words)
     assert len(names) == len(budgets) + 1
     assert faults(figure) == []
     heights = [round(line.get_ydata()[0]) for line in figure.axes[0].lines if line.get_marker() == "o"]

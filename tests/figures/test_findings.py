@@ -3,16 +3,14 @@
 import csv
 import re
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
+from kvatlas.core import Cell, Estimate, Map, Note, NoteKind, Setting
 from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure
-from kvatlas.figures.loss_memory import loss_figure, losses_csv
 from kvatlas.figures.panels import loss_panels, metric_panels
 from kvatlas.figures.style import FigureOptions
 from kvatlas.report.headline import short_headline
@@ -88,30 +86,6 @@ def run() -> RunData:
     return RunData(plan, list(traces(plan, lambda setting: chances[setting.policy])))
 
 
-def test_losses_by_memory_show_each_setting_the_margin_and_the_offered_one(run: RunData, tmp_path) -> None:
-    found = choices(run, losses_of(run))
-    # The synthetic traces of all settings keep the same tokens; give each its own.
-    (choice,) = found
-    saved = {id_: replace(saving, memory=0.5 + 0.01 * n) for n, (id_, saving) in enumerate(choice.savings.items())}
-    choice = replace(choice, savings=saved)
-    for look in (FigureOptions(), FigureOptions(1), FigureOptions(2, dark=True)):
-        figure = loss_figure([choice], "pass@1", title="A title", options=look)
-        (axes,) = figure.axes
-        marks = [line for line in axes.lines if line.get_marker() in ("o", "s")]
-        assert len(marks) == len(choice.losses) == 18
-        assert {line.get_marker() for line in marks} == {"o", "s"}
-        bottom, top = axes.get_ylim()
-        assert bottom > 100 * choice.margin > 0 > top
-        words = " ".join(words_of(figure))
-        assert "within 3 points of the full cache" in words
-        title = "chosen" if choice.by_memory else "safest"
-        assert f"{title}: dynts" in words
-        assert faults(figure) == [], look
-    assert losses_csv([choice]).count("\n") == 19
-    with pytest.raises(KvatlasError, match="--by-memory: no losses against a full cache"):
-        loss_figure([], "pass@1")
-
-
 def test_means_show_points_lost_with_colours_beyond_the_margin(tmp_path) -> None:
     chances = {0.1: 0.1, 0.2: 0.6}
 
@@ -166,33 +140,6 @@ def test_short_headlines_have_16_words_and_claim_no_more_than_is_proven(run: Run
     assert short_headline([], [compared("A", 0.09, 0.01)]) == "dynts is 9.0 points above random"
 
 
-def test_losses_by_memory_are_drawn_for_runs_and_refuse_other_figures(tmp_path) -> None:
-    folder = store_run(tmp_path / "run", manifest(grid("dynts")), lambda setting: 0.5)
-    out = tmp_path / "losses.svg"
-    plot_sources([folder], out, ReadOptions(metric=None), MapOptions(by_memory=True))
-    assert "KV memory saved, % of the full cache" in out.read_text()
-    for show, other in ((MapOptions(mean=True, by_memory=True), "--mean"),):
-        with pytest.raises(KvatlasError, match=f"--by-memory and {other} are different figures"):
-            plot_sources([folder], out, ReadOptions(metric=None), show)
-
-
-def test_runs_of_equal_bytes_are_drawn_by_what_they_lose_in_them(tmp_path) -> None:
-    settings = []
-    for budget, bits in product(("64KiB", "128KiB"), (4, 8)):
-        settings += [Setting.from_parameters("dynts", kv_budget=budget, kv_bits=bits, local_window=8, ratio=0.3)]
-    plan = manifest(settings, axes=(("kv_budget", ("64KiB", "128KiB")), ("kv_bits", (4, 8))))
-    folder = store_run(tmp_path / "bytes", plan, lambda setting: 0.5)
-    out = tmp_path / "bytes.svg"
-    plot_sources([folder], out)
-    by_memory = out.read_text()
-    assert "KV memory saved" in by_memory
-    assert {"dynts, 4 bits", "dynts, 8 bits"} <= {
-        bits for bits in ("dynts, 4 bits", "dynts, 8 bits") if bits in by_memory
-    }
-    plot_sources([folder], out, show=MapOptions(by_memory=False))
-    assert "KV memory saved" not in out.read_text()
-
-
 def test_an_effect_of_an_axis_is_the_title_where_no_margin_is_tested() -> None:
     """As `describe` finds it over the published maps; a single map shows no effect."""
     result = open_result([f"published:dynts_r1_{model}" for model in ("llama", "qwen")])
@@ -206,7 +153,7 @@ def test_an_effect_of_an_axis_is_the_title_where_no_margin_is_tested() -> None:
     # The title leaves out the only policy, which stands among the words below it.
     figure = metric_figure(result, [one.map for one in result.maps], MapOptions(), {})
     assert figure.texts[0].get_text() == title
-    assert "; dynts;" in " ".join(text.get_text() for text in figure.texts)
+    assert "; dynts, KV budget 5000;" in " ".join(text.get_text() for text in figure.texts)
 
 
 def test_effects_of_runs_are_titles_that_say_in_how_many_maps_they_are_proven(tmp_path) -> None:

@@ -60,7 +60,7 @@ def _scales(figure):
 
 def test_series_has_its_finding_panels_labels_and_values(llama, tmp_path):
     words = texts(map_figure(with_regions(llama, bound_tests_of_maps(llama), 0.03)), tmp_path)
-    assert "R1-Llama under dynts: no cell is shown to be better than another of its map" in words
+    assert "R1-Llama under dynts, KV budget 5000: no cell is shown to be better than another of its map" in words
     assert sum("R1-Llama" in word for word in words) == 1
     for item in llama:
         assert item.benchmark in words
@@ -126,7 +126,7 @@ def test_baselines_notes_and_holes_are_on_the_face(llama, tmp_path):
     )
     words = texts(map_figure([map_, llama[1]]), tmp_path)
     # A short name is a tick of the bar.
-    assert {"window(local_window=500) 97", "full 97"} <= set(words)
+    assert {"window, local window 500: 97", "full 97"} <= set(words)
     assert "30 problems" in " ".join(words)
     assert "PARTIAL: 3 of 40 traces are missing, in 1 cell (R1-Llama AIME24 dynts)" in words
     assert "40" not in {t.get_text() for t in map_figure([map_]).axes[0].texts}
@@ -137,10 +137,10 @@ def test_baselines_that_all_panels_share_are_told_once_and_by_their_parameters(l
     names = ("random(ratio=0.3)", "h2o(ratio=0.3)", "random(ratio=0.5)")
     maps = [replace(map_, baselines=dict.fromkeys(names, cell)) for map_ in llama[:2]]
     words = " ".join(texts(map_figure(maps, options=FigureOptions(2)), tmp_path))
-    assert words.count("ratio=0.3: random 97, h2o 97; random(ratio=0.5) 97") == 1
+    assert words.count("ratio 0.3: random 97, h2o 97; random, ratio 0.5: 97") == 1
     named = FigureOptions(2, labels={"h2o(ratio=0.3)": "Heavy hitters"})
     words = " ".join(texts(map_figure(maps, options=named), tmp_path))
-    assert "random(ratio=0.3) 97; Heavy hitters 97; random(ratio=0.5) 97" in words
+    assert "random, ratio 0.3: 97; Heavy hitters 97; random, ratio 0.5: 97" in words
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
@@ -328,7 +328,7 @@ def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
     map_ = Map("m", "B", "pass@1", "rkv", (("kv_budget", rows), ("kv_bits", bits)), cells)
     (panel,) = metric_panels([map_])
     assert panel.memory == [[64.0 * row * column for column in bits] for row in rows]
-    assert "dotted: equal mean KV memory" in " ".join(texts(plot([panel]), tmp_path))
+    assert "dashed: equal mean KV memory" in " ".join(texts(plot([panel]), tmp_path))
     unknown = replace(map_, cells={at: replace(one, mean_kv_bytes=None) for at, one in cells.items()})
     assert not any(panel.memory for panel in metric_panels([unknown]))
     assert "equal mean KV memory" not in " ".join(texts(map_figure([unknown]), tmp_path))
@@ -384,7 +384,7 @@ def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
     maps = with_recommended([one.map for one in (*result.means, *result.maps)], [choice])
     ringed = [map_.cells[map_.recommended].setting for map_ in maps if map_.recommended is not None]
     assert ringed == [setting] * 3
-    assert recommended_words(choice).startswith("tiny: dynts local_window 8, ratio 0.1 ")
+    assert recommended_words(choice).startswith("tiny: dynts, local window 8, ratio 0.1 ")
     figure = map_figure(maps)
     rings = [len({patch.get_gid() for patch in axes.patches} & {"ringed"}) for axes in figure.axes]
     assert sum(rings) == 3

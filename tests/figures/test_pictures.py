@@ -329,11 +329,10 @@ def test_texts_of_every_other_kind_of_figure_stand_apart(
         (ReadOptions(metric="pass@1"), MapOptions(mean=True)),
         (ReadOptions(metric=None), MapOptions(against="full")),
         (ReadOptions(metric=None), MapOptions(mean=True, against="random")),
-        (ReadOptions(metric=None), MapOptions(by_memory=True)),
         (fixed_axis, MapOptions()),
     ):
         plot_sources([stored], tmp_path / "figure.png", options, replace(show, figure=look))
-    assert len(drawn) == 6
+    assert len(drawn) == 5
 
     run = arena({"random": 0.5, "rkv": 0.95, "window": 0.5})
     drawn.append(against_figure(against_policy(run, "random"), options=look))

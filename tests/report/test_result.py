@@ -11,14 +11,17 @@ from kvatlas.core import Grade, KvatlasError, Setting, Status
 from kvatlas.figures.findings import panels_title
 from kvatlas.figures.panels import metric_panels
 from kvatlas.report.description import every_map, one_page, recommendation
+from kvatlas.report.map_figure import MapOptions, plot_sources
 from kvatlas.report.result import analyse
+from kvatlas.report.view_options import ReadOptions
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates import BINOMIAL_NOTE
 from kvatlas.stats.losses import LossFamily
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import fixed, p_text
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import AXES, grid, manifest, traces
+from tests.stored import store_run
 
 FULL = (Setting.from_parameters("full"),)
 PUBLISHED = [f"published:dynts_r1_{name}" for name in ("llama", "qwen")]
@@ -325,3 +328,39 @@ def test_where_nothing_is_proven_it_says_whether_more_problems_would_help():
     # No setting shares a problem with the full cache.
     before = recommendation(replace(far.choices[0], losses={}, family=LossFamily(0.03, {}), savings={}))
     assert before == "tiny, mean of 2: Nothing is proven."
+
+
+def test_a_third_axis_has_maps_of_its_own_and_one_recommendation_over_all_of_them(tmp_path):
+    budgets = (96, 144)
+    settings = [
+        replace(one, parameters=tuple({**dict(one.parameters), "kv_budget": budget}.items()))
+        for budget in budgets
+        for one in grid("dynts")
+    ]
+    plan = manifest(settings, axes=(*AXES, ("kv_budget", budgets)), problems=60)
+
+    def chance(item):
+        return 1.0 if item.policy == "full" or (item.values["kv_budget"] == 144 and item.values["ratio"] > 0.1) else 0.4
+
+    folder = store_run(tmp_path / "run", plan, chance)
+    result = analyse([folder], lose_at_most=8)
+    assert [one.map.policy for one in result.means] == ["dynts(kv_budget=96)", "dynts(kv_budget=144)"]
+    kept = [{coord for coord, loss in one.losses.items() if loss.is_kept} for one in result.means]
+    assert kept[0] == set()
+    assert kept[1] <= {(window, ratio) for window in (8, 16, 32) for ratio in (0.3, 0.5)}
+    (choice,) = result.choices
+    assert choice.recommended.values["kv_budget"] == 144
+    assert choice.recommended.values["ratio"] > 0.1
+
+    # The ratio matters at one of the budgets alone.
+    proven = [(effect.axis, effect.over) for effect in result.effects if effect.is_proven]
+    assert proven == [("ratio", "tiny | mean of 2 | dynts(kv_budget=144)")]
+    assert "ratio 0.1" in one_page(result)
+
+    out = tmp_path / "maps.svg"
+    plot_sources([folder], out, ReadOptions(metric=None, lose_at_most=8), MapOptions(mean=True))
+    for budget in budgets:
+        assert f"dynts, KV budget {budget}" in out.read_text()
+    plot_sources([folder], out, ReadOptions(metric=None, fix={"kv_budget": 96}))
+    assert "tiny under dynts, KV budget 96: " in out.read_text()
+    assert "kv_budget" not in out.read_text()

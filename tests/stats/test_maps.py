@@ -131,7 +131,7 @@ def test_a_map_without_any_trace_is_left_out_and_an_empty_run_refused():
         maps_of_run(RunData(plan, [], partial=True))
 
 
-def test_three_axes_need_one_fixed():
+def test_each_value_of_a_third_axis_has_a_map_of_its_own():
     budgets = (64, 96)
     settings = [
         Setting.from_parameters("dynts", kv_budget=b, local_window=w, ratio=r)
@@ -140,8 +140,11 @@ def test_three_axes_need_one_fixed():
         for r in RATIOS
     ]
     plan = manifest(settings, axes=(*AXES, ("kv_budget", budgets)))
-    with pytest.raises(KvatlasError, match=r"varies local_window, ratio, kv_budget; .* example --fix kv_budget=64"):
-        maps_of_run(RunData(plan, traces(plan)))
+    every = maps_of_run(RunData(plan, traces(plan)))
+    assert [(m.benchmark, m.policy) for m in every] == [
+        (benchmark, f"dynts(kv_budget={budget})") for benchmark in ("CHAIN6", "CHAIN8") for budget in budgets
+    ]
+    assert all(m.axes == AXES for m in every)
     maps = maps_of_run(RunData(plan, traces(plan), fix={"kv_budget": 96}))
     assert [[*map(str, m.notes)] for m in maps] == [["kv_budget=96"]] * 2
     assert maps[0].cells[8, 0.1].setting.values["kv_budget"] == 96

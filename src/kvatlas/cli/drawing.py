@@ -36,9 +36,6 @@ def map_command(
     against: Annotated[
         str | None, typer.Option(metavar="NAME|RUN|CSV", help="Paired differences to a policy, model, run or map.")
     ] = None,
-    by_memory: Annotated[
-        bool | None, typer.Option("--by-memory/--heatmaps", help="Points lost against memory saved, or maps.")
-    ] = None,
     lose_at_most: options.LoseAtMost = None,
     claim: options.ClaimOption = None,
     partial: options.Partial = False,
@@ -48,14 +45,13 @@ def map_command(
     """Draw heatmaps over local window and ratio: a panel for each benchmark, or means side by side.
 
     Means show the points lost against the full cache; with --metric pass@1, or without a full cache, the metric.
-    Runs that vary one parameter, or only the policy, become line charts, those of equal bytes losses by memory. The
-    data is written next to the figure.
+    Runs that vary one parameter, or only the policy, become line charts. The data is written next to the figure.
     """
     from kvatlas.report.map_figure import MapOptions, plot_sources
     from kvatlas.report.view_options import ReadOptions
 
     read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, claim=claim)
-    show = MapOptions(mean, shared, against, options.figure_options(look), by_memory)
+    show = MapOptions(mean, shared, against, options.figure_options(look))
     written = plot_sources(inputs, out, read, show)
     for path in written:
         typer.echo(path)

@@ -180,7 +180,7 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of r
 Inputs = Annotated[list[str], typer.Argument(metavar="RUN|CSV...", help="Runs, CSV maps, or published:NAME.")]
 Metric = Annotated[str, typer.Option(help="pass@1, progress, pass@K, maj@K, or one of the benchmark itself.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept missing traces; maps and figures say so.")]
-Fix = Annotated[list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Hold an axis beyond two to one value.")]
+Fix = Annotated[list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Hold an axis to one value.")]
 OnlyPolicy = Annotated[str | None, typer.Option("--policy", help="Only this policy's maps.")]
 Systems = Annotated[
     list[str] | None,
@@ -198,7 +198,7 @@ LookOption = Annotated[
     typer.Option(
         "--look",
         metavar="NAME=VALUE",
-        help="columns=1|2, width=INCHES, font=NAME, title=TEXT, dark=true, intervals=true|false, kept=true, "
+        help="columns=1|2, width=INCHES, font=NAME, title=TEXT, dark=true, intervals=true|false, "
         "plain=true, or NAME=TEXT to rename what a figure shows. Repeat it.",
     ),
 ]
@@ -211,7 +211,6 @@ _LOOK: Mapping[str, tuple[tuple[type, ...], str]] = {
     "dark": ((bool,), "true or false"),
     "intervals": ((bool,), "true or false"),
     "plain": ((bool,), "true or false"),
-    "kept": ((bool,), "true or false"),
 }
 #: Those that are texts.
 _LOOK_TEXTS = ("title", "font")

@@ -10,7 +10,7 @@ from kvatlas.core import Note, NoteKind
 from kvatlas.figures.panels import BEST, LOSES, Baseline, Panel, problem_count
 from kvatlas.figures.style import FigureOptions
 from kvatlas.stats.estimates import common
-from kvatlas.text import counted, fixed, model_name
+from kvatlas.text import counted, fixed, in_words, model_name
 
 #: Points by which the intervals of panels may differ and still be told together.
 _LIKE_INTERVALS = 2.0
@@ -66,9 +66,13 @@ def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
     differing = _differing_fields(by_panel)
     first = by_panel[0]
 
-    # The model and the policy that all panels have, for the title.
+    # The model, the policy and the KV budget that all panels have, for the title.
     shared = [field for field in ("model", "policy") if getattr(first, field) and field not in differing]
     subject = " under ".join(options.named(getattr(first, field)) for field in shared)
+    cells = chain.from_iterable(panel.map.cells.values() for panel in panels)
+    budgets = {cell.setting.values.get("kv_budget") for cell in cells} - {None}
+    if len(budgets) == 1 and "KV budget" not in subject:
+        subject = ", ".join(filter(None, [subject, f"KV budget {budgets.pop()}"]))
 
     # The clauses about all panels: the measure, the benchmark, the problems.
     about = ["units as named"]
@@ -134,7 +138,7 @@ def facts_of(panel: Panel, panels: Sequence[Panel], options: FigureOptions) -> l
     if problems and common([problem_count(other.map) for other in panels]) is None:
         facts.append(f"n {problems}")
     if panel.half_interval and options.intervals is None and not _shared_interval(panels):
-        facts.append(f"± {fixed(panel.half_interval, 0)}")
+        facts.append(f"± {fixed(panel.half_interval, panel.digits)}")
     return facts
 
 
@@ -144,8 +148,8 @@ def baseline_lines(panel: Panel, on_bar: Sequence[Baseline], options: FigureOpti
     by_parameters: dict[str, list[Baseline]] = {}
     for baseline in panel.baselines:
         if baseline not in on_bar:
-            is_label = options.named(baseline.name) != baseline.name
-            parameters = "" if is_label else baseline.name.partition("(")[2].removesuffix(")")
+            is_label = options.named(baseline.name) != in_words(baseline.name)
+            parameters = "" if is_label else in_words(baseline.name.partition("(")[2].removesuffix(")"))
             by_parameters.setdefault(parameters, []).append(baseline)
 
     lines = []
@@ -154,7 +158,11 @@ def baseline_lines(panel: Panel, on_bar: Sequence[Baseline], options: FigureOpti
             policies = [f"{item.name.partition('(')[0]} {_baseline_value(item, options)}" for item in baselines]
             lines.append(f"{parameters}: {', '.join(policies)}")
         else:
-            lines += [f"{options.named(item.name)} {_baseline_value(item, options)}" for item in baselines]
+            for item in baselines:
+                name = options.named(item.name)
+                # A value is told apart from those of parameters.
+                between = ": " if ", " in name else " "
+                lines.append(f"{name}{between}{_baseline_value(item, options)}")
     return lines
 
 
@@ -167,7 +175,8 @@ def _shared_interval(panels: Sequence[Panel]) -> str:
     halves = [panel.half_interval for panel in panels if panel.half_interval]
     if len(halves) < len(panels) or max(halves) - min(halves) > _LIKE_INTERVALS:
         return ""
-    ends = dict.fromkeys((fixed(min(halves), 0), fixed(max(halves), 0)))
+    digits = max(panel.digits for panel in panels)
+    ends = dict.fromkeys((fixed(min(halves), digits), fixed(max(halves), digits)))
     return " to ".join(ends)
 
 
@@ -176,8 +185,6 @@ def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: boo
     words: list[str] = list(chain.from_iterable(panel.about for panel in panels))
     if not has_values:
         words = [mark for mark in words if mark != BEST and not mark.startswith(LOSES)]
-    if has_intervals and options.kept:
-        words.append("small type: tokens after a compression")
     ringed = [panel.map for panel in panels if panel.map.recommended in panel.cells]
     if ringed:
         # Without a full cache nothing says what a setting loses.
@@ -187,14 +194,14 @@ def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: boo
         words.append(f"ringed: {ring}{''.join(f' for the {name} benchmarks' for name in sorted(others))}")
 
     shared_interval = _shared_interval(panels)
-    if has_intervals and not options.kept:
+    if has_intervals:
         words.append("small type: 95 % intervals")
     elif options.intervals is None and shared_interval:
         words.append(f"half the 95 % interval of the median cell: {shared_interval} points")
     elif options.intervals is None and any(panel.half_interval for panel in panels):
         words.append("±: half the 95 % interval of the median cell")
     if any(panel.memory for panel in panels):
-        words.append("dotted: equal mean KV memory")
+        words.append("dashed: equal mean KV memory")
     return words
 
 

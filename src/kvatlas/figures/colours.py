@@ -69,6 +69,7 @@ _IDENTITIES = {
     "dropkv": (3, 1),
     "entropy": (0, 3),
     "learned": (0, 4),
+    "oracle": (2, 6),
 }
 
 
@@ -97,19 +98,17 @@ class Palette(NamedTuple):
     lines: Sequence[str]
     #: A missing cell and its hatching.
     missing: tuple[str, str]
-    #: Text about the recommended setting.
-    recommended: str
     #: Losses within the margin, below all colours of `LOSSES`: frames are seen on it.
     within_margin: str
 
 
 LIGHT = Palette(
-    "#ffffff", "#111111", "#555555", "#a11a1a", LINES, ("#eeeeee", "#bbbbbb"), "#0050b3", "#e9f1f5",
+    "#ffffff", "#111111", "#555555", "#a11a1a", LINES, ("#eeeeee", "#bbbbbb"), "#e9f1f5",
 )  # fmt: skip
 DARK = Palette(
     "#12161b", "#e3e8ee", "#aab4bf", "#ff9b90",
     ("#56b4e9", "#f58b4c", "#2fc79a", "#e3a3c8", "#f0c04a", "#a9c8ff", "#a7adb3", "#e3e8ee"),
-    ("#1b2027", "#47505a"), "#7fb8ff", "#83a5b8",
+    ("#1b2027", "#47505a"), "#83a5b8",
 )  # fmt: skip
 
 

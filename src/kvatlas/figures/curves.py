@@ -50,7 +50,7 @@ _STEP = 5
 _SETTING_ROW = 0.15
 
 
-class LineEnd(NamedTuple):
+class _LineEnd(NamedTuple):
     """The height at which a line ends, with its name and its colour."""
 
     height: float
@@ -108,7 +108,7 @@ def line_figure(
     axis = axis_label(first.axes[1][0] or POLICY)
 
     with options.applied():
-        figure, panels, room = line_panels(
+        figure, panels, room = _line_panels(
             options,
             _curve_names(curves, options),
             [options.named(name) for name in (*policies, *first.baselines)],
@@ -121,7 +121,7 @@ def line_figure(
         for panel, curve in zip(panels, curves, strict=True):
             panel.set_ylim(bottom, top)
             panel.set_yticks(style.round_values(bottom, top))
-            write_names(panel, _draw_curves(panel, curve, policies, measure, options), room)
+            _write_names(panel, _draw_curves(panel, curve, policies, measure, options), room)
         finish_texts(figure, options)
         return figure
 
@@ -292,7 +292,7 @@ def _curve_names(curves: Sequence[Map], options: FigureOptions) -> list[str]:
     return names
 
 
-def line_panels(
+def _line_panels(
     options: FigureOptions, titles: Sequence[str], names: Sequence[str], label: str, **words: Any
 ) -> tuple[Figure, list[Axes], float]:
     """Return panels with titles, a label below, and room for the names of lines at their right; and that room.
@@ -319,7 +319,7 @@ def line_panels(
     return figure, panels, room
 
 
-def write_names(panel: Axes, ends: Sequence[LineEnd], room: float) -> None:
+def _write_names(panel: Axes, ends: Sequence[_LineEnd], room: float) -> None:
     """Write the names of lines right of a panel at the heights of their ends, moved apart where they would overlap."""
     panel_height = panel.get_position().height * panel.figure.get_figheight()  # type: ignore[union-attr]
     low, top = panel.get_ylim()
@@ -364,7 +364,7 @@ def _curve_point(curve: Map, cell: Cell, cost: str | None) -> _CurvePoint:
 
 def _draw_curves(
     axes: Axes, map_: Map, policies: Sequence[str], measure: _CurveMeasure, options: FigureOptions
-) -> list[LineEnd]:
+) -> list[_LineEnd]:
     """Draw the curves of a panel and their baselines; return where each ends."""
     values = map_.axes[1][1] if map_.axes[1][0] else map_.axes[0][1]
     as_text = not all(isinstance(value, int | float) for value in values)
@@ -381,11 +381,11 @@ def _draw_curves(
         colour, marker = _colour_and_marker(policies, index, options)
         last = _draw_curve(axes, x, line_points, (colour, marker), as_text, measure, options)
         if policy:
-            ends.append(LineEnd(last, options.named(policy), colour))
+            ends.append(_LineEnd(last, options.named(policy), colour))
     for index, (name, cell) in enumerate(map_.baselines.items()):
         height = _curve_point(map_, cell, measure.cost).value / measure.unit.size
         axes.axhline(height, color=options.colours.soft, lw=1, ls=("--", ":", "-.")[index % 3])
-        ends.append(LineEnd(height, options.named(name), options.colours.soft))
+        ends.append(_LineEnd(height, options.named(name), options.colours.soft))
     line_axes(axes, options, "y")
 
     # The values of the axis: all texts, turned where they are long, and numbers if they are few.

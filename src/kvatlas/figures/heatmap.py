@@ -31,7 +31,7 @@ from kvatlas.figures.heatmap_layout import (
     label_room,
     row_name_lines,
 )
-from kvatlas.figures.panels import NARROWEST, Panel, metric_panels, with_tokens
+from kvatlas.figures.panels import NARROWEST, Panel, metric_panels
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
 from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.pairs import Comparison
@@ -103,8 +103,6 @@ def plot(
     for panel in panels:
         if not panel.cells:
             raise KvatlasError(f"The map of {panel.map.model} on {panel.map.benchmark} has no cells to draw.")
-    if options.kept:
-        panels = with_tokens(panels)
     if options.plain and shared is None and not one_bar:
         shared = False
 
@@ -366,7 +364,7 @@ def _draw_cells(
             _draw_ring(axes, corner, (layout.inner / len(columns), layout.high / len(rows)))
 
     if panel.memory:
-        # Dotted lines of equal memory at three of the sizes between the smallest and the largest.
+        # Dashed lines of equal memory at three of the sizes between the smallest and the largest.
         sizes = np.array(panel.memory)
         axes.contour(
             np.arange(len(columns)) + 0.5,
@@ -375,7 +373,7 @@ def _draw_cells(
             np.geomspace(sizes.min(), sizes.max(), 5)[1:-1],
             colors=colours.ON_COLOUR,
             linewidths=0.7,
-            linestyles="dotted",
+            linestyles="dashed",
             alpha=0.5,
         )
 

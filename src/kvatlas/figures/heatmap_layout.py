@@ -160,8 +160,7 @@ def heatmap_layout(
     if across:
         return sizes.layout(across)
     if sizes.intervals:
-        option = "kept=true" if options.kept else "intervals=true"
-        raise KvatlasError(f"--look {option}: the cells are too narrow for a second number; leave it out.")
+        raise KvatlasError("--look intervals=true: the cells are too narrow for a second number; leave it out.")
     # A panel alone, without numbers.
     return sizes.layout(1)._replace(value=0.0, interval=0.0)
 
@@ -184,8 +183,7 @@ class _PanelSizes:
         cells = list(chain.from_iterable(panel.cells.values() for panel in panels))
         self.columns = max(len(panel.map.axes[1][1]) for panel in panels)
         self.values = [cell.text + cell.mark for cell in cells]
-        has_small = options.intervals or options.kept
-        self.intervals = [cell.small for cell in cells if cell.small] if has_small else []
+        self.intervals = [cell.small for cell in cells if cell.small] if options.intervals else []
 
         row_height = _TALL_ROW_HEIGHT if self.intervals else _ROW_HEIGHT
         self.high = max(row_height * max(len(panel.map.axes[0][1]) for panel in panels), _PANEL_HEIGHT)

@@ -27,11 +27,11 @@ from kvatlas.figures.style import (
     wrapped,
     write_above,
 )
-from kvatlas.stats.numerics.arrays import LEVEL, Floats
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.run_data import shown_policies, whole_names
 from kvatlas.stats.systems import ModelSetting, Pair
-from kvatlas.text import axis_label, counted, guarded, model_name, percent_text
+from kvatlas.text import axis_label, counted, guarded, in_words, model_name, percent_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,11 +124,10 @@ def pairwise_figure(
     # Names with the window and the ratio of their settings, where they do not say them; those of all stand above.
     shared = _shared_parameters(systems)
     names = []
-    for name, system in zip(map(options.named, names_of(systems)), systems, strict=True):
+    for name, system in zip(names_of(systems), systems, strict=True):
         values = system.setting.values
-        said = [key for key in _NAMED_PARAMETERS if key in values and key not in shared and f"{key}=" not in name]
-        unsaid = ", ".join(f"{key}={values[key]}" for key in said)
-        names.append(f"{name} ({unsaid})" if unsaid else name)
+        unsaid = [key for key in _NAMED_PARAMETERS if key in values and key not in shared and f"{key}=" not in name]
+        names.append(", ".join([options.named(name), *(in_words(f"{key}={values[key]}") for key in unsaid)]))
     label = options.named(axis_label(metric))
     # The pairs in which one is proven to be ahead, allowing for all pairs.
     p_values = [pair.difference.p for _, _, pair in pairs]
@@ -190,9 +189,7 @@ def _pairs_title(
         ahead = names[x] if difference.value > 0 else names[y]
         if not proven[0]:
             return f"{label}: neither {names[x]} nor {names[y]} is proven to be ahead"
-        ends = sorted((abs(difference.low), abs(difference.high)))
-        interval = " to ".join(map(_whole_points, ends))
-        return f"{label}: {ahead} is ahead by {_whole_points(abs(difference.value))} points ({interval}), proven"
+        return f"{label}: {ahead} is ahead by {_lead_text(difference)}, proven"
 
     for index, name in enumerate(names):
         # Whether it is proven to be ahead in each of its pairs.
@@ -226,13 +223,13 @@ def _about_pairs(
     policies = shown_policies(system.setting.policy for system in systems)
     if shared:
         words = [*policies.values()] if len(policies) == 1 else []
-        about.append(", ".join([*words, *(f"{key}={value}" for key, value in shared.items())]))
+        about.append(in_words(", ".join([*words, *(f"{key}={value}" for key, value in shared.items())])))
     problems = {len(pair.places) for _, _, pair in pairs}
     if len(problems) == 1:
         each = " in each panel" if len(pairs) > 1 else ""
         about.append(f"{counted(problems.pop(), 'problem')}{each}")
     if options.intervals is not False:
-        about.append("±: half a 95 % interval over problems")
+        about.append("in brackets: 95 % intervals over problems")
     if len(pairs) > 1:
         about.append("bold: proven, allowing for all pairs")
 
@@ -346,9 +343,13 @@ class _ValueBins(NamedTuple):
         return numbers.astype(int)
 
 
-def _whole_points(share: float) -> str:
-    """Return a difference of shares in points, whole from 10 on."""
-    return percent_text(share, 0 if abs(share) >= 0.0995 else 1)
+def _lead_text(difference: Contrast) -> str:
+    """Return the lead of the system that is ahead with its limits: `80 points (74 to 86)`."""
+    ends = [difference.low, difference.high] if difference.value >= 0 else [-difference.high, -difference.low]
+    # Whole points from 10 on.
+    digits = 0 if abs(difference.value) >= 0.0995 else 1
+    interval = " to ".join(percent_text(end, digits) for end in ends).replace("-", "−")
+    return f"{percent_text(abs(difference.value), digits)} points ({interval})"
 
 
 def _lead_lines(pair: Pair, is_proven: bool, inches: float, options: FigureOptions) -> list[Line]:
@@ -357,13 +358,14 @@ def _lead_lines(pair: Pair, is_proven: bool, inches: float, options: FigureOptio
     A proven lead is bold.
     """
     difference = pair.difference
-    ahead = f"{'x' if difference.value > 0 else 'y'} ahead by {_whole_points(abs(difference.value))} points"
+    ahead = f"{'x' if difference.value > 0 else 'y'} ahead by {_lead_text(difference)}"
     if difference.value == 0:
-        ahead = "equal: 0.0 points"
-    if options.intervals is not False:
-        ahead += f" ±\u00a0{_whole_points((difference.high - difference.low) / 2)}"
+        ahead = f"equal: {_lead_text(difference)}"
+    points, _, interval = ahead.partition(" (")
     shares = f"above the line {percent_text(pair.above, 0)} %, below {percent_text(pair.below, 0)} %"
-    lines = style.text_lines(ahead, inches, style.NAME_TYPE, options.colours.ink, "bold" if is_proven else "normal")
+    lines = style.text_lines(points, inches, style.NAME_TYPE, options.colours.ink, "bold" if is_proven else "normal")
+    if options.intervals is not False:
+        lines += style.text_lines(f"({interval}", inches, style.SMALL_TYPE, options.colours.ink)
     return lines + style.text_lines(shares, inches, style.SMALL_TYPE, options.colours.soft)
 
 

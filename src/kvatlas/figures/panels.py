@@ -318,26 +318,6 @@ def interval_widths(estimates: Iterable[Estimate | Contrast]) -> list[float]:
     ]
 
 
-def with_tokens(panels: Sequence[Panel]) -> list[Panel]:
-    """Return panels with the tokens that stay after a compression as the second line of their cells.
-
-    Raises KvatlasError if they are known of no cell.
-    """
-    shown = []
-    is_known = False
-    for panel in panels:
-        texts = {}
-        for coord, text in panel.cells.items():
-            tokens = panel.map.cells[coord].stays_tokens
-            is_known = is_known or tokens is not None
-            texts[coord] = text._replace(small="" if tokens is None else f"{tokens:,.0f}")
-        shown.append(replace(panel, cells=texts))
-
-    if not is_known:
-        raise KvatlasError("--look kept=true: the tokens that stay after a compression are known of no cell.")
-    return shown
-
-
 class CostUnit(NamedTuple):
     """A unit in which all numbers of a figure are printed, of a size, with as many `digits` after the point."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import KvatlasError, Map, Note, NoteKind
 from kvatlas.figures.colours import DARK, LIGHT, Palette
-from kvatlas.text import did_you_mean, visible
+from kvatlas.text import did_you_mean, in_words, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,8 +82,7 @@ class FigureOptions:
     A figure fills the `columns` of a paper, or is `width` inches wide; by default it is as wide as it needs. `labels`
     are texts by the names of models, benchmarks, policies, axes and metrics. `intervals` is True for intervals in the
     cells of maps, False for no intervals at all. `title` replaces the finding; an empty one leaves it out. A `plain`
-    figure has panels alone, without sentences. With `kept` the cells of maps have the tokens that stay after a
-    compression in small type. Raises KvatlasError for values that no figure can have.
+    figure has panels alone, without sentences. Raises KvatlasError for values that no figure can have.
     """
 
     columns: int | None = None
@@ -94,19 +93,17 @@ class FigureOptions:
     width: float | None = None
     font: str = ""
     plain: bool = False
-    kept: bool | None = None
     #: The names that a figure shows, which labels may replace.
     _names: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", {in_words(name): text for name, text in self.labels.items()})
         if self.columns not in (None, *WIDTHS):
             raise KvatlasError(f"--look columns: expected 1 or 2, got {self.columns}.")
         if self.width is not None and not LEAST_WIDTH <= self.width <= MOST_WIDTH:
             raise KvatlasError(f"--look width: expected {LEAST_WIDTH:g} to {MOST_WIDTH:g} inches, got {self.width:g}.")
         if self.width is not None and self.columns is not None:
             raise KvatlasError("--look columns and --look width are both given; leave one of them out.")
-        if self.kept and self.intervals:
-            raise KvatlasError("--look kept and --look intervals both need the small type of cells; leave one out.")
         if self.font:
             from matplotlib.font_manager import FontProperties, findfont
 
@@ -132,8 +129,9 @@ class FigureOptions:
 
     def named(self, name: str) -> str:
         """Return the text for this name in the figure."""
-        self._names[name] = None
-        return self.labels.get(name, name)
+        words = in_words(name)
+        self._names[words] = None
+        return self.labels.get(words, words)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -321,8 +319,11 @@ def _figure_texts(
 
     # Values that the whole figure holds fixed say what it shows, so they stand above it.
     every_note = list(dict.fromkeys(notes))
-    fixed = ", ".join(note.text for note in every_note if note.kind is NoteKind.FIXED)
     if not options.plain:
+        about = list(about)
+        said = " ".join([title, *about])
+        held = [in_words(note.text) for note in every_note if note.kind is NoteKind.FIXED]
+        fixed = ", ".join(words for words in held if words not in said)
         clauses = "; ".join(filter(None, dict.fromkeys([*about, fixed])))
         head += text_lines(clauses[:1].upper() + clauses[1:], room, SMALL_TYPE, options.colours.soft)
 
@@ -393,13 +394,6 @@ def write_above(panel: Axes, lines: Sequence[Line]) -> None:
             fontsize=line.size, color=line.colour, fontweight=line.weight,
         )  # fmt: skip
         y += 72 * line.high
-
-
-def panel_inches(panel: Axes) -> tuple[float, float]:
-    """Return the width and the height of a panel."""
-    box = panel.get_position()
-    size = panel.figure.get_size_inches()  # type: ignore[union-attr]
-    return float(box.width * size[0]), float(box.height * size[1])
 
 
 def move_apart(places: Sequence[float], heights: Sequence[float], top: float) -> list[float]:

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import Map, grouped
 from kvatlas.figures.heatmap import map_figure
-from kvatlas.figures.pairwise import pairwise_figure, save_pairwise
 from kvatlas.figures.style import save
 from kvatlas.report.app.page import write_report
 from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure
 from kvatlas.report.result import Result, open_result
 from kvatlas.results.export import write_maps
-from kvatlas.stats.systems import pairs_of, systems_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,13 +30,6 @@ def write_demo(folder: Path) -> tuple[Result, list[Path]]:
     """Draw the figures and write `maps.csv` and `report.html`; return what the run says and the figures."""
     result = open_result([folder])
     written = _draw_maps(result, folder, FIGURES)
-
-    run = result.opened_runs[0]
-    names = _full_and_best([one.map for one in result.means])
-    systems = [system for system in systems_of([run]) if (system.model, system.setting.id) in names]
-    figure = pairwise_figure(systems, pairs_of(systems), "progress")
-    for suffix in FIGURES:
-        written += save_pairwise(figure, folder / f"progress-pairs.{suffix}", systems, "progress")[:1]
     write_maps([one.map for one in result.maps], folder / "maps.csv")
     write_report(result, folder / "report.html")
     return result, written
@@ -58,13 +49,3 @@ def _draw_maps(result: Result, folder: Path, suffixes: Sequence[str]) -> list[Pa
 def _save_figure(figure: Figure, name: str, maps: Sequence[Map], folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Write a figure and the numbers of its maps; return the pictures."""
     return [save(figure, folder / f"{name}.{suffix}", maps)[0] for suffix in suffixes]
-
-
-def _full_and_best(means: Sequence[Map]) -> set[tuple[str, str]]:
-    """Return (model, setting) of each model's full cache and of the best cell of its first policy's means."""
-    names = set()
-    for model, (mean, *_) in grouped(means, lambda map_: map_.model).items():
-        names.add((model, mean.cells[mean.best].setting.id))
-        if "full" in mean.baselines:
-            names.add((model, mean.baselines["full"].setting.id))
-    return names

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from kvatlas.core import Claim, grouped
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.pairs import Comparison
-from kvatlas.stats.run_data import setting_words, shown_policies
-from kvatlas.text import fixed, margin_text, model_name, percent_text
+from kvatlas.stats.run_data import setting_words, short_names, shown_policies
+from kvatlas.text import fixed, in_words, margin_text, model_name, percent_text
 
 if TYPE_CHECKING:
     from kvatlas.stats.losses import SettingLoss
@@ -143,11 +143,13 @@ def _policy_ahead(comparisons: Sequence[Comparison]) -> str:
 def recommended_words(choice: Choice) -> str:
     """Return the recommended setting of a model with what it saves and loses; empty without one.
 
-    As in `tiny-llama: dynts ratio 0.5 saves 9 %, loses 2.5 (0.1 to 4.9 points)`.
+    As in `tiny-llama: dynts, ratio 0.5 saves 9 %, loses 2.5 (0.1 to 4.9 points)`.
     """
     if choice.recommended is None:
         return ""
-    text = f"{model_name(choice.model)}: {setting_words(choice.recommended, list(choice.settings.values()))}"
+    names = short_names(choice.settings.values())
+    name = names.get(choice.recommended.id, str(choice.recommended))
+    text = f"{model_name(choice.model)}: {in_words(name)}"
 
     price = []
     if choice.saving is not None:

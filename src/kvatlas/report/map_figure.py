@@ -13,7 +13,6 @@ from kvatlas.columns import KV_MEMORY, cost_names
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
 from kvatlas.figures.curves import curves_csv, line_figure
 from kvatlas.figures.heatmap import plot
-from kvatlas.figures.loss_memory import has_losses, loss_figure, losses_csv
 from kvatlas.figures.panels import (
     ComparedMaps,
     Panel,
@@ -56,14 +55,12 @@ class MapOptions:
         shared: how far scales go (see `kvatlas.figures.heatmap.plot`).
         against: differences to a baseline, a policy, a model, or the maps of another run or CSV file.
         figure: the options of all figures.
-        by_memory: losses against memory saved in place of maps; by default for runs of equal bytes.
     """
 
     mean: bool = False
     shared: bool | None = None
     against: str | None = None
     figure: FigureOptions | None = None
-    by_memory: bool | None = None
 
 
 def plot_sources(
@@ -94,13 +91,6 @@ def plot_sources(
             "side on one colour scale."
         )
 
-    if _shows_losses(result, cost, show):
-        notes = list(chain.from_iterable(one.map.notes for one in result.grids))
-        metric = result.opened_runs[0].metric if result.opened_runs else ""
-        title = short_headline(result.choices, result.comparisons)
-        figure = loss_figure(result.choices, metric, title=title, notes=notes, options=show.figure)
-        return save(figure, out, data=losses_csv(result.choices))
-
     if cost and show.against:
         raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
     if cost:
@@ -129,30 +119,12 @@ def plot_sources(
     return save(metric_figure(result, maps, show, losses), out, data=data)
 
 
-def _shows_losses(result: Evidence, cost: str | None, show: MapOptions) -> bool:
-    """Return whether the figure is that of losses by memory; raises KvatlasError for options that do not fit it."""
-    others = {"--mean": show.mean, f"--against {show.against}": show.against, f"--metric {cost}": cost}
-    other = next((option for option, is_given in others.items() if is_given), None)
-    if show.by_memory is None:
-        # Tokens and bits that take equal memory are compared by what they lose in it.
-        axes = {run.axes for run in result.opened_runs}
-        return other is None and axes == {("kv_budget", "kv_bits")} and has_losses(result.choices)
-    if show.by_memory and other is not None:
-        raise KvatlasError(f"--by-memory and {other} are different figures; leave one of them out.")
-    if show.by_memory:
-        _check_heatmap_options(show, "losses by memory")
-    return show.by_memory
-
-
 def _check_heatmap_options(show: MapOptions, figure: str) -> None:
     """Raise KvatlasError for options of heatmaps beside another `figure`, which would go without a word."""
     given = {
         "--mean": show.mean,
         "--shared": show.shared is True,
         "--own": show.shared is False,
-        "--look kept=true": show.figure is not None and bool(show.figure.kept),
-        "--by-memory": show.by_memory is True and figure != "losses by memory",
-        "--heatmaps": show.by_memory is False and figure != "losses by memory",
     }
 
     for option, is_given in given.items():

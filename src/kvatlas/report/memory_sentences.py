@@ -11,7 +11,7 @@ from kvatlas.stats.windows_at_memory import ONE_TOKEN, RATIO, WINDOW, EqualMemor
 from kvatlas.text import model_name, p_text, percent_text
 
 if TYPE_CHECKING:
-    from kvatlas.report.result import MapResult
+    from kvatlas.report.evidence import MapResult
     from kvatlas.stats.map_tests import PooledEffect
 
 #: Levels that a sentence names one by one.

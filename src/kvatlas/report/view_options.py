@@ -24,7 +24,7 @@ class ReadOptions:
     Args:
         metric: `pass@1`, `progress`, `pass@K`, `maj@K` or a metric of the benchmark; a run's usual one if None.
         partial: missing traces and cells are noted on maps instead of raising an error.
-        fix: axes beyond two by their one value, which may be written as text.
+        fix: axes that are held to one value, which may be written as text.
         policy: the maps and comparisons of this policy alone.
         lose_at_most: the margin in points against the full cache; the run's own if None. KvatlasError out of (0, 100).
         problems: the problems of CSV maps without such a column.

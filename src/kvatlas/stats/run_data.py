@@ -94,7 +94,7 @@ class RunData:
     """A run's promises and traces, and how to look at them.
 
     `traces` are the run's table, or columns or `(run key, trace)` pairs that become one. With `partial` missing traces
-    are no error. `fix` holds axes beyond two to one value each, which may be written as text. `chosen` are the cells
+    are no error. `fix` holds axes to one value each, which may be written as text. `chosen` are the cells
     instead of all. `lose_at_most` is the margin against the full cache in points; the sweep's own where None.
     `other_claim` takes the place of the claim that the spec decided.
     """
@@ -183,19 +183,16 @@ class RunData:
 
     @cached_property
     def axes(self) -> Axes:
-        """The (vertical, horizontal) axes: the two parameters that the run varies and `fix` does not hold.
+        """The (vertical, horizontal) axes: the first two parameters that the run varies and `fix` does not hold.
 
-        Raises KvatlasError if there are more or fewer, or if `fix` names an axis or value that is not there.
+        Each value of a further one has maps of its own. Raises KvatlasError if there are fewer than two, or if `fix`
+        names an axis or value that is not there.
         """
         self.check_fixed()
-        values = dict(self.manifest.axes)
         names = self.varied
-        if len(names) != 2:
-            more = ""
-            if len(names) > 2:
-                more = f"; hold all but two, for example --fix {names[-1]}={values[names[-1]][0]}"
+        if len(names) < 2:
             listed = ", ".join(names) or "none"
-            raise KvatlasError(f"A map needs two axes with at least two values each; this run varies {listed}{more}.")
+            raise KvatlasError(f"A map needs two axes with at least two values each; this run varies {listed}.")
         return names[0], names[1]
 
     @cached_property
@@ -327,12 +324,8 @@ class RunData:
 
     @cached_property
     def has_maps(self) -> bool:
-        """False if the run has a table of settings and no maps: no policy varies two parameters.
-
-        A run that varies more than two has maps as soon as all but two are held to one value.
-        """
-        varied = len(self.varied)
-        return varied > 2 or (varied == 2 and bool(self._grids))
+        """False if the run has a table of settings and no maps: no policy varies two parameters."""
+        return len(self.varied) >= 2 and bool(self._grids)
 
     def fits(self, cell: CellTraces) -> bool:
         """Return whether the cell has the values that `fix` holds."""

@@ -127,7 +127,7 @@ def _as_maps(results: Sequence[MapResult]) -> list[Map]:
 
 
 def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageCells) -> Json:
-    """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run.
+    """Return maps and cells; with `tested` also tests, what to choose, and what limits the run.
 
     `cells` are those of the run, which are numbered and described on the way.
     """
@@ -156,7 +156,6 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
         "margin": percent(margin),
         "identities": {policy: colours.policy_identity(policy) for policy in cells.shown_policies},
         "maps": documents,
-        "fronts": _fronts(every_map, cells),
         **_UNTESTED,
     }
     if tested:
@@ -245,42 +244,6 @@ def _settings_document(table: SettingTable, cells: PageCells) -> Json:
         "benchmarks": table.benchmarks,
         "rows": rows,
     }
-
-
-def _fronts(maps: Sequence[Map], cells: PageCells) -> list[Json]:
-    """Return for each model and benchmark its cells, and those on the fronts of value against each cost."""
-    groups: dict[tuple[str, str], dict[int, Cell]] = {}
-    for map_ in maps:
-        group = groups.setdefault((map_.model, map_.benchmark), {})
-        for cell in (*map_.cells.values(), *map_.baselines.values()):
-            group[cells.number(map_, cell)] = cell
-
-    fronts: list[Json] = []
-    for (model, benchmark), group in groups.items():
-        by_memory = {index: (cell.mean_kv_tokens, cell.estimate.value) for index, cell in group.items()}
-        by_time = {index: (cell.seconds_mean, cell.estimate.value) for index, cell in group.items()}
-        fronts.append(
-            {
-                "model": model,
-                "benchmark": benchmark,
-                "cells": list(group),
-                "kept": front(by_memory),
-                "seconds": front(by_time),
-            }
-        )
-    return fronts
-
-
-def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
-    """Return the points (cost, value) that no other beats in one and matches in the other, the cheapest first."""
-    with_cost = [(cost, -value, index) for index, (cost, value) in points.items() if cost is not None]
-    cheapest_first: list[int] = []
-    best = -1.0
-    for _, minus_value, index in sorted(with_cost):
-        if -minus_value > best + 1e-12:
-            best = -minus_value
-            cheapest_first.append(index)
-    return cheapest_first
 
 
 def _card(choice: Choice, result: Result, cells: PageCells) -> Json:

@@ -144,7 +144,7 @@ async function showRun(parts, query, fresh) {
   hide("settings", !data.tables.length);
   /* The table has every setting already. */
   hide("maps", tab === "answer" && data.tables.length);
-  hide("costs", !data.fronts.length);
+  hide("costs", !costGroups().length);
   for (const id of ["next", "comparisons", "summary", "analysis"]) hide(id, !data.finished);
   /* Without a server all is here already; else only what is on show is fetched. */
   if (!live || document.querySelector("[data-about]:not([hidden])")) await drawAbout();

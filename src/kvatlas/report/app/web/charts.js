@@ -1,15 +1,33 @@
 /* Charts: what is lost at which cost, the size of the cache over time. */
 const costView = { group: 0 };
 
+/* The cells of each model and benchmark: those that are proven to keep the margin and to lose more, and the recommended ones. */
+function costGroups() {
+  const groups = new Map();
+  for (const map of data.maps) {
+    const key = `${map.short} | ${map.benchmark}`, framed = map.framed.flat();
+    if (!groups.has(key)) groups.set(key, { key, model: map.model, frame: "", cells: new Set(), kept: new Set(), broken: new Set(), chosen: new Set() });
+    const group = groups.get(key);
+    map.cells.flat().forEach((number, place) => {
+      if (known(number)) group.cells.add(number);
+      if (framed[place]) group.kept.add(number);
+      if (map.loses.includes(place)) group.broken.add(number);
+      if (map.recommended.includes(place)) group.chosen.add(number);
+    });
+    map.beside.forEach((number) => group.cells.add(number));
+    if (framed.some(Boolean)) group.frame = map.frame;
+  }
+  return [...groups.values()].filter((group) => [...group.cells].some((number) => known(data.cells[number].kept)));
+}
+
 function drawCosts() {
-  const names = data.fronts.map((front, index) => [String(index), `${shortOf(front.model)} | ${front.benchmark}`]);
+  const groups = costGroups(), names = groups.map((group, index) => [String(index), group.key]);
   if (costView.group >= names.length) costView.group = 0;
-  const own = data.fronts.findIndex((front) => front.model === view.model);
-  const group = data.fronts[own >= 0 && data.fronts[costView.group]?.model !== view.model ? own : costView.group];
+  const own = groups.findIndex((group) => group.model === view.model);
+  const group = groups[own >= 0 && groups[costView.group]?.model !== view.model ? own : costView.group];
   const change = (value) => { costView.group = Number(value); drawCosts(); };
   byId("costs-controls").replaceChildren(choice("Maps", names, String(costView.group), change));
-  const charts = ["kept", "seconds"].filter((name) => group?.cells.some((number) => known(data.cells[number][name])));
-  byId("costs-charts").replaceChildren(...charts.map((name) => costChart(group, name)));
+  byId("costs-charts").replaceChildren(...(group ? [costChart(group)] : []));
 }
 
 function ticks([low, high], wanted) {
@@ -61,26 +79,27 @@ const shapes = [
   (r) => `M0 ${-1.4 * r}L${0.35 * r} ${-0.35 * r}L${1.4 * r} ${-0.35 * r}L${0.55 * r} ${0.3 * r}L${0.85 * r} ${1.3 * r}L0 ${0.7 * r}L${-0.85 * r} ${1.3 * r}L${-0.55 * r} ${0.3 * r}L${-1.4 * r} ${-0.35 * r}L${-0.35 * r} ${-0.35 * r}Z`,
 ];
 
-function mark(policy, x, y, r, attributes) {
-  const [colour, shape] = data.identities[policy], fill = colour === page.lines.length - 1 ? "currentColor" : page.lines[colour];
-  return svg("path", { d: shapes[shape](r), transform: `translate(${x} ${y})`, fill, ...attributes });
+/* The mark of a setting. Filled: proven, or not tested; hollow: not decided, or not tested beside others that are; a cross: proven to lose more. */
+function mark(policy, x, y, r, state, attributes) {
+  const [colour, shape] = data.identities[policy], ink = colour === page.lines.length - 1 ? "currentColor" : page.lines[colour];
+  const looks = state === "broken" ? { d: `M${-r} ${-r}L${r} ${r}M${r} ${-r}L${-r} ${r}`, fill: "none", stroke: ink, "stroke-width": 2 }
+    : { d: shapes[shape](r), fill: state === "open" ? "var(--ground)" : ink, stroke: state === "open" ? ink : "var(--ground)" };
+  return svg("path", { ...looks, transform: `translate(${x} ${y})`, ...attributes });
 }
 
-/* What a setting costs and loses beside the full cache; without one its cost and its value. */
-function costAxes(group, name) {
-  const cells = group.cells.map((number) => ({ number, cell: data.cells[number] })).filter(({ cell }) => known(cell[name]));
-  const full = cells.find(({ cell }) => cell.policy === "full" || cell.policy === "reference")?.cell, saves = full && name === "kept" && full.kept > 0;
-  /* Times of less than a second are told in milliseconds. */
-  const scale = name === "seconds" && cells.every(({ cell }) => cell.seconds < 1) ? 1000 : 1;
-  const cost = (cell) => (saves ? 100 * (1 - cell.kept / full.kept) : scale * cell[name]);
+/* The memory that settings save and what they lose beside the full cache; without one their memory and their value. */
+function costAxes(group) {
+  const cells = [...group.cells].map((number) => ({ number, cell: data.cells[number] })).filter(({ cell }) => known(cell.kept));
+  const full = cells.find(({ cell }) => cell.policy === "full" || cell.policy === "reference")?.cell, saves = full && full.kept > 0;
+  const cost = (cell) => (saves ? 100 * (1 - cell.kept / full.kept) : cell.kept);
   const value = (cell) => (full ? full.value - cell.value : cell.value);
   const dots = cells.map((dot) => ({ ...dot, x: cost(dot.cell), y: value(dot.cell) }));
-  const label = saves ? `KV memory saved, % of ${data.reference}` : name === "kept" ? "Mean cached tokens per sequence" : scale === 1 ? "Seconds per answer" : "Milliseconds per answer";
-  return { dots, full, label, cost, value, least: saves ? 4 : 0.2 * Math.max(...dots.map(({ x }) => Math.abs(x)), 1e-6) };
+  const label = saves ? `KV memory saved, % of ${data.reference}` : "Mean cached tokens per sequence";
+  return { dots, full, label, cost, least: saves ? 4 : 0.2 * Math.max(...dots.map(({ x }) => Math.abs(x)), 1e-6) };
 }
 
-function costChart(group, name) {
-  const size = [560, 360], margins = [44, 14, 12, 42], { dots, full, label, cost, value, least } = costAxes(group, name);
+function costChart(group) {
+  const size = [560, 360], margins = [44, 14, 12, 42], { dots, full, label, cost, least } = costAxes(group);
   const xs = padded(dots.map(({ x }) => x), least), ys = padded(dots.map(({ y }) => y), 4), margin = full && data.cards[0]?.margin;
   if (known(margin) && full) ys[1] = Math.max(ys[1], margin + 1);
   const what = full ? `Points lost against ${data.reference}` : data.metric;
@@ -90,31 +109,32 @@ function costChart(group, name) {
     const [top, bottom] = [py(ys[0]), py(margin)];
     picture.prepend(svg("rect", { class: "band", x: margins[0], y: top, width: size[0] - margins[0] - margins[1], height: Math.max(2, bottom - top) }));
   }
-  const front = group[name].map((number) => data.cells[number]);
-  if (front.length) {
-    const steps = front.map((cell, index) => (index ? `H${px(cost(cell))}V${py(value(cell))}` : `M${px(cost(cell))} ${py(value(cell))}`));
-    picture.append(svg("path", { class: "front", d: steps.join("") }));
-  }
-  const chosen = data.cards.filter((card) => card.loss && group.cells.includes(card.cell));
-  for (const card of full ? chosen : []) {
-    const x = px(cost(data.cells[card.cell])), [y1, y2] = [card.loss[1], card.loss[2]].map((points) => py(Math.min(Math.max(points, ys[0]), ys[1])));
+  const interval = data.cards.find((card) => card.loss && group.chosen.has(card.cell));
+  if (full && interval) {
+    const x = px(cost(data.cells[interval.cell])), [y1, y2] = [interval.loss[1], interval.loss[2]].map((points) => py(Math.min(Math.max(points, ys[0]), ys[1])));
     picture.append(svg("line", { class: "whisker", x1: x, x2: x, y1, y2 }));
   }
-  const policies = unique(group.cells.map((number) => data.cells[number].policy));
-  for (const { number, cell, x, y } of dots) {
-    const on = group[name].includes(number);
-    const node = mark(cell.policy, px(x), py(y), on ? 6 : 4.5, {
-      class: on ? "dot on" : "dot", tabindex: on ? 0 : -1, role: "button", "aria-label": title(cell), onclick: () => openCell(number),
+  const tested = Boolean(group.kept.size || group.broken.size || known(margin));
+  const states = new Map(dots.map(({ number, cell }) => [number, group.broken.has(number) ? "broken" : !tested || cell === full || group.kept.has(number) ? "kept" : "open"]));
+  dots.forEach(({ number, cell, x, y }, index) => {
+    const isRinged = group.chosen.has(number), at = [px(x), py(y)];
+    const node = mark(cell.policy, ...at, 5, states.get(number), {
+      class: "dot", tabindex: isRinged || !index ? 0 : -1, role: "button", "aria-label": title(cell), onclick: () => openCell(number),
       onkeydown: (event) => { if (event.key === "Enter") openCell(number); },
     });
     tipped(node, title(cell), () => cellFacts(cell));
     picture.append(node);
-  }
-  const legend = policies.map((policy) => el("li", {}, svg("svg", { viewBox: "-8 -8 16 16", class: "key" }, mark(policy, 0, 0, 6, {})), policy));
-  const said = ["ringed: no other setting is better in both"];
+    if (isRinged) picture.append(svg("circle", { class: "ring", cx: at[0], cy: at[1], r: 9 }));
+  });
+  const policies = unique(dots.map(({ cell }) => cell.policy)), shown = new Set(states.values());
+  const legend = policies.map((policy) => el("li", {}, svg("svg", { viewBox: "-8 -8 16 16", class: "key" }, mark(policy, 0, 0, 6, "kept", {})), policy));
+  const said = [];
+  if (group.frame) said.push(`filled: ${group.frame}`);
+  if (tested && shown.has("open")) said.push("hollow: not decided, or not tested");
+  if (shown.has("broken")) said.push("cross: proven to lose more than the margin");
+  if (dots.some(({ number }) => group.chosen.has(number))) said.push(`ringed: recommended${full && interval ? ", with its 95 % interval" : ""}`);
   if (full && known(margin)) said.push(`band: at most ${plural(margin, "point")} lost`);
-  if (full && chosen.length) said.push("line: 95 % interval of the setting above");
-  return el("figure", {}, el("figcaption", {}, el("strong", {}, `${what.replace(` against ${data.reference}`, "")} and ${name === "kept" ? "memory" : "time"}`)), picture,
+  return el("figure", {}, el("figcaption", {}, el("strong", {}, `${what.replace(` against ${data.reference}`, "")} and memory`)), picture,
     el("ul", { class: "legend" }, ...legend, el("li", {}, said.join("; "))));
 }
 
