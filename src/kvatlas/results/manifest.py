@@ -176,7 +176,7 @@ class Expected:
             facts=None if stored.facts is None else SettingFacts.from_json(stored.facts),
             control=stored.control,
         )
-        check_cell(cell)
+        check_cell(cell.model, cell.benchmark, cell.setting, cell.problems, cell.samples)
         return cell
 
 

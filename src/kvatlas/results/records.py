@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import islice
 from struct import Struct
 from types import UnionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,6 @@ from kvatlas.core import (
     is_storable_text,
     reason,
 )
-
-if TYPE_CHECKING:
-    from kvatlas.results.manifest import Expected
 
 #: The columns of a trace in order; the last three are large.
 COLUMNS = (
@@ -66,15 +63,15 @@ class RefusedTraceError(KvatlasError):
         return cls(f"{errors[0]} {len(errors) - 1:,} more cannot be stored either.")
 
 
-def check_cell(cell: Expected) -> None:
+def check_cell(model: str, benchmark: str, setting: Setting, problems: Sequence[str], samples: int) -> None:
     """Raise KvatlasError for a promised cell whose traces no store can hold."""
-    names = (cell.model, cell.benchmark, *cell.problems)
+    names = (model, benchmark, *problems)
     faults = [_clause("a name", name, "a text of whole characters") for name in names if not is_storable_text(name)]
-    faults += setting_faults(cell.setting)
-    if not _is_integer(cell.samples, MAX_SAMPLES) or cell.samples < 1:
-        faults.append(_clause("the number of samples", cell.samples, f"an integer from 1 to {MAX_SAMPLES:,}"))
+    faults += setting_faults(setting)
+    if not _is_integer(samples, MAX_SAMPLES) or samples < 1:
+        faults.append(_clause("the number of samples", samples, f"an integer from 1 to {MAX_SAMPLES:,}"))
     if faults:
-        raise KvatlasError(f"A run cannot hold {_short(cell.setting)} of {_short(cell.model)}: {faults[0]}.")
+        raise KvatlasError(f"A run cannot hold {_short(setting)} of {_short(model)}: {faults[0]}.")
 
 
 def _faults(trace: Trace) -> Iterator[str]:

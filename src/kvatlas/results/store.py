@@ -180,7 +180,7 @@ class Store:
         Raises KvatlasError for a cell whose traces no store can hold.
         """
         for cell in manifest.expected:
-            check_cell(cell)
+            check_cell(cell.model, cell.benchmark, cell.setting, cell.problems, cell.samples)
         text = json.dumps(manifest.to_json())
         with _disk_sentences(self.path):
             rows = "manifest", text, "manifest_digest", digest(text)
