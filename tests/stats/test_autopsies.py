@@ -2,11 +2,13 @@
 
 import pytest
 
-from kvatlas.autopsy.autopsies import Autopsy, SavingToken
+from kvatlas.autopsy.autopsies import Autopsy, SavingToken, key_of
 from kvatlas.autopsy.autopsy_command import model_and_cell, print_autopsies, work_text
-from kvatlas.autopsy.driver import LostCount
+from kvatlas.autopsy.driver import LostCell
+from kvatlas.autopsy.kinds_of_death import Death, LocatedDeath
+from kvatlas.autopsy.lost_answers import LostAnswer
 from kvatlas.autopsy.summary import by_size, held_out_text, summarise
-from kvatlas.core import KvatlasError
+from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
 
 STREAMS = 16
 
@@ -84,12 +86,25 @@ def test_a_word_of_the_policy_names_the_model() -> None:
             model_and_cell(text, models)
 
 
+def lost_cell(answers: int, seconds: float | None) -> LostCell:
+    """A cell with so many lost answers, each of which took so many seconds."""
+    setting = Setting.from_parameters("dynts", ratio=0.1)
+    lost = []
+    for problem in range(answers):
+        usage = Usage(9, 9, 9, 9, 9, 1, seconds)
+        grade = Grade(False, 0.0, "1", Status.OK)
+        trace = Trace("embedded:tiny-llama", "CHAIN8-12", str(problem), 0, setting, (), "", grade, usage)
+        key = ("run", setting.id, trace.benchmark, trace.problem, 0)
+        lost.append(LostAnswer(key, trace, trace, LocatedDeath(Death.LOOP, 0)))
+    return LostCell(None, "embedded:tiny-llama", "CHAIN8-12", setting, lost, [], 30)
+
+
 def test_the_work_is_told_before_it_begins() -> None:
-    count = LostCount("embedded:tiny-llama", "CHAIN8-12", 24, 3, 17, 700)
+    cell = lost_cell(24, 8 / 17)
+    done = set(map(key_of, cell.lost[:3]))
     expected = "tiny-llama | CHAIN8-12: 24 lost answers, 17 to examine, 3 are done; about 12 minutes"
-    assert work_text(count) == expected
-    unknown = LostCount("embedded:tiny-llama", "CHAIN8-12", 1, 0, 1, None)
-    assert work_text(unknown) == "tiny-llama | CHAIN8-12: 1 lost answer, 1 to examine"
+    assert work_text(cell, done, 20) == expected
+    assert work_text(lost_cell(1, None), (), 20) == "tiny-llama | CHAIN8-12: 1 lost answer, 1 to examine"
 
 
 def test_large_causes_are_no_part_of_the_main_figures() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +15,7 @@ from kvatlas.core import KvatlasError
 from kvatlas.text import counted, duration_text, model_name
 
 if TYPE_CHECKING:
-    from kvatlas.autopsy.driver import LostCount
+    from kvatlas.autopsy.driver import LostCell
 
 app = options.Commands()
 
@@ -40,8 +40,8 @@ def autopsy_command(
     Each lost answer is decoded again some dozen times, and each cause is tested under random numbers that the search
     did not use. Started again, the command goes on where it stopped.
     """
-    from kvatlas.autopsy.autopsies import Autopsy
-    from kvatlas.autopsy.driver import count_lost, find_lost, perform
+    from kvatlas.autopsy.autopsies import Autopsy, read_autopsies
+    from kvatlas.autopsy.driver import find_lost, perform
     from kvatlas.autopsy.summary import held_out_text, summarise
     from kvatlas.policies import permit
     from kvatlas.results import Store
@@ -58,10 +58,11 @@ def autopsy_command(
         permit(*policies, *named_classes(manifest.spec))
     model, rest = model_and_cell(policy, list(dict.fromkeys(cell.model for cell in manifest.expected)))
     setting = options.cell(rest, kv_budget, local_window, ratio, set_, policies)
-    if not quiet:
-        for count in count_lost(run, setting, most, model):
-            note(work_text(count))
     cells = find_lost(run, setting, model)
+    if not quiet:
+        done = read_autopsies(run)
+        for cell in cells:
+            note(work_text(cell, done, most))
     autopsies = perform(cells, run, most, tell)
 
     documents: list[dict[str, Any]] = []
@@ -103,14 +104,23 @@ def model_and_cell(text: str, models: Sequence[str]) -> tuple[str | None, str]:
     return (named[0] if named else None), " ".join(others)
 
 
-def work_text(count: LostCount) -> str:
-    """Return what there is to do for a cell, with an estimate of its time."""
-    lost = counted(count.lost, "lost answer")
-    text = f"{model_name(count.model)} | {count.benchmark}: {lost}, {count.missing} to examine"
-    if count.examined:
-        text += f", {count.examined} are done"
-    if count.missing and count.seconds is not None:
-        text += f"; about {duration_text(count.seconds)}"
+def work_text(cell: LostCell, done: Container[tuple[str, ...]], most: int) -> str:
+    """Return what there is to do for the first `most` lost answers of a cell, with an estimate of the time.
+
+    `done` are the keys of autopsies that were made. There is no time if the store does not say how long answers took.
+    """
+    from kvatlas.autopsy.autopsies import key_of
+    from kvatlas.autopsy.driver import AUTOPSY_TRACES
+
+    chosen = cell.lost[:most]
+    missing = [answer.trace.usage.seconds for answer in chosen if key_of(answer) not in done]
+    lost = counted(len(cell.lost), "lost answer")
+    text = f"{model_name(cell.model)} | {cell.benchmark}: {lost}, {len(missing)} to examine"
+    if len(missing) < len(chosen):
+        text += f", {len(chosen) - len(missing)} are done"
+    known_seconds = [seconds for seconds in missing if seconds is not None]
+    if missing and len(known_seconds) == len(missing):
+        text += f"; about {duration_text(AUTOPSY_TRACES * sum(known_seconds))}"
     return text
 
 

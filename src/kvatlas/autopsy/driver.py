@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.answers.reading import read_tokens
 from kvatlas.autopsy.autopsies import Autopsy, key_of, read_autopsies, writing
-from kvatlas.autopsy.lost_answers import LostAnswer, lost_answers, lost_keys
+from kvatlas.autopsy.lost_answers import LostAnswer, lost_answers
 from kvatlas.autopsy.search import AutopsySearch, Case, ReplayTask
 from kvatlas.benchmarks import for_model
 from kvatlas.benchmarks.base import grade_reading
@@ -54,46 +54,6 @@ class LostCell:
     lost: list[LostAnswer]
     right: list[Trace]
     answers: int
-
-
-@dataclass(frozen=True)
-class LostCount:
-    """The answers of a model to a benchmark that a setting lost, before anything is decoded.
-
-    `examined` of them have an autopsy, `missing` is the number of autopsies to make; `seconds` is an estimate of their
-    time, None if the store does not say how long the answers took.
-    """
-
-    model: str
-    benchmark: str
-    lost: int
-    examined: int
-    missing: int
-    seconds: float | None
-
-
-def count_lost(folder: Path, setting: Setting, most: int, model: str | None = None) -> list[LostCount]:
-    """Return how many answers one setting of a run lost, for each benchmark of one `model` or of all.
-
-    Answers that were never compressed are left out. Grades alone are read, which takes seconds. Raises KvatlasError if
-    they cannot be replayed, and for a policy of a file that is not permitted.
-    """
-    with Store.open(folder) as store:
-        settings = list(dict.fromkeys(cell.setting for cell in store.manifest().expected))
-        found = _setting_named(settings, setting)
-        _replayable(found)
-        lost = [item for item in lost_keys(store, found) if item.is_compressed and model in (None, item.model)]
-    done = read_autopsies(folder)
-
-    counts = []
-    for (name, benchmark), items in grouped(lost, lambda item: (item.model, item.key[2])).items():
-        missing = [item for item in items[:most] if tuple(map(str, item.key)) not in done]
-        seconds = None
-        if all(item.seconds is not None for item in missing):
-            seconds = sum(AUTOPSY_TRACES * (item.seconds or 0.0) for item in missing)
-        examined = min(most, len(items)) - len(missing)
-        counts.append(LostCount(name, benchmark, len(items), examined, len(missing), seconds))
-    return counts
 
 
 def find_lost(folder: Path, setting: Setting, model: str | None = None) -> list[LostCell]:

@@ -93,48 +93,27 @@ def deaths_table(cells: Sequence[CellDeaths]) -> str:
     return f"# Lost answers\n\nHow they died, % of the lost (95 % interval):\n\n{markdown_table(header, rows)}\n"
 
 
-@dataclass(frozen=True)
-class LostKey:
-    """The keys of a lost answer and of the full cache's right one; `seconds` it took to decode, None if unknown.
-
-    An answer that is not compressed was lost by a cap on thinking, or by rounding on a GPU.
-    """
-
-    key: Key
-    full_key: Key
-    model: str
-    seconds: float | None
-    is_compressed: bool
-
-
-def lost_keys(store: Store, setting: Setting | None = None) -> list[LostKey]:
-    """Return the lost answers of a run, of one `setting` or of all, in the order of their keys, from grades alone."""
+def lost_answers(store: Store, pieces: Pieces, setting: Setting | None = None) -> Iterator[LostAnswer]:
+    """Yield the lost answers of a run, of one `setting` or of all, in the order of their keys."""
+    # From grades alone; texts are read of lost answers.
     right: dict[tuple[str, str, str, int], Key] = {}
-    wrong: list[tuple[Key, str, float | None, bool]] = []
+    wrong: list[tuple[str, Key]] = []
     for run_key, trace in store.traces(texts=False):
         key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
         if is_reference(trace.setting) and trace.grade.correct:
             right[trace.model, trace.benchmark, trace.problem, trace.sample] = key
         elif not (is_reference(trace.setting) or trace.grade.correct) and setting in (None, trace.setting):
-            wrong.append((key, trace.model, trace.usage.seconds, trace.usage.compressions != 0))
+            wrong.append((trace.model, key))
 
-    found = []
-    for key, model, seconds, is_compressed in wrong:
-        full_key = right.get((model, *key[2:]))
-        if full_key is not None:
-            found.append(LostKey(key, full_key, model, seconds, is_compressed))
-    return found
-
-
-def lost_answers(store: Store, pieces: Pieces, setting: Setting | None = None) -> Iterator[LostAnswer]:
-    """Yield the lost answers of a run, of one `setting` or of all, in the order of their keys."""
     tags_by_model = store.manifest().provenance.get("tags", {})
-    for lost in lost_keys(store, setting):
-        tags = Tags(**tags_by_model[lost.model]) if tags_by_model.get(lost.model) is not None else None
-        trace = store.trace(lost.key)
-        full = store.trace(lost.full_key)
-        death = find_death(trace_text(trace, tags, pieces), trace_text(full, tags, pieces))
-        yield LostAnswer(lost.key, trace, full, death)
+    for model, key in wrong:
+        full_key = right.get((model, *key[2:]))
+        if full_key is None:
+            continue
+        tags = Tags(**tags_by_model[model]) if tags_by_model.get(model) is not None else None
+        trace = store.trace(key)
+        full = store.trace(full_key)
+        yield LostAnswer(key, trace, full, find_death(trace_text(trace, tags, pieces), trace_text(full, tags, pieces)))
 
 
 def trace_text(trace: Trace, tags: Tags | None, pieces: Pieces) -> TraceText:
