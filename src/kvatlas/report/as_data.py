@@ -136,7 +136,6 @@ def comparison_document(comparison: Comparison) -> Json:
         "pairs": comparison.difference.pairs or None,
         "note": comparison.note or None,
         "p_holm": rounded_p(comparison.p_holm),
-        "p_bh": rounded_p(comparison.p_bh),
     }
 
 

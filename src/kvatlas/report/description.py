@@ -333,7 +333,7 @@ def setting_comparisons(result: Result) -> str:
 #: The columns of `comparison_table`.
 _COMPARISON_COLUMNS = (
     "Model", "Benchmark", "First", "Second", "Cells", "Problems", "First - second (points)", "95 % interval", "p",
-    "p (Holm)", "p (BH)", "Note",
+    "p (Holm)", "Note",
 )  # fmt: skip
 
 
@@ -354,7 +354,6 @@ def comparison_table(result: Result) -> str:
                 f"{points_text(difference.low)} to {points_text(difference.high)}",
                 p_text(difference.p),
                 p_text(comparison.p_holm),
-                p_text(comparison.p_bh),
                 comparison.note,
             ]
         )

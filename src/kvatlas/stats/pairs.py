@@ -11,7 +11,7 @@ import numpy as np
 
 from kvatlas.core import AGAIN, CellCoord, Claim, MapName, grouped, with_means
 from kvatlas.stats.numerics.arrays import Contrast
-from kvatlas.stats.numerics.multiple import benjamini_hochberg, holm
+from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.numerics.units import joined_units
 from kvatlas.stats.paired import CellPair, Difference, paired_values
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
@@ -25,7 +25,7 @@ ModelPolicy = tuple[str, str]
 class Comparison:
     """A paired comparison with its names: `difference` is first minus second, over `cells` pairs of settings.
 
-    `p_holm` and `p_bh` are adjusted over all comparisons that are made together (see `adjusted`); NaN before that.
+    `p_holm` is adjusted over all comparisons that are made together (see `adjusted`); NaN before that.
     """
 
     model: str
@@ -37,7 +37,6 @@ class Comparison:
     difference: Difference
     note: str = ""
     p_holm: float = math.nan
-    p_bh: float = math.nan
 
 
 def comparisons(run: RunData) -> list[Comparison]:
@@ -137,10 +136,9 @@ def _compared_over_cells(
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """Return the comparisons with p-values adjusted over all of them, by Holm and by Benjamini and Hochberg."""
-    p = [comparison.difference.p for comparison in comparisons]
-    rows = zip(comparisons, holm(p), benjamini_hochberg(p).tolist(), strict=True)
-    return tuple(replace(comparison, p_holm=by_holm, p_bh=by_bh) for comparison, by_holm, by_bh in rows)
+    """Return the comparisons with p-values adjusted over all of them (Holm)."""
+    adjusted_p = holm([comparison.difference.p for comparison in comparisons])
+    return tuple(replace(comparison, p_holm=p) for comparison, p in zip(comparisons, adjusted_p, strict=True))
 
 
 @dataclass(frozen=True)

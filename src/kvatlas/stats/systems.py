@@ -15,7 +15,7 @@ import numpy as np
 
 from kvatlas.core import Claim, KvatlasError, Setting, differing, grouped, policy_names
 from kvatlas.stats.claims import look_of, stored_claim, why_not_these
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, normal_quantile
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, normal_quantile
 from kvatlas.stats.numerics.planning import POWER_QUANTILE
 from kvatlas.stats.paired import Difference, Outcomes, difference_of_cells, paired_difference
 from kvatlas.stats.run_data import RunData, shown_policies
@@ -213,8 +213,6 @@ def _fits(word: str, system: ModelSetting) -> bool:
 
 #: Systems that are compared with each other without being named.
 SEVERAL = 8
-#: Resamples of problems behind the intervals of correlations.
-RESAMPLES = 2000
 #: Differences of means up to this count as being on the line.
 EQUAL = 1e-9
 
@@ -224,8 +222,7 @@ class Pair:
     """System x against system y on the problems of both; `x`, `y` [problems] are means over samples.
 
     `above`, `on`, `below` are the shares of problems above the line y = x (y is ahead), on it, and below (x is ahead).
-    `difference` is the mean of x - y over benchmarks, by the `claim` of the runs. The rank correlations have intervals
-    of percentiles of resampled problems; they are None where a side, or L, does not vary.
+    `difference` is the mean of x - y over benchmarks, by the `claim` of the runs.
     """
 
     places: tuple[ProblemKey, ...]
@@ -236,8 +233,6 @@ class Pair:
     below: float
     difference: Difference
     claim: Claim
-    spearman: Contrast | None
-    given_depth: Contrast | None
 
     @property
     def needed(self) -> int | None:
@@ -289,8 +284,8 @@ class Pair:
     def to_json(self, first: str, second: str) -> dict[str, Any]:
         """Return plain data."""
 
-        def limits(contrast: Contrast | None) -> dict[str, float] | None:
-            return None if contrast is None else {"value": contrast.value, "low": contrast.low, "high": contrast.high}
+        def limits(contrast: Contrast) -> dict[str, float]:
+            return {"value": contrast.value, "low": contrast.low, "high": contrast.high}
 
         return {
             "x": first,
@@ -303,19 +298,17 @@ class Pair:
             "difference": limits(self.difference),
             "needed": self.needed,
             "limits": {claim.value: limits(contrast) for claim, contrast in self.difference.claims.items()},
-            "spearman": limits(self.spearman),
-            "spearman_given_L": limits(self.given_depth),
         }
 
 
-def pairs_of(systems: Sequence[ModelSetting], seed: int = 0) -> list[tuple[int, int, Pair]]:
+def pairs_of(systems: Sequence[ModelSetting]) -> list[tuple[int, int, Pair]]:
     """Return every pair of systems by their places in the sequence: first with second, first with third, and so on."""
     if len(systems) < 2:
         raise KvatlasError(f"A comparison needs two or more systems; there is {len(systems)}.")
-    return [(i, j, pair(systems[i], systems[j], seed)) for i, j in combinations(range(len(systems)), 2)]
+    return [(i, j, pair(systems[i], systems[j])) for i, j in combinations(range(len(systems)), 2)]
 
 
-def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
+def pair(first: ModelSetting, second: ModelSetting) -> Pair:
     """Compare two systems on the problems that both have; KvatlasError if there are fewer than two."""
     first_means = first.means()
     second_means = second.means()
@@ -326,17 +319,11 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
             f"{len(places)} problems in common; a comparison needs at least 2."
         )
 
-    about = {**second.about, **first.about}
-    depths = [about.get(key, {}).get("L") for key in places]
     x = np.array([first_means[place] for place in places])
     y = np.array([second_means[place] for place in places])
 
     claim, difference = compared_systems(first, second)
     ahead = y - x
-    given_depth = None
-    if None not in depths:
-        given_depth = correlation(np.stack([x, y, np.array(depths, float)]), seed)
-
     return Pair(
         places,
         x,
@@ -346,8 +333,6 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
         below=float(np.mean(ahead < -EQUAL)),
         difference=difference,
         claim=claim,
-        spearman=correlation(np.stack([x, y]), seed),
-        given_depth=given_depth,
     )
 
 
@@ -370,48 +355,3 @@ def compared_systems(
     pairs = [(cell, by_benchmark[cell.benchmark]) for cell in first.cells if cell.benchmark in by_benchmark]
     pairs = [pair for pair in pairs if not pair[0].place.keys().isdisjoint(pair[1].place)]
     return claim, difference_of_cells(pairs, claim, claims, look_of(manifests, cells))
-
-
-def correlation(rows: Floats, seed: int = 0) -> Contrast | None:
-    """Return Spearman's correlation of the first two rows of [rows, problems], given the third (L) where there is one.
-
-    Given L each rank counts as its distance from the mean rank of its level of L, so that systems that are independent
-    within every level have a correlation of 0. Where most levels have one problem, neighbours make levels of five. The
-    interval is made of percentiles over resampled problems. None where a row does not vary.
-    """
-    levels = np.zeros(rows.shape[1], int) if len(rows) == 2 else _levels(rows[2])
-    value = float(_correlate_ranks(rows[:2, None, :], levels[None])[0])
-    if math.isnan(value):
-        return None
-    generator = np.random.default_rng(seed)
-    count = rows.shape[1]
-    resampled = generator.integers(0, count, size=(RESAMPLES, count))
-    values = _correlate_ranks(rows[:2, resampled], levels[resampled])
-    low, high = np.nanquantile(values, [0.025, 0.975])
-    return Contrast(value, float(low), float(high))
-
-
-def _levels(depth: Floats) -> Ints:
-    """Return the number of each problem's level of L, from 0."""
-    _, level, counts = np.unique(depth, return_inverse=True, return_counts=True)
-    size = counts[level]
-    if size.min(initial=2) > 1 or (size > 1).mean() >= 0.5:
-        return np.asarray(level, np.int64)
-    # Ranks alone in their level say nothing, so neighbours share one.
-    rank = np.argsort(np.argsort(depth, kind="stable"), kind="stable")
-    return np.asarray(rank // 5, np.int64)
-
-
-def _correlate_ranks(rows: Floats, levels: Ints) -> Floats:
-    """Return [resamples] from [2, resamples, problems] and the problems' levels; NaN where it is not defined."""
-    from scipy.stats import rankdata
-
-    ranks = rankdata(rows, axis=-1)
-    for level in np.unique(levels):
-        of_level = levels == level
-        mean = (ranks * of_level).sum(-1, keepdims=True) / np.maximum(of_level.sum(-1, keepdims=True), 1)
-        ranks = ranks - of_level * mean
-    norms = np.sqrt((ranks**2).sum(-1))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        product = (ranks[0] * ranks[1]).sum(-1) / (norms[0] * norms[1])
-    return np.where(norms.min(0) > 1e-9, np.clip(product, -1, 1), np.nan)
