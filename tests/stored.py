@@ -1,5 +1,6 @@
 """Runs in stores: of synthetic traces, over mazes by solvers that lose their way, and decoded ones."""
 
+import json
 import math
 import random
 import sqlite3
@@ -8,6 +9,8 @@ from contextlib import closing
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+from safetensors import safe_open
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
@@ -170,3 +173,16 @@ def _traces_of_outcomes(cell: Expected, grades: Any, compressions: int, copies: 
                     grade=Grade(bool(grade), float(grade), "7" if grade else "8", Status.OK),
                     usage=usage,
                 )
+
+
+def provenance_of(head: Path) -> dict[str, Any]:
+    """Return the provenance in the file of a head."""
+
+    def plain(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    with safe_open(head, "pt") as file:
+        return {name: plain(text) for name, text in (file.metadata() or {}).items()}

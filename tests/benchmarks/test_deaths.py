@@ -264,7 +264,7 @@ def test_the_token_is_where_it_happened() -> None:
     lost = [50] * text.index("d = c") + [0] * (len(text + answer) - text.index("d = c"))
     found = find_death(read(text + answer, lost), full)
     start = text.index("c unknown")
-    assert replace(found, missed=()) == LocatedDeath(Death.FORGOTTEN, start, start, "c")
+    assert replace(found, missed=()) == LocatedDeath(Death.FORGOTTEN, start, "c")
     # The only statement of the value that was missed.
     assert [(item.value, text[item.start : item.end]) for item in found.missed] == [("3", "c3")]
     # While a statement of the value is in the cache, it was misread.

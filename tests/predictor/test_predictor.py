@@ -17,9 +17,10 @@ from kvatlas.policies.dynts import HeadLayout
 from kvatlas.predictor import labels
 from kvatlas.predictor.calibration import statistics_of_queries
 from kvatlas.predictor.labels import REASONS, Examples, LabelledTrace, label_trace, why_left_out
-from kvatlas.predictor.training import judge_head, provenance_of, save_head, train_head
+from kvatlas.predictor.training import judge_head, save_head, train_head
 from tests.conftest import ARCHITECTURES
 from tests.decoding import prompts
+from tests.stored import provenance_of
 
 pytestmark = pytest.mark.newest
 

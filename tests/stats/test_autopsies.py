@@ -95,7 +95,7 @@ def lost_cell(answers: int, seconds: float | None) -> LostCell:
         grade = Grade(False, 0.0, "1", Status.OK)
         trace = Trace("embedded:tiny-llama", "CHAIN8-12", str(problem), 0, setting, (), "", grade, usage)
         key = ("run", setting.id, trace.benchmark, trace.problem, 0)
-        lost.append(LostAnswer(key, trace, trace, LocatedDeath(Death.LOOP, 0)))
+        lost.append(LostAnswer(key, trace, trace, LocatedDeath(Death.LOOP)))
     return LostCell(None, "embedded:tiny-llama", "CHAIN8-12", setting, lost, [], 30)
 
 

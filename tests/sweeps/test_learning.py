@@ -8,9 +8,9 @@ from kvatlas.cli import command
 from kvatlas.core import Setting
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.learning import left_out_as_text
-from kvatlas.predictor.training import provenance_of
 from kvatlas.results import Store
 from tests.command_line import Call
+from tests.stored import provenance_of
 
 MODEL = "embedded:tiny-llama"
 TRAIN = (*(MODEL, "CHAIN6", "--skip", 300, "--problems", 20), *("--max-new-tokens", 300, "--tokens-per-trace", 64))

@@ -132,13 +132,12 @@ def lost_at(trace: EvictionTrace, prompt: int, local_window: int) -> list[int]:
 
 @dataclass(frozen=True)
 class LocatedDeath:
-    """The death of an answer: its kind, the character and the new token where it happened, and the name concerned.
+    """The death of an answer: its kind, the new token where it happened, and the name concerned.
 
     Of a value that is forgotten or misread, `missed` are the earlier statements that have it, in their order.
     """
 
     kind: Death
-    character: int
     token: int | None = None
     name: str = ""
     missed: Sequence[StatedValue] = ()
@@ -151,10 +150,10 @@ def find_death(trace: TraceText, full: TraceText) -> LocatedDeath:
 
     start = loop_start(trace.text)
     if start is not None:
-        return LocatedDeath(Death.LOOP, start, trace.token_at(start))
+        return LocatedDeath(Death.LOOP, trace.token_at(start))
     kind = Death.TRUNCATED if trace.status is Status.TRUNCATED else Death.NO_ANSWER
     end = max(0, len(trace.text) - 1)
-    return LocatedDeath(kind, end, trace.token_at(end))
+    return LocatedDeath(kind, trace.token_at(end))
 
 
 def loop_start(text: str) -> int | None:
@@ -191,7 +190,7 @@ def _first_contradiction(trace: TraceText, full: TraceText) -> LocatedDeath | No
     stated: dict[tuple[str, str], list[StatedValue]] = {}
     for statement in trace.statements:
         is_wrong = statement.name in wrong or statement.step in wrong
-        place = statement.start, trace.token_at(statement.start), statement.name
+        place = trace.token_at(statement.start), statement.name
         before = last_values.get(statement.name)
         if is_wrong and statement.computed and not statement.sound:
             return LocatedDeath(Death.RECOMPUTED, *place)
@@ -214,19 +213,19 @@ def _difference_of_steps(trace: TraceText, full: TraceText) -> LocatedDeath:
     end = min(trace.answer_start, max(0, len(trace.text) - 1))
     missing = [name for name in full.steps if name not in trace.steps]
     if missing and full.steps[-len(missing) :] == missing:
-        return LocatedDeath(Death.EARLY_STOP, end, trace.token_at(end), missing[0])
+        return LocatedDeath(Death.EARLY_STOP, trace.token_at(end), missing[0])
     if missing:
         # The first step that the full cache takes after the missing one.
         later = full.steps[full.steps.index(missing[0]) + 1 :]
         starts = [item.start for item in trace.statements if item.computed and item.name in later]
         start = min(starts, default=end)
-        return LocatedDeath(Death.SKIPPED, start, trace.token_at(start), missing[0])
+        return LocatedDeath(Death.SKIPPED, trace.token_at(start), missing[0])
 
     for index, name in enumerate(trace.steps):
         if full.steps[index : index + 1] != [name]:
             start = next(item.start for item in trace.statements if item.computed and item.name == name)
-            return LocatedDeath(Death.CHANGED_PLAN, start, trace.token_at(start), name)
-    return LocatedDeath(Death.UNEXPLAINED, end, trace.token_at(end))
+            return LocatedDeath(Death.CHANGED_PLAN, trace.token_at(start), name)
+    return LocatedDeath(Death.UNEXPLAINED, trace.token_at(end))
 
 
 # -- the languages of benchmarks ---------------------------------------------------------------------------------------

@@ -186,18 +186,18 @@ class Engine:
         sampled = self._sample(rows, batch, logits, ready)
         branches, cut_tokens = self._cut(rows, sampled)
         if observing:
-            drawn = distributions.drawn([sampled[index][0] for index in observed_rows])
-            at_cut = distributions.drawn([cut_tokens.get(index, sampled[index])[0] for index in observed_rows])
+            drawn = distributions.drawn([sampled[index] for index in observed_rows])
+            at_cut = distributions.drawn([cut_tokens.get(index, sampled[index]) for index in observed_rows])
             for index, numbers, cut_numbers in zip(observed_rows, drawn, at_cut, strict=True):
                 rows[index].drawn = numbers
                 if index in branches:
                     branches[index].drawn = cut_numbers
 
-        # Every row takes its tokens, and ends, forks or goes on.
+        # Every row takes its token, and ends, forks or goes on.
         self.passes += 1
         share = (time.perf_counter() - self._capturing_seconds - began) / batch.starts[-1]
-        for index, (row, count, prompt, tokens) in enumerate(zip(rows, batch.counts, prompts, sampled, strict=True)):
-            ended = self._advance(row, count, tokens, share)
+        for index, (row, count, prompt) in enumerate(zip(rows, batch.counts, prompts, strict=True)):
+            ended = self._advance(row, count, sampled.get(index), share)
             branch = branches.get(index)
             if branch is not None:
                 if self._advance(branch, count, cut_tokens[index], share):
@@ -211,17 +211,13 @@ class Engine:
             elif prompt is None and (due := row.due()):
                 self.scheduler.fork(row, due)
 
-    def _advance(self, row: Row[Any], count: int, tokens: Sequence[int], share: float) -> bool:
-        """Add the tokens of a pass to a row; return True at its last one."""
-        written = len(row.tokens)
-        ended = row.advance(self.handle, count, tokens)
+    def _advance(self, row: Row[Any], count: int, token: int | None, share: float) -> bool:
+        """Add the new token of a pass to a row, None within a prompt; return True at its last one."""
         row.seconds += share * count
-        self.decoded_tokens += len(row.tokens) - written
-        return ended
+        self.decoded_tokens += token is not None
+        return row.advance(self.handle, count, token)
 
-    def _cut(
-        self, rows: Sequence[Row[Any]], sampled: list[list[int]]
-    ) -> tuple[dict[int, Row[Any]], dict[int, list[int]]]:
+    def _cut(self, rows: Sequence[Row[Any]], sampled: dict[int, int]) -> tuple[dict[int, Row[Any]], dict[int, int]]:
         """Write the end of thinking where a cap is reached, in place of the `sampled` tokens.
 
         Where it is reached by some policies of a row alone, and the model writes another token, these become a branch:
@@ -229,16 +225,17 @@ class Engine:
         """
         branches = {}
         cut_tokens = {}
-        for index, row in enumerate(rows):
-            cut = row.cut(self.handle) if sampled[index] else None
+        for index, sampled_token in list(sampled.items()):
+            row = rows[index]
+            cut = row.cut(self.handle)
             if cut is None:
                 continue
             capped, token = cut
             if len(capped) == len(row.policies):
-                sampled[index] = [token]
-            elif sampled[index] != [token]:
+                sampled[index] = token
+            elif sampled_token != token:
                 branches[index] = self.scheduler.begin_cut(row, capped)
-                cut_tokens[index] = [token]
+                cut_tokens[index] = token
         return branches, cut_tokens
 
     def _pass(self, rows: Sequence[Row[Any]], batch: ForwardBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -258,10 +255,8 @@ class Engine:
         needed: list[int] | None = None
         if not batch.decoding:
             needed = []
-            for row, start, end in zip(rows, batch.starts, batch.starts[1:], strict=False):
-                if not row.prompt_left:
-                    needed += range(start, end)
-                elif row.prompt_left <= end - start:
+            for row, count, end in zip(rows, batch.counts, batch.starts[1:], strict=True):
+                if row.prompt_left <= count:
                     needed.append(end - 1)
         logits, hidden = self.forward(batch, needed)
         return logits, hidden, None
@@ -284,10 +279,10 @@ class Engine:
 
     def _sample(
         self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor, ready: Tensor | None
-    ) -> list[list[int]]:
-        """Return the new tokens of each row, none within a prompt; `ready` are those of a captured step."""
+    ) -> dict[int, int]:
+        """Return new tokens by the index of their row, none within a prompt; `ready` has those of a captured step."""
         if ready is not None and UNSAMPLED not in (tokens := ready.tolist()):
-            return [[token] for token in tokens]
+            return dict(enumerate(tokens))
         if logits.shape[0] and not math.isfinite(logits.amax(-1).abs().amax()):
             raise KvatlasError(
                 f"The model {self.handle.name!r} computed logits that are no finite numbers in {self.handle.dtype}; "
@@ -295,13 +290,10 @@ class Engine:
             )
 
         # Only rows at the end of their prompt or in decoding have logits.
-        new_tokens: list[list[int]] = [[] for _ in rows]
         sampling = [index for index, row in enumerate(rows) if row.prompt_left <= batch.counts[index]]
         positions = [rows[index].position + batch.counts[index] for index in sampling]
         sampled = sample_rows(logits, [rows[index] for index in sampling], positions)
-        for index, token in zip(sampling, sampled, strict=True):
-            new_tokens[index] = [token]
-        return new_tokens
+        return dict(zip(sampling, sampled, strict=True))
 
     @property
     def _capturing_seconds(self) -> float:

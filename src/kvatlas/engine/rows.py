@@ -248,9 +248,8 @@ class Row(Generic[K]):
         self.compressions += 1
         self.trigger = self.next_trigger()
 
-    def advance(self, model: ModelHandle, count: int, new_tokens: Sequence[int]) -> bool:
-        """Note that `count` tokens went into the cache, and add new tokens up to the last; return True at that one."""
-        length = self.cached.tokens
+    def advance(self, model: ModelHandle, count: int, token: int | None) -> bool:
+        """Note that `count` tokens went into the cache, and add the new token; return True at the last one."""
         in_prompt = self.prompt_left > 0
         self.cached.length += count
         self.position += count
@@ -258,18 +257,17 @@ class Row(Generic[K]):
             self.prompt_left -= count
             self.kv_peak = self.cached.tokens
 
+        if token is None:
+            return False
+        if not in_prompt:
+            self.kv_peak = max(self.kv_peak, self.cached.tokens)
+            self.kv_sum += self.cached.tokens
+        self.tokens.append(token)
+        if self.thinking_end is None:
+            self.thinking_end = model.thinking_end(self.tokens)
         stopping_criterion = self.request.stopping_criterion
-        for cached, token in enumerate(new_tokens, length + 1):
-            if not in_prompt:
-                self.kv_peak = max(self.kv_peak, cached)
-                self.kv_sum += cached
-            self.tokens.append(token)
-            if self.thinking_end is None:
-                self.thinking_end = model.thinking_end(self.tokens)
-            stopped = stopping_criterion is not None and stopping_criterion(self.tokens)
-            if stopped or token in model.stops or len(self.tokens) >= self.limit:
-                return True
-        return False
+        stopped = stopping_criterion is not None and stopping_criterion(self.tokens)
+        return stopped or token in model.stops or len(self.tokens) >= self.limit
 
     def generations(self, model: ModelHandle) -> list[Generation[K]]:
         """Return the generation of each of its policies."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy.stats import spearmanr
 from torch import Tensor, nn
@@ -144,16 +143,3 @@ def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in provenance.items()}
     save_file(head, path, metadata=texts)
-
-
-def provenance_of(path: Path) -> dict[str, Any]:
-    """Return the provenance in the file of a head."""
-
-    def plain(text: str) -> Any:
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
-
-    with safe_open(path, "pt") as file:
-        return {name: plain(text) for name, text in (file.metadata() or {}).items()}
