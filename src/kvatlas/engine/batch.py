@@ -33,7 +33,7 @@ class SequenceGroup(NamedTuple):
 
 @dataclass
 class ForwardBatch:
-    """A ragged batch: decoding (one new token), chunks of prompts and forced reading (several) are the same thing.
+    """A ragged batch: decoding (one new token) and chunks of prompts (several) are the same thing.
 
     Sequence i gets `tokens[i]` at the true positions from `first_positions[i]` on, behind its cached tokens. The cache
     must have room for them. `watched` are the sequences whose policies observe attention: `attention` [layers, watched,
