@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([], ["CHAIN6", "dynts", "Pass@1 in %", "3 points"]),
         (["--shared", "--look", "dark=true"], ["CHAIN8", "random", "#12161b"]),
         (["--mean", "--against", "full", "--look", "intervals=true"], ["mean of 2", "to −"]),
-        (["--against", "random"], ["CHAIN6", "Pass@1 minus random in points", "paired by problem", "proven to differ"]),
+        (["--against", "random"], ["CHAIN6", "Pass@1 minus random in points", "paired by problem", "KV budget 96: "]),
         (["--look", "intervals=false", "--look", "CHAIN6=Six"], ["Six"]),
         (["--metric", "seconds", "--look", "columns=1"], ["Time per answer in ms"]),
         (["--fix", "local_window=8"], ["CHAIN6", "Ratio", "bands: 95 % intervals"]),

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import CellCoord, KvatlasError, Map, Note, NoteKind
+from kvatlas.core import CellCoord, KvatlasError, Map, Note
 from kvatlas.figures import colours, style
 from kvatlas.figures.arrangement import (
-    Arrangement,
     arranged,
     baseline_lines,
     facts_of,
@@ -25,7 +24,6 @@ from kvatlas.figures.heatmap_layout import (
     BAR_WIDTH,
     LABEL_TYPE,
     HeatmapLayout,
-    PolicyGains,
     Tick,
     heatmap_layout,
     label_room,
@@ -34,7 +32,6 @@ from kvatlas.figures.heatmap_layout import (
 from kvatlas.figures.panels import NARROWEST, Panel, metric_panels
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
 from kvatlas.stats.numerics.arrays import Floats
-from kvatlas.stats.pairs import Comparison
 from kvatlas.text import axis_label, grouped_digits, signed
 
 if TYPE_CHECKING:
@@ -64,16 +61,13 @@ def map_figure(
     one_bar: bool = False,
     shared: bool | None = None,
     title: str = "",
-    comparisons: Sequence[Comparison] = (),
     notes: Sequence[Note] = (),
     options: FigureOptions | None = None,
 ) -> Figure:
     """Return maps of a metric as one figure (see `plot`): percent, baselines, and frames."""
     options = options or FigureOptions()
     panels = metric_panels(maps, exact=options.plain)
-    return plot(
-        panels, one_bar=one_bar, shared=shared, title=title, comparisons=comparisons, notes=notes, options=options
-    )
+    return plot(panels, one_bar=one_bar, shared=shared, title=title, notes=notes, options=options)
 
 
 def plot(
@@ -82,7 +76,6 @@ def plot(
     shared: bool | None = None,
     one_bar: bool = False,
     title: str = "",
-    comparisons: Sequence[Comparison] = (),
     notes: Sequence[Note] = (),
     options: FigureOptions | None = None,
 ) -> Figure:
@@ -91,7 +84,7 @@ def plot(
     Panels of a benchmark share a scale. It is at least as wide as an interval on average, and holds the baselines; with
     `shared=False`, and in plain figures, each panel's goes from its lowest to its highest cell. Differences are always
     on one scale around 0. Numbers that are not legible are left out. The title is the finding of the panels, unless
-    another one is given. `comparisons` of the policies on the figure stand beside their rows, `notes` below all panels.
+    another one is given. `notes` stand below all panels.
     Raises KvatlasError for no panels, panels without cells, one scale for unlike measures, and cells without room for
     intervals.
     """
@@ -112,10 +105,8 @@ def plot(
         panels = arrangement.panels
         scales = _colour_scales(panels, shared, one_bar)
         one_scale = len(set(scales)) == 1
-        row_names = arrangement.rows
-        gains = _policy_gains(arrangement, comparisons)
         ticks = [_bar_ticks(panel, scale, options) for panel, scale in zip(panels, scales, strict=True)]
-        layout = heatmap_layout(arrangement, ticks, one_scale and not options.plain, gains, options)
+        layout = heatmap_layout(arrangement, ticks, one_scale and not options.plain, options)
         arrangement = layout.arrangement
         bars = _ticks_of_bars(layout, scales, ticks)
         # One bar beside all rows, where they would have the same.
@@ -156,7 +147,7 @@ def plot(
             layout.margins,
             title=title,
             about=about,
-            notes=[*notes, *_gains_note(row_names, gains, layout), *notes_of(panels, bool(layout.value))],
+            notes=[*notes, *notes_of(panels, bool(layout.value))],
         )
         has_two_frames = any(panel.thick for panel in panels)
         for index, (axes, panel, scale) in enumerate(zip(grid, panels, scales, strict=True)):
@@ -168,7 +159,7 @@ def plot(
                 end = index + len(grid) - layout.across if is_column_bar else index
                 lowest = grid[-1] if is_single_bar else grid[end]
                 _draw_colour_bar(axes, lowest, panel, scale, bars[index], layout, options)
-        _write_beside_rows(figure, grid, layout, options)
+        _write_row_names(figure, grid, layout, options)
         finish_texts(figure, options)
         return figure
 
@@ -204,33 +195,6 @@ def _colour_scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) 
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
-
-
-def _policy_gains(arrangement: Arrangement, comparisons: Sequence[Comparison]) -> PolicyGains:
-    """Return the comparison of each row's policies, for the room right of the row."""
-    if not arrangement.is_grid or len(comparisons) != len(arrangement.rows):
-        return PolicyGains("", ())
-
-    names = dict.fromkeys(f"{one.first} − {one.second}" for one in comparisons)
-    by_model = {one.model: one for one in comparisons}
-    models = [panel.map.model for panel in arrangement.panels[:: arrangement.columns]]
-    if len(names) > 1 or set(by_model) != set(models) or len(set(models)) < len(models):
-        return PolicyGains("", ())
-
-    texts = []
-    for model in models:
-        difference = by_model[model].difference
-        interval = f"({signed(100 * difference.low)} to {signed(100 * difference.high)})"
-        texts.append((f"{signed(100 * difference.value)} points", interval))
-    return PolicyGains(next(iter(names)), tuple(texts))
-
-
-def _gains_note(rows: Sequence[str], gains: PolicyGains, layout: HeatmapLayout) -> list[Note]:
-    """Return a note of the comparisons of policies by rows, if there is no room for them beside the rows."""
-    if not gains.texts or layout.gains.texts:
-        return []
-    by_row = [f"{row} {' '.join(texts)}" for row, texts in zip(rows, gains.texts, strict=True)]
-    return [Note(NoteKind.INTERVAL, f"Difference {gains.name}: {', '.join(by_row)}")]
 
 
 def _bar_ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions) -> list[Tick]:
@@ -552,9 +516,8 @@ def _draw_colour_bar(
         )
 
 
-def _write_beside_rows(figure: Figure, grid: Sequence[Axes], layout: HeatmapLayout, options: FigureOptions) -> None:
-    """Write the name of each row of a grid at the left edge, and the comparison of its policies right of its bar."""
-    ink = options.colours.ink
+def _write_row_names(figure: Figure, grid: Sequence[Axes], layout: HeatmapLayout, options: FigureOptions) -> None:
+    """Write the name of each row of a grid at the left edge."""
     for row, name in enumerate(layout.arrangement.rows):
         box = grid[row * layout.across].get_position()
         figure.text(
@@ -563,19 +526,8 @@ def _write_beside_rows(figure: Figure, grid: Sequence[Axes], layout: HeatmapLayo
             "\n".join(row_name_lines(name, layout.high)),
             fontsize=style.NAME_TYPE,
             fontweight="bold",
-            color=ink,
+            color=options.colours.ink,
             rotation=90,
             va="center",
             linespacing=1.1,
         )
-
-    left = 1 - (style.EDGE + layout.gains.width) / layout.width
-    line = style.NAME_TYPE * style.LINE / figure.get_figheight()
-    for row, (value, interval) in enumerate(layout.gains.texts):
-        box = grid[(row + 1) * layout.across - 1].get_position()
-        middle = (box.y0 + box.y1) / 2
-        if row == 0:
-            top = box.y1 + 4 / 72 / figure.get_figheight()
-            figure.text(left, top, layout.gains.name, fontsize=style.NAME_TYPE, fontweight="bold", color=ink)
-        figure.text(left, middle, value, fontsize=style.TITLE_TYPE, color=ink)
-        figure.text(left, middle - line, interval, fontsize=style.SMALL_TYPE, color=options.colours.soft)

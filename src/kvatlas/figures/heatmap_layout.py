@@ -45,22 +45,6 @@ class Tick(NamedTuple):
     baseline: Baseline | None = None
 
 
-class PolicyGains(NamedTuple):
-    """The difference of two policies in each row of a grid: their names, and a value and its interval for each row."""
-
-    name: str
-    texts: Sequence[tuple[str, str]]
-
-    @property
-    def width(self) -> float:
-        """Inches of the texts."""
-        if not self.texts:
-            return 0.0
-        values = max(text_width(value, style.TITLE_TYPE) for value, _ in self.texts)
-        intervals = max(text_width(interval) for _, interval in self.texts)
-        return max(text_width(self.name, style.NAME_TYPE, bold=True), values, intervals)
-
-
 class HeatmapLayout(NamedTuple):
     """Panels in a row; inches of the figure's width and of a panel's height.
 
@@ -80,7 +64,6 @@ class HeatmapLayout(NamedTuple):
     label: float
     value: float
     interval: float
-    gains: PolicyGains
     above: Sequence[Sequence[Line]] = ()
 
     @property
@@ -126,27 +109,24 @@ def heatmap_layout(
     arrangement: Arrangement,
     ticks: Sequence[Sequence[Tick]],
     one_scale: bool,
-    gains: PolicyGains,
     options: FigureOptions,
 ) -> HeatmapLayout:
     """Return the layout with as many panels in a row as leave numbers legible; rows of a grid stay whole.
 
-    A grid that is too wide becomes a series of panels under their whole names, and comparisons that have no room are
-    left out. Raises KvatlasError if there is no room for intervals that were asked for, and for a large grid that is
-    too wide.
+    A grid that is too wide becomes a series of panels under their whole names. Raises KvatlasError if there is no room
+    for intervals that were asked for, and for a large grid that is too wide.
     """
     if arrangement.is_grid:
-        for shown_gains in dict.fromkeys((gains, PolicyGains("", ()))):
-            sizes = _PanelSizes(arrangement, ticks, one_scale, shown_gains, options)
-            if sizes.fits(arrangement.columns):
-                return sizes.layout(arrangement.columns)
+        sizes = _PanelSizes(arrangement, ticks, one_scale, options)
+        if sizes.fits(arrangement.columns):
+            return sizes.layout(arrangement.columns)
         if len(arrangement.panels) > _MOST_WITHOUT_GRID:
             raise KvatlasError(
                 f"{len(arrangement.panels)} maps have no room on one figure in rows of {arrangement.columns}. Draw "
                 "the means of benchmarks (--mean), or one policy at a time (--policy NAME)."
             )
         arrangement = arrangement.without_grid(options)
-    sizes = _PanelSizes(arrangement, ticks, one_scale, PolicyGains("", ()), options)
+    sizes = _PanelSizes(arrangement, ticks, one_scale, options)
 
     # Rows begin with the same policy, if there are several.
     count = len(arrangement.panels)
@@ -173,12 +153,10 @@ class _PanelSizes:
         arrangement: Arrangement,
         ticks: Sequence[Sequence[Tick]],
         one_scale: bool,
-        gains: PolicyGains,
         options: FigureOptions,
     ) -> None:
         self.arrangement = arrangement
         self.options = options
-        self.gains = gains
         panels = arrangement.panels
         cells = list(chain.from_iterable(panel.cells.values() for panel in panels))
         self.columns = max(len(panel.map.axes[1][1]) for panel in panels)
@@ -211,13 +189,11 @@ class _PanelSizes:
         if name_lines:
             left += name_lines * style.NAME_TYPE * style.LINE + 0.06
 
-        # Right: the colour bar with its texts, and comparisons of the row's policies.
+        # Right: the colour bar with its texts.
         bar = BAR_GAP + BAR_WIDTH + 0.055 + max(text_width(tick.text) for tick in chain.from_iterable(ticks))
         if self.options.plain:
             bar += style.SMALL_TYPE * style.LINE + 0.04
         right = style.EDGE + bar
-        if self.gains.texts:
-            right += self.gains.width + 0.12
 
         between = _GAP
         if not self.joined:
@@ -259,7 +235,6 @@ class _PanelSizes:
             self.label,
             value,
             interval if self.intervals else 0.0,
-            self.gains,
         )
 
 

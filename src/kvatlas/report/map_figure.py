@@ -29,7 +29,7 @@ from kvatlas.report.headline import recommended_words, short_headline
 from kvatlas.report.memory_sentences import effect_title
 from kvatlas.report.sources import every_map, of_policy, open_sources
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
-from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
+from kvatlas.results.csv_maps import PUBLISHED
 from kvatlas.results.export import marked_csv
 from kvatlas.stats.against_policy import against_policy, rows_of_policy
 from kvatlas.stats.choice import with_recommended
@@ -37,7 +37,7 @@ from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, differences_of_runs
 from kvatlas.stats.run_data import RunData
-from kvatlas.text import model_name, percent_text
+from kvatlas.text import model_name, signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,18 +93,17 @@ def plot_sources(
 
     if cost and show.against:
         raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
-    if cost:
-        maps = [one.map for one in (means_of(result) if show.mean else result.maps)]
-        if cost == KV_MEMORY:
-            maps = [with_kv_bytes(map_) for map_ in maps]
-        return _draw_panels(result, cost_panels(maps, cost), out, show)
     if show.against:
         panels = _panels_against(result, show.against, show.mean)
         policies = {show.against, *(panel.map.policy for panel in panels)}
         lead = short_headline((), _comparisons_of(result, policies))
         return _draw_panels(result, panels, out, show, lead)
 
-    maps = _tested_means(result, sources) if show.mean else [one.map for one in result.maps]
+    maps = [one.map for one in (means_of(result) if show.mean else result.maps)]
+    if cost:
+        if cost == KV_MEMORY:
+            maps = [with_kv_bytes(map_) for map_ in maps]
+        return _draw_panels(result, cost_panels(maps, cost), out, show)
     for map_ in maps:
         if options.metric and map_.metric != options.metric:
             # A CSV map of another metric than the one that was asked for.
@@ -184,8 +183,7 @@ def metric_figure(result: Evidence, maps: Sequence[Map], show: MapOptions, losse
         shared=show.shared,
         one_bar=show.mean,
         title=title,
-        comparisons=comparisons,
-        notes=recommended_notes(result, maps),
+        notes=[*recommended_notes(result, maps), *_comparison_notes(comparisons)],
         options=show.figure,
     )
 
@@ -223,42 +221,24 @@ def _comparisons_of(result: Evidence, policies: Set[str]) -> list[Comparison]:
     return [one for one in result.comparisons if {one.first, one.second} == policies]
 
 
+def _comparison_notes(comparisons: Sequence[Comparison]) -> list[Note]:
+    """Return a note on the difference of two policies in each model, with its interval."""
+    texts = []
+    for one in comparisons:
+        lead = one.difference
+        limits = f"({signed(100 * lead.low)} to {signed(100 * lead.high)})"
+        texts.append(f"{model_name(one.model)} {signed(100 * lead.value)} points {limits}")
+    if not texts:
+        return []
+    return [Note(NoteKind.INTERVAL, f"Difference {comparisons[0].first} − {comparisons[0].second}: {', '.join(texts)}")]
+
+
 # -- means -------------------------------------------------------------------------------------------------------------
 
 
 def means_of(result: Evidence) -> list[MapResult]:
     """Return the means of a result: those that its sources gave, and those of their maps."""
     return [one for one in result.grids if one.map.is_mean]
-
-
-def _tested_means(result: Evidence, sources: Sequence[str | Path]) -> list[Map]:
-    """Return the means with their regions, and with a note on those that differ from published ones by rounding.
-
-    Raises KvatlasError for maps that cannot be averaged.
-    """
-    _ = result.untested_means
-    means = [one.map for one in means_of(result)]
-    # The published means of published maps by their model.
-    published: dict[str, Map] = {}
-    for source in map(str, sources):
-        name = f"{source.removeprefix(PUBLISHED)}_mean"
-        if source.startswith(PUBLISHED) and name in published_names():
-            published |= {map_.model: map_ for map_ in read_maps(f"{PUBLISHED}{name}")}
-
-    values = []
-    for mean in means:
-        if mean.model in published:
-            theirs = published[mean.model].cells
-            values += [(cell.estimate.value, theirs[coord].estimate.value) for coord, cell in mean.cells.items()]
-    differing = sum(percent_text(ours) != percent_text(other) for ours, other in values)
-    if not differing:
-        return means
-    note = Note(
-        NoteKind.GRANULARITY,
-        f"in {differing} of {len(values)} cells the published mean differs by 0.1, since the benchmarks' values are "
-        "rounded",
-    )
-    return [replace(mean, notes=(*mean.notes, note)) for mean in means]
 
 
 # -- lines -------------------------------------------------------------------------------------------------------------
