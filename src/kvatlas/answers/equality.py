@@ -27,7 +27,7 @@ _QUANTITY = re.compile(
 )
 #: Words before a value that say what it is: "The answer is 7".
 _LED = re.compile(
-    r"^(?:[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)|exactly|precisely|just|only)\s*(?=[\d\\(\[.-])"
+    r"^(?:[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)|(?i:exactly|precisely|just|only))\s*(?=[\d\\(\[.-])"
     r"|^(?i:the\s(?:final\s)?answer\sis\s)"
 )
 #: The scale of a temperature.
@@ -49,8 +49,8 @@ _MODULUS = re.compile(r"\s*\(\\mod \w+\)\s*$|\s*\\b?mod(?![A-Za-z])\s*\w+\s*$")
 _POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
 #: A side of an equation with more than the name of a value.
 _COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
-#: A value that is ruled out, without a subject.
-_DENIED = re.compile(r"\\ne(?![A-Za-z])")
+#: The sign of a value that is ruled out, without a subject; and words that rule one out.
+_DENIED = re.compile(r"^\\ne(?![A-Za-z])|(?<![^\W_])(?i:not|never|wrong|incorrect|false|except)(?![^\W_])")
 _WORDS = re.compile(r"(?=.*[^\W\d_]{4}|[^\W\d_]{2})[^\W\d_]+(?:[\s'-]+[^\W\d_]+)*")
 #: Letters that are factors and no word.
 _PRODUCT = re.compile(r"[A-Z]{2}|[a-d]{2,3}|[b-df-hj-np-tv-z]{2,3}")
@@ -95,14 +95,15 @@ def _compare_spelling(value: str, other: str) -> Decision:
     """Words may differ in case ("East"), symbols may not ("a" and "A")."""
     first = normal.compact(value)
     second = normal.compact(other)
-    if first.casefold() != second.casefold():
+    # A longer name of things is compared later.
+    if first.casefold() != second.casefold() or (first != second and len(quantities.split_unit(value)[1]) > 3):
         return None
     return Equality(first == second or (_is_words(value) and _is_words(other)))
 
 
 def _compare_denials(value: str, other: str) -> Decision:
-    r"""A value that is only ruled out, `\ne 9`, differs from a value."""
-    denied = [_DENIED.match(text) is not None for text in (value, other)]
+    r"""A value that is ruled out, `\ne 9` or "not 9", differs from a value."""
+    denied = [_DENIED.search(text) is not None for text in (value, other)]
     return Equality.UNEQUAL if denied[0] != denied[1] else None
 
 
@@ -118,13 +119,23 @@ def _compare_contraries(value: str, other: str) -> Decision:
 
 
 def _compare_units(value: str, other: str) -> Decision:
+    """Units that differ, `5 m` and `5 s`, and the names of different things, `5 apples` and `5 oranges`."""
+    first_parts = quantities.by_unit(value)
+    second_parts = quantities.by_unit(other)
+    if first_parts and second_parts:
+        return Equality(first_parts == second_parts)
     scale = _SCALE.search(value)
     other_scale = _SCALE.search(other)
     if scale and other_scale and scale[1] != other_scale[1]:
         return Equality.UNEQUAL
     first = quantities.unit_exponents(value)
     second = quantities.unit_exponents(other, loose=True)
-    return Equality.UNEQUAL if first and second and first != second else None
+    if first is not None and second is not None:
+        return Equality.UNEQUAL if first and second and first != second else None
+    # One name may say more than the other: "balls" and "red balls".
+    things, other_things = map(quantities.things, (value, other))
+    is_same = things <= other_things or other_things <= things
+    return None if is_same or not (things and other_things) else Equality.UNEQUAL
 
 
 def _compare_times(value: str, other: str) -> Decision:
@@ -216,8 +227,8 @@ def _telling_words(text: str) -> list[str]:
     singular = [word[:-1] if re.fullmatch(r".{2,}[^s]s", word) else word for word in singular]
     if _ORDERED & set(singular) or any(len(word) == 1 for word in words):
         return singular
-    # The noun is the last of several words.
-    return sorted(singular) if len(singular) == 2 else [*sorted(singular[:-1]), *singular[-1:]]
+    # The noun is the last word.
+    return [*sorted(singular[:-1]), *singular[-1:]]
 
 
 def _is_words(text: str) -> bool:

@@ -181,7 +181,7 @@ _TYPED_LOG = re.compile(r"(?<![\\A-Za-z])log(?=[\s(\d])")
 ROUNDING = 1e-6
 #: The largest difference of two exact numbers that are equal, alone and as a share, evaluated with `DIGITS` digits.
 EXACT = 1e-25
-EXACT_SHARE = 1e-50
+EXACT_SHARE = 1e-300
 DIGITS = 400
 _DECIMALS = re.compile(r"\.(\d+)")
 _TURNED = {">": "<", r"\ge": r"\le"}

@@ -75,7 +75,8 @@ for _spellings in re.split(r"[;\n]\s*", _UNITS.strip()):
 _PREFIXED = re.compile("[pnmkMGT]?(?:eV|Hz|J|W|V|A|Pa|mol|N|F|T|cal|bar|rad|Bq|Sv|Wb|B|s|m|g|L)")
 _POWERS = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3, "立方": 3}
 #: Words that stand behind any value, in the singular.
-_COUNTS = ("unit", "point", "people", "student", "way", "time", "per", *_POWERS)
+_ANYTHING = ("unit", "point", "people", "way", "time")
+_COUNTS = (*_ANYTHING, "student", "per", *_POWERS)
 #: Words behind a number that belong to the number or an expression.
 _OF_NUMBERS = (
     "and or to hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens "
@@ -158,6 +159,28 @@ def _count_name(word: str) -> str:
 def without_unit(text: str, loose: bool = False) -> str:
     """Return a tidy answer without the units or names of things behind it (see `split_unit`)."""
     return split_unit(text, loose)[0]
+
+
+def things(text: str) -> set[str]:
+    """Return the words behind a number, in one spelling; empty if they stand for anything or are of another script."""
+    value, suffix = split_unit(text)
+    words = re.findall(r"[^\W\d_]+", suffix)
+    names = {_unit_name(word) or re.sub("(?:ies|es|s|y|e)$", "", word.casefold()) for word in words}
+    if value.endswith("%"):
+        names.add("%")
+    is_anything = any(_count_name(word) in _ANYTHING for word in words)
+    return set() if is_anything or "\\" in suffix or not suffix.isascii() else names
+
+
+#: A number with its unit, and what stands before the next one.
+_PART = r"(\d+(?:\.\d+)?)\s*([^\W\d_]+)\.?,?(?:\s*(?<![^\W_])and\s+|\s*)"
+
+
+def by_unit(text: str) -> dict[str, Fraction]:
+    """Return the numbers of a quantity in several units, `3 hours and 30 minutes`, by unit; empty for another text."""
+    parts = re.findall(_PART, text) if re.fullmatch(rf"(?:{_PART}){{2,}}", text) else []
+    numbers = {_unit_name(word): Fraction(number) for number, word in parts}
+    return numbers if len(numbers) == len(parts) and "" not in numbers else {}
 
 
 def unit_exponents(text: str, loose: bool = False) -> Counter[str] | None:
