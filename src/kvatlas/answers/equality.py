@@ -32,12 +32,6 @@ _LED = re.compile(
 )
 #: The scale of a temperature.
 _SCALE = re.compile(r"(?:\\circ|degrees?|(?<=\d))\s*([CFK])(?:elsius|ahrenheit|elvins?)?\s*$")
-#: Words behind a quantity of which one says the contrary of the other.
-_CONTRARY = (
-    *(("left", "right"), ("north", "south"), ("east", "west"), ("up", "down"), ("above", "below"), ("ago", "later")),
-    *(("before", "after"), ("earlier", "later"), ("more", "fewer"), ("more", "less"), ("increase", "decrease")),
-    *(("profit", "loss"), ("gain", "loss"), ("ahead", "behind"), ("upward", "downward"), ("inward", "outward")),
-)
 #: Any relation; and an approximation, which is an assignment of a rounded value.
 _ANY_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|lt|gt|equiv|approx|in|notin|to|sim)(?![A-Za-z])")
 _APPROXIMATED = re.compile(rf"^\s*{_NAME}\s*\\approx(?![A-Za-z])")
@@ -83,6 +77,8 @@ def same(reference: str, answer: str) -> Equality:
 def _same(value: str, other: str) -> Equality:
     if not value or not other:
         return Equality.UNEQUAL
+    if normal.compact(value) == normal.compact(other):
+        return Equality.EQUAL
     for rule in RULES:
         decision = rule(value, other)
         if isinstance(decision, Equality):
@@ -91,31 +87,10 @@ def _same(value: str, other: str) -> Equality:
     return judges.compare_expressions(normal.algebra(value), normal.algebra(other))
 
 
-def _compare_spelling(value: str, other: str) -> Decision:
-    """Words may differ in case ("East"), symbols may not ("a" and "A")."""
-    first = normal.compact(value)
-    second = normal.compact(other)
-    # A longer name of things is compared later.
-    if first.casefold() != second.casefold() or (first != second and len(quantities.split_unit(value)[1]) > 3):
-        return None
-    return Equality(first == second or (_is_words(value) and _is_words(other)))
-
-
 def _compare_denials(value: str, other: str) -> Decision:
     r"""A value that is ruled out, `\ne 9` or "not 9", differs from a value."""
     denied = [_DENIED.search(text) is not None for text in (value, other)]
     return Equality.UNEQUAL if denied[0] != denied[1] else None
-
-
-def _compare_contraries(value: str, other: str) -> Decision:
-    """Quantities of contrary directions: 5 m north and 5 m south."""
-    words, other_words = (set(re.findall(r"(?<![\\a-z])[a-z]+", text.casefold())) for text in (value, other))
-    only_value = words - other_words
-    only_other = other_words - words
-    is_contrary = any(
-        (a in only_value and b in only_other) or (b in only_value and a in only_other) for a, b in _CONTRARY
-    )
-    return Equality.UNEQUAL if is_contrary else None
 
 
 def _compare_units(value: str, other: str) -> Decision:
@@ -333,11 +308,6 @@ def _compare_lists(value: str, other: str) -> Decision:
     """Tuples, intervals, sets and bare lists, part by part."""
     first = _parts(value)
     second = _parts(other)
-    # A column of a matrix is a vector, as a tuple is.
-    if first is None and second and second[0] == ("(", ")"):
-        first = _column(value)
-    elif second is None and first and first[0] == ("(", ")"):
-        second = _column(other)
     if first is None or second is None:
         brackets, parts = first or second or (None, [])
         # A set of one number may go without its braces; "3, 3" is not 3.
@@ -382,11 +352,9 @@ def _drop_units(value: str, other: str) -> Decision:
 #: In order: the first rule that decides gives the result.
 RULES: tuple[Callable[[str, str], Decision], ...] = (
     _compare_denials,
-    _compare_contraries,
     _drop_conditions,
     _drop_subjects,
     _compare_times,
-    _compare_spelling,
     _compare_units,
     _compare_numbers,
     _compare_bases,
@@ -424,17 +392,11 @@ def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Eq
     return Equality.EQUAL
 
 
-def _column(text: str) -> tuple[tuple[str, str], list[str]] | None:
-    """Return the parts of a matrix of one column as those of a tuple; None for anything else."""
-    match = _COLUMN.fullmatch(text.strip())
-    if match is None:
-        return None
-    return ("(", ")"), [entry.strip() for entry in match[1].split("\\\\")]
-
-
 def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
     """Return the brackets and parts of a list; None for a single expression."""
     text = text.strip()
+    if match := _COLUMN.fullmatch(text):
+        return ("(", ")"), [entry.strip() for entry in match[1].split("\\\\")]
     brackets = "", ""
     # The brackets around all of the text.
     if normal.closing(text) in (-1, len(text) - 1):

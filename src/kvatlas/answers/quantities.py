@@ -7,11 +7,10 @@ import unicodedata
 from collections import Counter
 from fractions import Fraction
 
-_BELOW_TWENTY = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
+_SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
-_SMALL = _BELOW_TWENTY.split()
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _PARTS = ("half", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
@@ -100,12 +99,9 @@ _FUNCTION = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 
 def _unit_name(word: str) -> str:
     """Return the name of a unit in any spelling; "" for another word."""
-    spellings = [word]
-    # The M of 5 M is no m.
-    if len(word) > 1:
-        spellings.append(word.casefold())
-    if len(word) > 2:
-        spellings += [spelling.removesuffix("s") for spelling in spellings]
+    # The case of M tells: M is no m, and Mg no mg.
+    folded = word if len(word) == 1 or re.fullmatch("M.", word) else word.casefold()
+    spellings = (word, folded, word.removesuffix("s"), folded.removesuffix("s")) if len(word) > 2 else (word, folded)
     return next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
 
 
