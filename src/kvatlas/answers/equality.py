@@ -27,17 +27,11 @@ _QUANTITY = re.compile(
 )
 #: Words before a value that say what it is: "The answer is 7".
 _LED = re.compile(
-    r"^(?:[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)|exactly|precisely|just|only)\s*(?=[\d\\(\[.-])"
+    r"^(?:[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)|(?i:exactly|precisely|just|only))\s*(?=[\d\\(\[.-])"
     r"|^(?i:the\s(?:final\s)?answer\sis\s)"
 )
 #: The scale of a temperature.
 _SCALE = re.compile(r"(?:\\circ|degrees?|(?<=\d))\s*([CFK])(?:elsius|ahrenheit|elvins?)?\s*$")
-#: Words behind a quantity of which one says the contrary of the other.
-_CONTRARY = (
-    *(("left", "right"), ("north", "south"), ("east", "west"), ("up", "down"), ("above", "below"), ("ago", "later")),
-    *(("before", "after"), ("earlier", "later"), ("more", "fewer"), ("more", "less"), ("increase", "decrease")),
-    *(("profit", "loss"), ("gain", "loss"), ("ahead", "behind"), ("upward", "downward"), ("inward", "outward")),
-)
 #: Any relation; and an approximation, which is an assignment of a rounded value.
 _ANY_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|lt|gt|equiv|approx|in|notin|to|sim)(?![A-Za-z])")
 _APPROXIMATED = re.compile(rf"^\s*{_NAME}\s*\\approx(?![A-Za-z])")
@@ -49,8 +43,8 @@ _MODULUS = re.compile(r"\s*\(\\mod \w+\)\s*$|\s*\\b?mod(?![A-Za-z])\s*\w+\s*$")
 _POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
 #: A side of an equation with more than the name of a value.
 _COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
-#: A value that is ruled out, without a subject.
-_DENIED = re.compile(r"\\ne(?![A-Za-z])")
+#: The sign of a value that is ruled out, without a subject; and words that rule one out.
+_DENIED = re.compile(r"^\\ne(?![A-Za-z])|(?<![^\W_])(?i:not|never|wrong|incorrect|false|except)(?![^\W_])")
 _WORDS = re.compile(r"(?=.*[^\W\d_]{4}|[^\W\d_]{2})[^\W\d_]+(?:[\s'-]+[^\W\d_]+)*")
 #: Letters that are factors and no word.
 _PRODUCT = re.compile(r"[A-Z]{2}|[a-d]{2,3}|[b-df-hj-np-tv-z]{2,3}")
@@ -83,6 +77,8 @@ def same(reference: str, answer: str) -> Equality:
 def _same(value: str, other: str) -> Equality:
     if not value or not other:
         return Equality.UNEQUAL
+    if normal.compact(value) == normal.compact(other):
+        return Equality.EQUAL
     for rule in RULES:
         decision = rule(value, other)
         if isinstance(decision, Equality):
@@ -91,40 +87,30 @@ def _same(value: str, other: str) -> Equality:
     return judges.compare_expressions(normal.algebra(value), normal.algebra(other))
 
 
-def _compare_spelling(value: str, other: str) -> Decision:
-    """Words may differ in case ("East"), symbols may not ("a" and "A")."""
-    first = normal.compact(value)
-    second = normal.compact(other)
-    if first.casefold() != second.casefold():
-        return None
-    return Equality(first == second or (_is_words(value) and _is_words(other)))
-
-
 def _compare_denials(value: str, other: str) -> Decision:
-    r"""A value that is only ruled out, `\ne 9`, differs from a value."""
-    denied = [_DENIED.match(text) is not None for text in (value, other)]
+    r"""A value that is ruled out, `\ne 9` or "not 9", differs from a value."""
+    denied = [_DENIED.search(text) is not None for text in (value, other)]
     return Equality.UNEQUAL if denied[0] != denied[1] else None
 
 
-def _compare_contraries(value: str, other: str) -> Decision:
-    """Quantities of contrary directions: 5 m north and 5 m south."""
-    words, other_words = (set(re.findall(r"(?<![\\a-z])[a-z]+", text.casefold())) for text in (value, other))
-    only_value = words - other_words
-    only_other = other_words - words
-    is_contrary = any(
-        (a in only_value and b in only_other) or (b in only_value and a in only_other) for a, b in _CONTRARY
-    )
-    return Equality.UNEQUAL if is_contrary else None
-
-
 def _compare_units(value: str, other: str) -> Decision:
+    """Units that differ, `5 m` and `5 s`, and the names of different things, `5 apples` and `5 oranges`."""
+    first_parts = quantities.by_unit(value)
+    second_parts = quantities.by_unit(other)
+    if first_parts and second_parts:
+        return Equality(first_parts == second_parts)
     scale = _SCALE.search(value)
     other_scale = _SCALE.search(other)
     if scale and other_scale and scale[1] != other_scale[1]:
         return Equality.UNEQUAL
     first = quantities.unit_exponents(value)
     second = quantities.unit_exponents(other, loose=True)
-    return Equality.UNEQUAL if first and second and first != second else None
+    if first is not None and second is not None:
+        return Equality.UNEQUAL if first and second and first != second else None
+    # One name may say more than the other: "balls" and "red balls".
+    things, other_things = map(quantities.things, (value, other))
+    is_same = things <= other_things or other_things <= things
+    return None if is_same or not (things and other_things) else Equality.UNEQUAL
 
 
 def _compare_times(value: str, other: str) -> Decision:
@@ -216,8 +202,8 @@ def _telling_words(text: str) -> list[str]:
     singular = [word[:-1] if re.fullmatch(r".{2,}[^s]s", word) else word for word in singular]
     if _ORDERED & set(singular) or any(len(word) == 1 for word in words):
         return singular
-    # The noun is the last of several words.
-    return sorted(singular) if len(singular) == 2 else [*sorted(singular[:-1]), *singular[-1:]]
+    # The noun is the last word.
+    return [*sorted(singular[:-1]), *singular[-1:]]
 
 
 def _is_words(text: str) -> bool:
@@ -322,11 +308,6 @@ def _compare_lists(value: str, other: str) -> Decision:
     """Tuples, intervals, sets and bare lists, part by part."""
     first = _parts(value)
     second = _parts(other)
-    # A column of a matrix is a vector, as a tuple is.
-    if first is None and second and second[0] == ("(", ")"):
-        first = _column(value)
-    elif second is None and first and first[0] == ("(", ")"):
-        second = _column(other)
     if first is None or second is None:
         brackets, parts = first or second or (None, [])
         # A set of one number may go without its braces; "3, 3" is not 3.
@@ -371,11 +352,9 @@ def _drop_units(value: str, other: str) -> Decision:
 #: In order: the first rule that decides gives the result.
 RULES: tuple[Callable[[str, str], Decision], ...] = (
     _compare_denials,
-    _compare_contraries,
     _drop_conditions,
     _drop_subjects,
     _compare_times,
-    _compare_spelling,
     _compare_units,
     _compare_numbers,
     _compare_bases,
@@ -413,17 +392,11 @@ def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Eq
     return Equality.EQUAL
 
 
-def _column(text: str) -> tuple[tuple[str, str], list[str]] | None:
-    """Return the parts of a matrix of one column as those of a tuple; None for anything else."""
-    match = _COLUMN.fullmatch(text.strip())
-    if match is None:
-        return None
-    return ("(", ")"), [entry.strip() for entry in match[1].split("\\\\")]
-
-
 def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
     """Return the brackets and parts of a list; None for a single expression."""
     text = text.strip()
+    if match := _COLUMN.fullmatch(text):
+        return ("(", ")"), [entry.strip() for entry in match[1].split("\\\\")]
     brackets = "", ""
     # The brackets around all of the text.
     if normal.closing(text) in (-1, len(text) - 1):

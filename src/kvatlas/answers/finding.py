@@ -22,7 +22,7 @@ DEPTH = 8
 #: The most boxes that are read, from the end of a text.
 MOST_BOXES = 4 * DEPTH
 
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t]*")
+_BOX = re.compile(r"\\(?:boxed|f(?:rame)?box)(?![A-Za-z])[ \t]*")
 #: What a box without braces holds: a number, a command or a capital letter; a word there is prose about boxes.
 _UNBRACED = re.compile(r"-?(?:\d[\w.,/]*|\\[A-Za-z][\w.,/]*|[B-Z](?!\w))")
 #: Words in place of an answer, in a note on the format of answers.
@@ -43,9 +43,17 @@ _COPULA = (
     r"(?:(?:is|are|(?:should|must|would|will)\s+be|ist|lautet|beträgt|est|es|é|è|sera|será|är|er|adalah|là)(?![^\W_])"
     r"|[=:]|是|为|為|は|은|는|هي|هو)"
 )
-_THUS = r"(?:\s(?:therefore|thus|then|hence|indeed|donc|also|daher|somit|entonces|portanto|quindi)\s)?"
+_THUS = r"(?:\s(?:therefore|thus|then|hence|indeed|actually|donc|also|daher|somit|entonces|portanto|quindi)\s)?"
+#: "Wait, no, it is 8.", before one last word of a line.
+_CORRECTION = (
+    r"\b(?:no|yes|wait|actually)[,:!]\s(?:(?:it|that)(?:\sis|['’]s)\s)?(?=(?![^\W\d_]{2})\S+[^\S\n]*(?:\n|\Z))"
+)
+#: Words before and behind an answer that is denied: "8, not 7", "7 is wrong".
+_DENIED_BEFORE = re.compile(r"(?<![^\W_])(?:(?:can)?not(?:\sbe)?|rather\sthan|instead\sof)[\s$*(\\\[]*$")
+_DENIED_BEHIND = re.compile(r"[\s$*)\\\]]*(?:is|was)\s(?:wrong|incorrect|false|not\s(?:right|correct|the))(?![^\W_])")
 _STATED = re.compile(
     rf"{_NOUN}{_WHICH}[*_`]{{0,3}}\s{{0,3}}(?:(?:to|of|for)\s[^\n.:=]{{1,80}}?\s)?{_COPULA}{_THUS}[\s:=*]{{0,8}}"
+    rf"|{_CORRECTION}"
     rf"|^(?:#{{1,6}}\s{{1,3}})?(?:the\s)?(?:final\s{{1,3}})?{_NOUN}[ \t]{{0,3}}(?:\n\s{{0,8}}|(?=\$|\\\[|\\\())",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -54,7 +62,7 @@ _EMPHASIS = re.compile(r"</?(?:b|i|em|strong)>|(?<![\w*])(\*\*|__|\*|_)(?=[^\s*_
 _DISPLAY = re.compile(r"\s*(?:\$\$(.+?)\$\$|\\\[(.+?)\\\])", re.DOTALL)
 #: Words before a statement that is not the writer's.
 _HEDGE = re.compile(
-    r"\b(?:(?:thought|initially|at\sfirst|(?:might|may|could|some|people)\s(?:say|think|guess)|if|suppose|assum\w+"
+    r"\b(?:(?:thought|whether|initially|at\sfirst|(?:might|may|could|some|people)\s(?:say|think|guess)|if|suppose|assum\w+"
     r"|tempting\sto\s(?:say|think|guess|conclude)|claim(?:s|ed)?|(?<!no\s)(?<!\sa\s)(?<!out\s)doubt"
     r"|not\s(?:true|right|correct|the\scase)\sthat)\s"
     r"[^.,;:!?\n]{0,30}|(?:wrong|incorrect|false|naive)\s)$",
@@ -77,7 +85,10 @@ _END = re.compile(
     r"(?![^\W_])|,(?=[\u3040-\u9fff])|\s*\((?:from|since|because|as|by|using|see|rounded|after)(?![^\W_])"
 )
 _REMARK = re.compile(r"\s*\((?:from|since|because|using|rounded)(?![^\W_]).*\)", re.DOTALL)
-_BECAUSE = re.compile(r"\s+(?:because|since|as|by|when|if|which|obtained|after|weil|denn|porque)(?![^\W_])")
+_BECAUSE = re.compile(
+    r",?\s+\(?(?:not|rather\sthan|instead\sof)\s+(?=[-$\\(\d])"
+    r"|\s+(?:because|since|as|by|when|if|which|obtained|after|weil|denn|porque)(?![^\W_])"
+)
 #: Signs around a formula, words in it, and relations: a formula with words or relations is a step and no answer.
 _DRESS = re.compile(r"^(?:\*\*|\$|\\\(|\\\[|\s)+|(?:\*\*|\$|\\\)|\\\]|\s)+(?=\.?$)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
@@ -121,11 +132,14 @@ def _boxes(text: str) -> list[str]:
     following_end = len(text)
     for start in reversed(starts[-MOST_BOXES:]):
         content, end = _box_content(text, start)
+        before = text[max(0, start - SHORT) : start]
         placeholder = _PLACEHOLDER.fullmatch(content[:LONGEST])
         if placeholder and not boxes:
             # A note on the format of answers is skipped; an announced empty box means that there is no answer.
-            if not placeholder["word"] and _ANNOUNCED.search(text[max(0, start - SHORT) : start]):
+            if not placeholder["word"] and _ANNOUNCED.search(before):
                 return []
+            continue
+        if _DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(text, end + 1):
             continue
 
         if boxes and end >= following_end:
@@ -222,6 +236,8 @@ def stated_answer(text: str) -> str | None:
             continue
 
         # Without remarks, the words that lead to the answer, and signs.
+        if other := _NOT_BUT.match(answer):
+            answer = answer[other.end() :]
         for end in (_END, _BECAUSE):
             answer = end.split(answer, maxsplit=1)[0]
         answer = _KIND.sub("", _SENTENCE.sub("", answer))
@@ -253,7 +269,7 @@ _RIGHT = (
 _LETTER_CUE = re.compile(
     rf"(?:{_NOUN}{_WHICH}|{_RIGHT}|{_OPTIONS}\s(?:corr|rich)\w+|选项)[*_`]{{0,3}}\s{{0,3}}"
     rf"(?:(?:to|of|for|among)\s[^\n.:=]{{1,80}}?\s)?"
-    rf"(?:{_COPULA}{_THUS}|(?=\(|isn['’]t|n['’]est\spas|不是)|(?:[-–—]|->|=>|→|⇒)\s)[\s:=*]{{0,8}}",
+    rf"(?:{_COPULA}{_THUS}|(?=\(|isn['’]t|n['’]est\spas|不是)|(?:[-–—]|->|=>|→|⇒)\s)[\s:=*]{{0,8}}|{_CORRECTION}",
     re.IGNORECASE,
 )
 _CHOSEN = re.compile(
@@ -296,9 +312,11 @@ _OPTION = re.compile(
     r"(?P<letter>[A-Za-z])(?!['’]?[A-Za-z0-9À-ɏ])(?P<rest>[^\n]*)"
 )
 #: A second letter beside the first: no single choice.
-_OTHER = re.compile(r"\W{0,4}(?:or|and|oder|und|ou|et|/|&)\W{1,4}[A-Z](?![\w'’])|[*)\]]{0,2},\s?[*(\[]{0,2}[A-Z]\W*$")
+_OTHER = re.compile(
+    r"\W{0,4}(?:or|and|oder|und|ou|et|/|&)\W{1,4}(?:(?:possibly|perhaps|maybe)\s)?[A-Z](?![\w'’])|[*)\]]{0,2},\s?[*(\[]{0,2}[A-Z]\W*$"
+)
 #: After a letter that ends a statement; a capital letter may go on with a reason.
-_STOP = re.compile(r"[*_`\"'”=$)}\].:,;!>?]|\\\)|\s*$|\s+[-–—(]|です|입니다|项|\s+(?:because|since)(?![a-z])")
+_STOP = re.compile(r"[*_`\"'”=$)}\].:,;!>]|\\\)|\s*$|\s+[-–—(]|です|입니다|项|\s+(?:because|since)(?![a-z])")
 _REASON = re.compile(r"\s+(?:as|is|and|with|which)(?![a-z])")
 
 
@@ -311,9 +329,9 @@ def chosen_letter(text: str, choices: Sequence[str]) -> str | None:
     last_letter = chr(ord("A") + len(choices) - 1) if choices else "Z"
 
     # Boxes that all choose one letter.
-    boxes = [_letter_of_box(box, last_letter, choices) for box in _boxes(text)]
-    if None not in boxes and len(set(boxes)) == 1:
-        return boxes[0]
+    letters = {_letter_of_box(box, last_letter, choices) for box in _boxes(text)}
+    if len(letters) == 1 and None not in letters:
+        return letters.pop()
 
     # Statements, the surest first; the last is a last line "Therefore, C.".
     tail = text[-TAIL:].translate(_SIGNS)
@@ -326,6 +344,8 @@ def chosen_letter(text: str, choices: Sequence[str]) -> str | None:
             # "" is a statement that no letter is the answer: it ends the search.
             return statement or None
 
+    if len(letters - {None}) > 1:
+        return None
     # Only the last few boxes are searched.
     for match in reversed(list(_BOX.finditer(text))[-DEPTH:]):
         if found := _letter_of_box(_box_content(text, match.start())[0], last_letter, choices):
@@ -378,11 +398,13 @@ def _letter_at_start(text: str, last_letter: str, strict: bool = False) -> str |
     A small letter, and with `strict` any, has to end the statement. A lone A may be an article, a lone I a pronoun.
     """
     match = _OPTION.match(text)
-    if match is None or match["letter"].upper() > last_letter or _OTHER.match(match["rest"]):
+    if match is None or match["letter"].upper() > last_letter:
         return None
-
     found = match["letter"]
     rest = match["rest"]
+    if _OTHER.match(rest) or _DENIED_BEHIND.match(rest):
+        return None
+
     if _STOP.match(rest):
         return found.upper()
     if strict or not found.isupper():

@@ -75,11 +75,12 @@ _MATRIX = rf"\\begin\{{pmatrix\}}{_ROWS}\\end\{{pmatrix\}}"
 
 #: The steps that remove decoration, in order: a pattern and its replacement.
 _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    # Commands whose backslash was escaped.
+    (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|infty|cup|[lg]eq?|in|times|cdot|text)(?![A-Za-z]))", r"\\"),
+    *[(_FONTS + r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 3,
     (rf"^\s*({_SIGN_OF_MONEY})\s*({_AMOUNT})\s*$", lambda m: f"{m[2]} {_MONEY[m[1]]}"),
     (rf"^\s*({_AMOUNT})\s*({_SIGN_OF_MONEY})\s*$", lambda m: f"{m[1]} {_MONEY[m[2]]}"),
     (_CURRENCIES, ""),
-    # Commands whose backslash was escaped.
-    (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|infty|cup|[lg]eq?|in|times|cdot|text)(?![A-Za-z]))", r"\\"),
     # The distance of a line break in a matrix; then line breaks, which are no escaped spaces.
     (r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", r"\\\\"),
     (r"\\\\", "\n"),
@@ -87,7 +88,6 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
     (r"\\([%&])", r"\1"),
     (r"\\[()\[\]]", ""),
-    *[(_FONTS + r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 3,
     (r"\{,\}|,\\!\s*", ","),
     # Values side by side are a list.
     (r"(?<=[\d)}])\s*\\q?quad(?![A-Za-z])\s*(?=-?\d|[A-Za-z]\s*=)", ", "),
@@ -110,15 +110,17 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (rf"\\\{{\s*{_MATRIX}\s*\.?\s*$", r"\\begin{cases}\1\\end{cases}"),
     (rf"[(\[]\s*{_MATRIX}\s*[)\]]", r"\\begin{pmatrix}\1\\end{pmatrix}"),
     (rf"\|\s*{_MATRIX}\s*\|", r"\\begin{vmatrix}\1\\end{vmatrix}"),
-    (r"\\begin\{cases\}([^&]*)\\end\{cases\}", lambda m: ", ".join(filter(None, map(str.strip, m[1].split("\n"))))),
+    (r"\\\{\s*\\\}", r"\\emptyset "),
+    (r"\\begin\{(cases|aligned)\}([^&]*)\\end\{\1\}", lambda m: re.sub(r"\s*\n\s*", ", ", m[2].strip())),
     (r"\\langle(?![A-Za-z])([^<>|]*)\\rangle(?![A-Za-z])", r"(\1)"),
     # One spelling of a modulus: (mod 3).
     (r"\\pmod\s*(?:\{(\w+)\}|(\w))|\(\s*\\?b?mod\s*\{?(\w+)\}?\s*\)", r"(\\mod \1\2\3)"),
+    (r"(\\equiv.*[^\\\w(])\\?b?mod\s*\{?(\w+)\}?\s*$", r"\1(\\mod \2)"),
     # Digits that go on: 3.14...
     (r"(?<=\d)(\.\d+)(?:\s*\\dots(?![A-Za-z])|\.{2,3})\s*$", r"\1"),
     (r"^\s*\\(?:approx|sim)(?![A-Za-z])|\\checkmark\s*$", ""),
     (r"^\s*(?i:all\s+reals?(?:\s+numbers?)?)\s*$", r"\\mathbb{R}"),
-    (r"\s*\(\s*(?:approximately|approx\.?|about|roughly|\\approx|=)(?![A-Za-z])\s*([^()]*)\)\s*$", r" \\approx \1"),
+    (r"\s*\(\s*(?:or|approximately|approx\.?|about|roughly|\\approx|=)(?![A-Za-z])\s*([^()]*)\)\s*$", r" \\approx \1"),
     # Typed mathematics.
     (r"(?<=[\w)}])\s*\*\*\s*(?=[\w({-])", "^"),
     (r"(?<![\\A-Za-z])(?:oo|inf(?:ty|inity)?)(?![A-Za-z])", r"\\infty "),
@@ -157,7 +159,8 @@ def tidy(text: str) -> str:
 
     for pattern, replacement in _STEPS:
         text = re.sub(pattern, replacement, text)
-    text = quantities.numerals(text)
+    # Words beside their number: "12 (twelve)".
+    text = re.sub(r"^\s*(\d+) \(\s*\1\s*\)\s*$", r"\1", quantities.numerals(text))
     if r"\pm" not in text:
         text = text.replace(r"\mp", r"\pm")
     text = re.sub(r" *\n *", lambda _: r"\\", text) if r"\begin" in text else text

@@ -7,11 +7,10 @@ import unicodedata
 from collections import Counter
 from fractions import Fraction
 
-_BELOW_TWENTY = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
+_SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
-_SMALL = _BELOW_TWENTY.split()
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _PARTS = ("half", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
@@ -75,7 +74,8 @@ for _spellings in re.split(r"[;\n]\s*", _UNITS.strip()):
 _PREFIXED = re.compile("[pnmkMGT]?(?:eV|Hz|J|W|V|A|Pa|mol|N|F|T|cal|bar|rad|Bq|Sv|Wb|B|s|m|g|L)")
 _POWERS = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3, "立方": 3}
 #: Words that stand behind any value, in the singular.
-_COUNTS = ("unit", "point", "people", "student", "way", "time", "per", *_POWERS)
+_ANYTHING = ("unit", "point", "people", "way", "time")
+_COUNTS = (*_ANYTHING, "student", "per", *_POWERS)
 #: Words behind a number that belong to the number or an expression.
 _OF_NUMBERS = (
     "and or to hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens "
@@ -99,12 +99,9 @@ _FUNCTION = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 
 def _unit_name(word: str) -> str:
     """Return the name of a unit in any spelling; "" for another word."""
-    spellings = [word]
-    # The M of 5 M is no m.
-    if len(word) > 1:
-        spellings.append(word.casefold())
-    if len(word) > 2:
-        spellings += [spelling.removesuffix("s") for spelling in spellings]
+    # The case of M tells: M is no m, and Mg no mg.
+    folded = word if len(word) == 1 or re.fullmatch("M.", word) else word.casefold()
+    spellings = (word, folded, word.removesuffix("s"), folded.removesuffix("s")) if len(word) > 2 else (word, folded)
     return next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
 
 
@@ -158,6 +155,28 @@ def _count_name(word: str) -> str:
 def without_unit(text: str, loose: bool = False) -> str:
     """Return a tidy answer without the units or names of things behind it (see `split_unit`)."""
     return split_unit(text, loose)[0]
+
+
+def things(text: str) -> set[str]:
+    """Return the words behind a number, in one spelling; empty if they stand for anything or are of another script."""
+    value, suffix = split_unit(text)
+    words = re.findall(r"[^\W\d_]+", suffix)
+    names = {_unit_name(word) or re.sub("(?:ies|es|s|y|e)$", "", word.casefold()) for word in words}
+    if value.endswith("%"):
+        names.add("%")
+    is_anything = any(_count_name(word) in _ANYTHING for word in words)
+    return set() if is_anything or "\\" in suffix or not suffix.isascii() else names
+
+
+#: A number with its unit, and what stands before the next one.
+_PART = r"(\d+(?:\.\d+)?)\s*([^\W\d_]+)\.?,?(?:\s*(?<![^\W_])and\s+|\s*)"
+
+
+def by_unit(text: str) -> dict[str, Fraction]:
+    """Return the numbers of a quantity in several units, `3 hours and 30 minutes`, by unit; empty for another text."""
+    parts = re.findall(_PART, text) if re.fullmatch(rf"(?:{_PART}){{2,}}", text) else []
+    numbers = {_unit_name(word): Fraction(number) for number, word in parts}
+    return numbers if len(numbers) == len(parts) and "" not in numbers else {}
 
 
 def unit_exponents(text: str, loose: bool = False) -> Counter[str] | None:
