@@ -222,9 +222,12 @@ def import_command(
 
         if len(logs) != 1:
             raise KvatlasError(f"--axis is for one file of answers; {len(logs)} were given.")
-        cells = import_answers(logs[0], run, axis, reference or (), benchmark)
-        settings = len({cell.setting for cell in cells}) - 1
+        if scorer:
+            raise KvatlasError("--scorer chooses among the scores of a log; a file of answers has one grade.")
+        settings, missing = import_answers(logs[0], run, axis, reference or (), benchmark)
         typer.echo(f"{run}: {counted(settings, 'setting')} and the reference; kvatlas describe {run} says what is lost")
+        if missing:
+            note(f"{logs[0].name} lacks {counted(missing, 'answer')}: problems or samples of some settings alone.")
         return
     are_logs = all(log.name.endswith((".json", ".json.gz")) or not has_problem_suffix(log.name) for log in logs)
     if reference or benchmark or not are_logs:

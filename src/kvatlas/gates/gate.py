@@ -6,7 +6,6 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvatlas.core import Claim, KvatlasError, has_problem_suffix, reason
 from kvatlas.gates import lm_eval_logs
@@ -20,9 +19,6 @@ from kvatlas.gates.runs import side_of_inspect_logs, side_of_run
 from kvatlas.results.store import FILE
 from kvatlas.stats.run_data import margin_from_points
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 #: The words for a claim, `auto` for the one that the samples allow.
 CLAIMS = ("auto", *(claim.value for claim in Claim))
 #: The bytes by which a file is known.
@@ -31,22 +27,6 @@ _EXPECTED = (
     "expected a folder or file of lm-eval's samples (--log_samples), a log of Inspect, a run (RUN@CELL), a file of "
     "answers with the columns problem and correct, or the address of an endpoint"
 )
-
-
-class GateResult(JudgedChange):
-    """A judged change as a figure and as a page."""
-
-    def figure(self) -> Figure:
-        """Return the figure of lost and gained problems."""
-        from kvatlas.gates.gate_page import gate_figure
-
-        return gate_figure(self)
-
-    def write(self, path: str | Path) -> Path:
-        """Write the page (HTML) or the figure (PNG, SVG, PDF) and return its path."""
-        from kvatlas.gates.gate_page import write_gate
-
-        return write_gate(self, Path(path))
 
 
 def gate(
@@ -63,7 +43,7 @@ def gate(
     repeat: str | Path | None = None,
     asking: Asking | None = None,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
-) -> GateResult:
+) -> JudgedChange:
     """Judge whether a change cost at most `lose_at_most` points of right answers.
 
     Each side is a folder or file of lm-eval's samples, a log of Inspect, a cell of a run (`RUN@CELL`), a file of
@@ -93,15 +73,17 @@ def gate(
     if strict:
         _check_sampling(pairs)
     judgement = judge_pairs(pairs, margin, chosen, first, second, disagreement)
-    return GateResult(first, second, pairs, judgement, floor)
+    return JudgedChange(first, second, pairs, judgement, floor)
 
 
 def _noise_floor(base: Side, again: Side, allow: Sequence[str], margin: float, claim: Claim | None) -> JudgedChange:
     """Return the verdict on two runs of one thing. Raises KvatlasError if they are no such runs."""
     pairs = pair_answers(base, again, allow)
-    models = [item for item in pairs.differences if item.condition.partition(" of ")[0] in ("model", "setting")]
-    for condition, value, other in (*pairs.sampling, *models):
-        raise KvatlasError(f"{again.name!r} is no second run of {base.name!r}: {condition} is {value} and {other}.")
+    models = [item for item in pairs.differences if item.condition in ("model", "setting")]
+    for row in (*pairs.sampling, *models):
+        raise KvatlasError(
+            f"{again.name!r} is no second run of {base.name!r}: {row.name} is {row.before} and {row.after}."
+        )
     return JudgedChange(base, again, pairs, judge_pairs(pairs, margin, claim, base, again))
 
 
@@ -123,9 +105,9 @@ def _check_options(options: SideOptions, sides: Sequence[Side]) -> None:
 
 def _check_sampling(pairs: PairedAnswers) -> None:
     """Raise KvatlasError for sides whose sampling, solver or scorer differs, or whose sampling one alone names."""
-    unknown = [item for item in pairs.unknown if item.condition.startswith("sampling") and item.before != item.after]
-    for condition, before, after in (*pairs.sampling, *unknown):
-        raise KvatlasError(f"--strict: {condition} is {before} before and {after} after.")
+    unknown = [item for item in pairs.unknown if item.condition == "sampling" and item.before != item.after]
+    for row in (*pairs.sampling, *unknown):
+        raise KvatlasError(f"--strict: {row.name} is {row.before} before and {row.after} after.")
 
 
 def _open_sides(
@@ -138,17 +120,12 @@ def _open_sides(
     """Return both sides; endpoints are asked first."""
     before_is_address = _is_address(before)
     after_is_address = _is_address(after)
-    if not (before_is_address or after_is_address) and asking is not None:
+    if before_is_address and after_is_address:
+        return endpoint_sides(before, after, asking or Asking(), options, on_trace)
+    if asking is not None and (asking.benchmarks or not (before_is_address or after_is_address)):
         named = f"A benchmark ({asking.benchmarks[0]})" if asking.benchmarks else "An option of endpoints"
         raise KvatlasError(f"{named} is asked of two endpoints; logs and runs have their questions.")
     asking = asking or Asking()
-    if before_is_address and after_is_address:
-        return endpoint_sides(before, after, asking, options, on_trace)
-    if asking.benchmarks:
-        raise KvatlasError(
-            f"A benchmark ({asking.benchmarks[0]}) is asked of two endpoints; logs and runs have their questions."
-        )
-
     if after_is_address:
         return run_and_endpoint_sides(before, after, asking, options, on_trace)
     if before_is_address:

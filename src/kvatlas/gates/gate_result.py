@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
 from kvatlas.gates.pairing import PairedAnswers
 from kvatlas.stats.claims import MOST_COPIED, copies_clause
 from kvatlas.text import counted, fixed, margin_text, percent_text, signed, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Problems that the text names.
 NAMED = 5
@@ -101,8 +105,7 @@ class JudgedChange:
         """The sentences to read before the verdict: other sampling, likely causes, and what is unknown."""
         found = []
         if self.pairs.sampling:
-            rows = [f"{item.condition} {item.before} before, {item.after} after" for item in self.pairs.sampling]
-            found.append(f"Answers were drawn or graded otherwise: {'; '.join(rows)}.")
+            found.append(f"Answers were drawn or graded otherwise: {'; '.join(map(str, self.pairs.sampling))}.")
         found += _likely_causes(self)
         if self.regraded:
             found.append(f"The grader differs: {counted(self.regraded, 'answer')} of equal texts have unequal scores.")
@@ -111,7 +114,7 @@ class JudgedChange:
         means = sorted({task.mean_of for task in self.judgement.tasks if task.mean_of > 1})
         if means:
             found.append(f"Each score is a mean of {' or '.join(map(str, means))} responses, as the log has no other.")
-        conditions = [] if self.repeat is None else [item.condition for item in self.repeat.pairs.differences]
+        conditions = [] if self.repeat is None else [item.name for item in self.repeat.pairs.differences]
         if conditions and conditions != ["seed"]:
             found.append(f"The two runs of the base differ in {', '.join(conditions)}.")
         found += [note if note.endswith("?") else f"{note}." for note in self.pairs.notes if _is_told_first(self, note)]
@@ -175,6 +178,18 @@ class JudgedChange:
             "no_answer": no_answer,
             "missing": missing,
         }
+
+    def figure(self) -> Figure:
+        """Return the figure of lost and gained problems."""
+        from kvatlas.gates.gate_page import gate_figure
+
+        return gate_figure(self)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page (HTML) or the figure (PNG, SVG, PDF) and return its path."""
+        from kvatlas.gates.gate_page import write_gate
+
+        return write_gate(self, Path(path))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain data; shares are in percent, losses in points."""
@@ -247,9 +262,9 @@ class JudgedChange:
             "length": length,
             "same_texts": self.same_texts,
             "warnings": self.warnings,
-            "differences": [difference._asdict() for difference in self.pairs.differences],
-            "sampling": [difference._asdict() for difference in self.pairs.sampling],
-            "unknown": [difference._asdict() for difference in self.pairs.unknown],
+            "differences": [row.to_dict() for row in self.pairs.differences],
+            "sampling": [row.to_dict() for row in self.pairs.sampling],
+            "unknown": [row.to_dict() for row in self.pairs.unknown],
             "repeat": None if self.repeat is None else self.repeat.floor_data(),
             "changed": [
                 {"task": item.task, "problem": item.problem, "before": item.before, "after": item.after}
@@ -351,7 +366,7 @@ def gate_text(result: JudgedChange) -> str:
         names = ", ".join(judgement.losing_tasks)
         sentences.append(f"More than the margin is lost on {names} (Holm over {len(judgement.tasks)} tasks).")
     if result.pairs.differences:
-        conditions = ", ".join(dict.fromkeys(item.condition for item in result.pairs.differences))
+        conditions = ", ".join(dict.fromkeys(item.name for item in result.pairs.differences))
         sentences.append(f"The sides also differ in {conditions}: the verdict is on all of it together.")
 
     sentences.append(_other_claim(judgement))
@@ -403,11 +418,11 @@ def _samples_text(task: TaskVerdict) -> str:
 def _unknown_text(pairs: PairedAnswers) -> str:
     """Return a sentence on what is unknown of one side or of both, so that it was not compared."""
     names: dict[str, list[str]] = {}
-    for condition, before, after in pairs.unknown:
-        side = "after" if after == UNKNOWN else "before"
-        if before == after:
+    for row in pairs.unknown:
+        side = "after" if row.after == UNKNOWN else "before"
+        if row.before == row.after:
             side = "both sides"
-        names.setdefault(side, []).append(condition)
+        names.setdefault(side, []).append(row.name)
 
     clauses = []
     for side, conditions in names.items():
@@ -552,4 +567,4 @@ def _is_told_first(result: JudgedChange, note: str) -> bool:
 
 def difference_lines(result: JudgedChange) -> list[str]:
     """Return a line for each condition that differs."""
-    return [f"{item.condition}: {item.before} before, {item.after} after" for item in result.pairs.differences]
+    return [f"{item.name}: {item.before} before, {item.after} after" for item in result.pairs.differences]

@@ -44,7 +44,7 @@ from kvatlas.results.manifest import contents_of
 from kvatlas.results.records import MAX_SAMPLES, is_cost
 
 if TYPE_CHECKING:
-    from inspect_ai.log import EvalLog, EvalSample
+    from inspect_ai.log import EvalLog, EvalSample, EvalSpec
 
 #: The largest log, in bytes.
 MAX_BYTES = 2**29
@@ -66,7 +66,7 @@ class LogTask:
 
     `about` has the problems by id in the order of the data set, `contents` their digests, `metric` is the graded score.
     `scorer` is the scorer, with its key if it gives several scores, `other_scorers` are all others of the log.
-    `is_verdict` is True if scores are letters or truth values, of which the right one is known.
+    `is_verdict` is True if scores are letters, of which the right one is known.
     """
 
     benchmark: str
@@ -116,6 +116,8 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     try:
         with refusal(f"{where} cannot be imported"), Store.create(run, {"kvatlas": __version__}) as store:
             stored = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
+            if "answers" in stored.provenance:
+                raise KvatlasError("The run holds a file of answers; import the log into a run of its own.")
             imported = stored.provenance.get("imported", {})
             swept = [other for other in stored.expected if f"{other.model} {other.benchmark}" not in imported]
             if task.metric and swept:
@@ -241,12 +243,25 @@ def _log_conditions(read: EvalLog, task: LogTask) -> dict[str, Any]:
         "scorer options": [declared.options for declared in scorers if declared.options],
         "seed": config.get("seed"),
         # Addresses and arguments may hold keys.
+        "models of roles": _models_of_roles(about),
+        "sandbox": about.sandbox and about.sandbox.type,
+        "revision": about.revision and about.revision.commit,
         "model arguments": digest([about.model_base_url, about.model_args])[:8] if about.model_args else "",
     }
     limits = about.config.model_dump(include={name for name in type(about.config).model_fields if "limit" in name})
     values |= {name.replace("_", " "): value for name, value in limits.items() if name != "limit"}
     values |= {f"version of {name}": version for name, version in about.packages.items()}
     return {name: value for name, value in values.items() if value not in (None, "", {}, [])}
+
+
+def _models_of_roles(about: EvalSpec) -> dict[str, list[str]]:
+    """Return the models by their roles, as the one that grades, each with a digest of its settings."""
+    found = {}
+    for role, models in (about.model_roles or {}).items():
+        listed = models if isinstance(models, list) else [models]
+        settings = [model.model_dump(mode="json", exclude={"base_url"}) for model in listed]
+        found[role] = [f"{each['model']} ({digest(each)[:8]})" for each in settings]
+    return found
 
 
 #: Conditions that are stored as they are.
@@ -291,7 +306,7 @@ def other_conditions(run: Path, cell: Expected) -> list[str]:
 def _unlike_conditions(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Return the names of conditions that differ, but those of the program and of the model alone."""
     names = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
-    return [name for name in names if not name.startswith(("version of", "model arguments", "seed"))]
+    return [name for name in names if not name.startswith(("version of", "model arguments", "seed", "revision"))]
 
 
 def graded_metric(run: Path, cell: Expected) -> str:
@@ -602,10 +617,10 @@ class _Scores:
         return f"score:{name}" if name.startswith(_TAKEN) else name
 
     def are_verdicts(self, samples: Sequence[EvalSample]) -> bool:
-        """Return whether the main scores are letters or truth values."""
+        """Return whether the main scores are letters, of which the right one is known."""
         scores = [sample.scores[self.scorer].value for sample in samples if self.scorer in (sample.scores or {})]
         values = [value.get(self.key) if isinstance(value, dict) else value for value in scores]
-        return all(isinstance(value, str | bool) for value in values if value == value)
+        return all(isinstance(value, str) for value in values if value == value)
 
     def shares(self, sample: EvalSample) -> dict[str, float]:
         """Return the scores of a sample by their names as metrics, without missing ones."""
