@@ -93,6 +93,15 @@ def test_samples_are_numbered_in_their_order_and_lacking_answers_are_told(kvatla
     kvatlas.succeed(*words, err="a.jsonl lacks 5 answers: problems or samples of some settings alone.\n")
 
 
+def test_a_run_is_described_where_one_claim_of_two_is_proven_of_every_setting(kvatlas: Call, tmp_path: Path) -> None:
+    names = [(problem, sample, kv) for problem in range(60) for sample in (0, 1) for kv in (None, "fp8")]
+    rows = [{"problem": problem, "sample": sample, "kv": kv, "correct": 1} for problem, sample, kv in names]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    kvatlas.succeed("import", file, tmp_path / "run", "--axis", "kv")
+    assert "On these 60 problems served is proven" in kvatlas.succeed("describe", tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("finish", "status"),
     [
