@@ -21,7 +21,7 @@ from kvatlas.stats.run_data import margin_from_points
 
 #: The words for a claim, `auto` for the one that the samples allow.
 CLAIMS = ("auto", *(claim.value for claim in Claim))
-#: The bytes by which a file is known.
+#: The characters by which a log that is cut off is known.
 _HEAD = 2**20
 _EXPECTED = (
     "expected a folder or file of lm-eval's samples (--log_samples), a log of Inspect, a run (RUN@CELL), a file of "
@@ -187,25 +187,23 @@ def _kind_of_file(path: Path) -> str:
         return ""
     try:
         with lm_eval_logs.open_text(path) as file:
-            head = file.read(_HEAD).lstrip("\ufeff \r\n\t")
+            # The first row, or the whole document.
+            is_rows = name.endswith(".jsonl")
+            text = next((line for line in file if line.strip()), "") if is_rows else file.read()
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise KvatlasError(f"{str(path)!r} cannot be read ({reason(error)}).") from error
 
-    if name.endswith(".jsonl"):
-        line = head.partition("\n")[0]
-        try:
-            return "samples" if lm_eval_logs.is_row(json.loads(line)) else ""
-        except (ValueError, RecursionError):
-            # A first row of over a million bytes, as of prompts of many examples.
-            return "samples" if line.startswith('{"doc_id"') else ""
-    if not head.startswith("{"):
-        return ""
     try:
-        with lm_eval_logs.open_text(path) as file:
-            document = json.load(file)
-    except (ValueError, RecursionError, OSError, EOFError, zlib.error):
+        document = json.loads(text)
+    except (ValueError, RecursionError):
         # A log that is cut off is refused by its reader.
-        return "Inspect log" if '"eval"' in head else ""
-    if "eval" in document and "status" in document:
+        if text.startswith('{"doc_id"'):
+            return "samples"
+        return "Inspect log" if '"eval"' in text[:_HEAD] and not is_rows else ""
+    if is_rows:
+        return "samples" if lm_eval_logs.is_row(document) else ""
+    if not isinstance(document, dict):
+        return ""
+    if {"eval", "status"} <= document.keys():
         return "Inspect log"
     return "results" if lm_eval_logs.is_results(document) else ""
