@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvatlas
-from kvatlas.gates.gate_result import JudgedChange
+from kvatlas.gates.gate import GateResult
 from tests.command_line import Call
 from tests.gates.answer_files import Floats, numpy_verdict, write_answers
 
@@ -21,7 +21,7 @@ def draw(share: float, problems: int, samples: int, lost: float, seed: int) -> t
     return before, after
 
 
-def judged(folder: Path, before: Floats, after: Floats, points: float, **options: str) -> JudgedChange:
+def judged(folder: Path, before: Floats, after: Floats, points: float, **options: str) -> GateResult:
     first = write_answers(folder / "before.csv", {"math": before})
     second = write_answers(folder / "after.csv", {"math": after}, note="after")
     return kvatlas.gate(first, second, lose_at_most=points, **options)

@@ -126,7 +126,10 @@ def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> No
         ("lacks 1 of the 4 samples of its data set", lambda read: read.samples.pop()),
         ("has the status 'cancelled' and 4 samples", lambda read: setattr(read, "status", "cancelled")),
         ("has no samples", lambda read: read.samples.clear()),
-        (r"seconds is -1\.0, expected a finite number from 0", lambda read: setattr(read.samples[1], "total_time", -1.0)),
+        (
+            r"seconds is -1\.0, expected a finite number from 0",
+            lambda read: setattr(read.samples[1], "total_time", -1.0),
+        ),
     ]
     for number, (sentence, change) in enumerate(changes):
         refused(changed(log, tmp_path / f"{number}.eval", change), sentence)

@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvatlas.core import Claim, KvatlasError, has_problem_suffix, reason
 from kvatlas.gates import lm_eval_logs
@@ -19,6 +20,9 @@ from kvatlas.gates.runs import side_of_inspect_logs, side_of_run
 from kvatlas.results.store import FILE
 from kvatlas.stats.run_data import margin_from_points
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 #: The words for a claim, `auto` for the one that the samples allow.
 CLAIMS = ("auto", *(claim.value for claim in Claim))
 #: The characters by which a log that is cut off is known.
@@ -27,6 +31,22 @@ _EXPECTED = (
     "expected a folder or file of lm-eval's samples (--log_samples), a log of Inspect, a run (RUN@CELL), a file of "
     "answers with the columns problem and correct, or the address of an endpoint"
 )
+
+
+class GateResult(JudgedChange):
+    """A judged change as a figure and as a page."""
+
+    def figure(self) -> Figure:
+        """Return the figure of lost and gained problems."""
+        from kvatlas.gates.gate_page import gate_figure
+
+        return gate_figure(self)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page (HTML) or the figure (PNG, SVG, PDF) and return its path."""
+        from kvatlas.gates.gate_page import write_gate
+
+        return write_gate(self, Path(path))
 
 
 def gate(
@@ -43,7 +63,7 @@ def gate(
     repeat: str | Path | None = None,
     asking: Asking | None = None,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
-) -> JudgedChange:
+) -> GateResult:
     """Judge whether a change cost at most `lose_at_most` points of right answers.
 
     Each side is a folder or file of lm-eval's samples, a log of Inspect, a cell of a run (`RUN@CELL`), a file of
@@ -73,7 +93,7 @@ def gate(
     if strict:
         _check_sampling(pairs)
     judgement = judge_pairs(pairs, margin, chosen, first, second, disagreement)
-    return JudgedChange(first, second, pairs, judgement, floor)
+    return GateResult(first, second, pairs, judgement, floor)
 
 
 def _noise_floor(base: Side, again: Side, allow: Sequence[str], margin: float, claim: Claim | None) -> JudgedChange:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +16,6 @@ from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
 from kvatlas.gates.pairing import PairedAnswers
 from kvatlas.stats.claims import MOST_COPIED, copies_clause
 from kvatlas.text import counted, fixed, margin_text, percent_text, signed, visible
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Problems that the text names.
 NAMED = 5
@@ -178,18 +174,6 @@ class JudgedChange:
             "no_answer": no_answer,
             "missing": missing,
         }
-
-    def figure(self) -> Figure:
-        """Return the figure of lost and gained problems."""
-        from kvatlas.gates.gate_page import gate_figure
-
-        return gate_figure(self)
-
-    def write(self, path: str | Path) -> Path:
-        """Write the page (HTML) or the figure (PNG, SVG, PDF) and return its path."""
-        from kvatlas.gates.gate_page import write_gate
-
-        return write_gate(self, Path(path))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain data; shares are in percent, losses in points."""
