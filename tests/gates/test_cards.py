@@ -77,7 +77,7 @@ PAIRS: dict[str, Write] = {
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_lossless_changes_pass_and_lossy_ones_fail(kind: str, kvatlas: Call, tmp_path: Path) -> None:
+def test_the_exit_code_tells_lossless_lossy_and_doubtful_changes(kind: str, kvatlas: Call, tmp_path: Path) -> None:
     write = PAIRS[kind]
     before = write(tmp_path / "before", lambda i: 1.0, "before")
     equal = write(tmp_path / "equal", lambda i: 1.0, "before")
@@ -88,6 +88,8 @@ def test_lossless_changes_pass_and_lossy_ones_fail(kind: str, kvatlas: Call, tmp
     assert " answers are equal" in out.splitlines()[0]
     assert kvatlas("gate", before, harmless)[0] == 0
     assert kvatlas("gate", before, harmful)[0] == 1
+    doubtful = write(tmp_path / "doubtful", lambda i: float(i % 50 != 7), "after")
+    assert kvatlas("gate", before, doubtful)[0] == 3
     assert "are the same answers" in kvatlas.refuse("gate", before, before)
 
 
@@ -173,7 +175,7 @@ def underscores(folder: Path) -> Sides:
     return write_rows(folder / "a.jsonl", sides[0]), write_rows(folder / "b.jsonl", sides[1])
 
 
-@refused("the sample is '1000000000.*expected a whole number from 0")
+@refused("'sample' is '1000000000.*expected a whole number from 0")
 def a_number_beyond_floats(folder: Path) -> Sides:
     sides = [[{"problem": i, "correct": 1, "sample": sample} for i in N] for sample in (0, 10**400)]
     return write_rows(folder / "a.jsonl", sides[0]), write_rows(folder / "b.jsonl", sides[1])
@@ -244,6 +246,32 @@ def scorers_in_another_order(folder: Path) -> Sides:
     return before, write_inspect(folder / "b.json", after, scorers=[{"name": "other"}])
 
 
+@refused("models of roles .'{.grader.:.*openai/big")
+def another_model_that_grades(folder: Path) -> Sides:
+    before = write_inspect(
+        folder / "a.json", [inspect_sample(i) for i in N], model_roles={"grader": {"model": "openai/big"}}
+    )
+    after = [inspect_sample(i, text=f"b{i}") for i in N]
+    return before, write_inspect(folder / "b.json", after, model_roles={"grader": {"model": "openai/tiny"}})
+
+
+@refused("scorer options .'none' before")
+def another_option_of_the_scorer(folder: Path) -> Sides:
+    return two_inspect(folder, lambda i: {}, scorers=[{"name": "match", "options": {"location": "any"}}])
+
+
+@refused("has 100 answers of answers twice")
+def names_that_differ_in_blanks(folder: Path) -> Sides:
+    rows = [{"problem": f"p{i // 2}" + " " * (i % 2), "correct": 1} for i in N]
+    return write_rows(folder / "a.jsonl", rows), write_rows(folder / "b.jsonl", rows)
+
+
+@refused("'finish' is 'error'; expected stop,")
+def a_failed_request(folder: Path) -> Sides:
+    sides = [[{"problem": i, "correct": 1, "finish": finish} for i in N] for finish in ("stop", "error")]
+    return write_rows(folder / "a.jsonl", sides[0]), write_rows(folder / "b.jsonl", sides[1])
+
+
 @refused("task arguments .'none' before")
 def arguments_on_one_side(folder: Path) -> Sides:
     return two_inspect(folder, lambda i: {}, task_args={"hard": True})
@@ -301,8 +329,8 @@ def test_less_of_some_metrics_is_better(name: str, tmp_path: Path) -> None:
         kvatlas.gate(*sides)
 
 
-@pytest.mark.parametrize(("value", "is_unknown"), [("C", False), (True, False), (1, True)])
-def test_letters_and_truth_values_say_what_is_right(value: Any, is_unknown: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("value", "is_unknown"), [("C", False), (True, True), (1, True)])
+def test_letters_say_what_is_right_and_numbers_do_not(value: Any, is_unknown: bool, tmp_path: Path) -> None:
     sides = [
         write_inspect(tmp_path / f"{c}.json", [inspect_sample(i, value, scorer="judge", text=f"{c}{i}") for i in N])
         for c in "ab"
@@ -320,12 +348,10 @@ def test_a_metric_of_unknown_direction_is_refused_unless_allowed(tmp_path: Path)
     for folder in sides:
         write_lm(folder, (lm_row(i, metric="vibes") for i in N), results_of(higher_is_better={"t": {"vibes": True}}))
     assert kvatlas.gate(*sides).verdict == "keeps"
-    assert [more_is_better(name) for name in ("prompt_level_strict_acc", "f1", "error_rate", "score")] == [
-        True,
-        True,
-        False,
-        None,
-    ]
+    known = {"prompt_level_strict_acc": True, "f1": True, "pass@1": True, "error_rate": False, "score": None}
+    # A word that is not known may turn those that are.
+    known |= dict.fromkeys(("not_correct", "attack_success", "jailbreak_pass", "false_match"))
+    assert {name: more_is_better(name) for name in known} == known
 
 
 @pytest.mark.parametrize("name", REFUSALS)
@@ -378,6 +404,20 @@ def test_other_sampling_stands_first_and_strict_refuses_it(kvatlas: Call, tmp_pa
     assert (
         kvatlas("gate", before, write_inspect(tmp_path / "c.json", [inspect_sample(i) for i in N]), "--strict")[0] == 0
     )
+
+
+def test_all_that_a_results_file_names_is_listed(tmp_path: Path) -> None:
+    sides = [
+        write_lm(
+            tmp_path / c,
+            (lm_row(i, text=f"{c}{i}") for i in N),
+            results_of(config={"batch_size": size}, fewshot_as_multiturn=turns, configs={"t": {"doc_to_text": c}}),
+        )
+        for c, size, turns in (("a", 1, False), ("b", 64, True))
+    ]
+    listed = {item.condition: item[1:3] for item in kvatlas.gate(*sides).pairs.differences}
+    assert listed.pop("task configuration")
+    assert listed == {"batch size": ("1", "64"), "examples as turns": ("false", "true")}
 
 
 def test_what_is_unknown_is_told_to_be_unknown(tmp_path: Path) -> None:

@@ -70,6 +70,57 @@ def test_a_changed_file_replaces_the_answers_of_the_former_one(kvatlas: Call, tm
     assert all(trace.grade.correct for trace in traces)
 
 
+def test_another_file_is_refused_beside_the_answers_of_the_first(kvatlas: Call, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    kvatlas.succeed("import", answers(tmp_path / "a.jsonl"), run, "--axis", "window")
+    refused = kvatlas.refuse("import", answers(tmp_path / "b.jsonl", model="other"), run, "--axis", "window")
+    assert "holds the answers of a.jsonl; import b.jsonl into a run of its own." in refused
+
+
+def test_samples_are_numbered_in_their_order_and_lacking_answers_are_told(kvatlas: Call, tmp_path: Path) -> None:
+    file = answers(tmp_path / "a.jsonl", samples=2, output_tokens=100.0)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    # Numbers from 1, as many programs count.
+    file.write_text("".join(f"{json.dumps(row | {'sample': 1 + row['sample']})}\n" for row in rows))
+    kvatlas.succeed("import", file, tmp_path / "run", "--axis", "window", err="")
+    traces = traces_of(tmp_path / "run")
+    assert {trace.sample for trace in traces} == {0, 1}
+    assert {trace.usage.output_tokens for trace in traces} == {100}
+    kvatlas.succeed("describe", tmp_path / "run")
+
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows[:-5]))
+    words = ("import", file, tmp_path / "other", "--axis", "window")
+    kvatlas.succeed(*words, err="a.jsonl lacks 5 answers: problems or samples of some settings alone.\n")
+
+
+def test_a_run_is_described_where_one_claim_of_two_is_proven_of_every_setting(kvatlas: Call, tmp_path: Path) -> None:
+    names = [(problem, sample, kv) for problem in range(60) for sample in (0, 1) for kv in (None, "fp8")]
+    rows = [{"problem": problem, "sample": sample, "kv": kv, "correct": 1} for problem, sample, kv in names]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    kvatlas.succeed("import", file, tmp_path / "run", "--axis", "kv")
+    assert "On these 60 problems served is proven" in kvatlas.succeed("describe", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("finish", "status"),
+    [
+        ("stop", Status.OK),
+        (None, Status.OK),
+        ("length", Status.TRUNCATED),
+        (" MAX_TOKENS ", Status.TRUNCATED),
+        ("content_filter", Status.NO_ANSWER),
+    ],
+)
+def test_the_finish_reason_is_the_status_of_a_wrong_answer(
+    kvatlas: Call, tmp_path: Path, finish: str | None, status: Status
+) -> None:
+    kvatlas.succeed("import", answers(tmp_path / "a.jsonl", finish=finish), tmp_path / "run", "--axis", "window")
+    grades = [trace.grade for trace in traces_of(tmp_path / "run")]
+    assert {grade.status for grade in grades if not grade.correct} == {status}
+    assert {grade.status for grade in grades if grade.correct} == {Status.OK}
+
+
 def test_a_table_is_read_as_json_lines_are(kvatlas: Call, tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     rows = [f"p{problem},{width},{int(width != 256)},100\n" for width in ("", 512, 256) for problem in range(3)]
@@ -111,13 +162,19 @@ def test_texts_are_graded_by_a_file_of_problems(kvatlas: Call, tmp_path: Path) -
     ("change", "sentence"),
     [
         ({"problem": ""}, "Row 14 of a.jsonl names no problem."),
-        ({"sample": 0.5}, "Row 14 of a.jsonl: the sample is 0.5; expected a whole number from 0"),
-        ({"sample": "x"}, "the sample is 'x'"),
-        ({"correct": "maybe"}, "Row 14 of a.jsonl: 'correct' is 'maybe'; expected true or false."),
+        ({"sample": 0.5}, "Row 14 of a.jsonl: 'sample' is '0.5'; expected a whole number from 0"),
+        ({"sample": "x"}, "'sample' is 'x'"),
+        (
+            {"correct": "maybe"},
+            "Row 14 of a.jsonl: 'correct' is 'maybe'; expected a score from 0 to 1, or true and false.",
+        ),
+        ({"correct": 0.5}, "Row 14 of a.jsonl: 'correct' is 0.5; expected true or false."),
+        ({"finish": "timeout"}, "Row 14 of a.jsonl: 'finish' is 'timeout'; expected stop,"),
         ({"correct": None, "text": None}, "Row 14 of a.jsonl has no grade; expected 'correct' or 'text'."),
         ({"text": 3}, "Row 14 of a.jsonl: 'text' is '3'; expected a text."),
         ({"output_tokens": -1}, "Row 14 of a.jsonl: 'output_tokens' is '-1'"),
         ({"problem": "p0"}, "Row 14 of a.jsonl: served(window=512) has sample 0 of 'p0' twice."),
+        ({"problem": " p0 "}, "Row 14 of a.jsonl: served(window=512) has sample 0 of 'p0' twice."),
         ({"problem": "p\ud800"}, "cannot be stored"),
     ],
 )
@@ -139,6 +196,7 @@ def test_a_bad_row_is_named(kvatlas: Call, tmp_path: Path, change: dict[str, Any
         (("--axis", "window", "--reference", "512"), "expected NAME=VALUE"),
         (("--axis", "window", "--reference", "dtype=auto"), "NAME is one of window"),
         (("--axis", "window", "--benchmark", "nothing.jsonl"), "nothing.jsonl"),
+        (("--axis", "window", "--scorer", "match"), "--scorer chooses among the scores of a log"),
         ((), "needs --axis NAME"),
         (("--reference", "window=512"), "needs --axis NAME"),
     ],

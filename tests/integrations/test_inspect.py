@@ -126,7 +126,10 @@ def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> No
         ("lacks 1 of the 4 samples of its data set", lambda read: read.samples.pop()),
         ("has the status 'cancelled' and 4 samples", lambda read: setattr(read, "status", "cancelled")),
         ("has no samples", lambda read: read.samples.clear()),
-        (r"took -1\.0 s .*; expected", lambda read: setattr(read.samples[1], "total_time", -1.0)),
+        (
+            r"seconds is -1\.0, expected a finite number from 0",
+            lambda read: setattr(read.samples[1], "total_time", -1.0),
+        ),
     ]
     for number, (sentence, change) in enumerate(changes):
         refused(changed(log, tmp_path / f"{number}.eval", change), sentence)
@@ -362,14 +365,14 @@ CLAIMS: dict[str, tuple[Callable[[Any], object], str]] = {
     "a task in colours": (lambda read: setattr(read.eval, "task", "a\x1b[31m"), "expected a name of printable"),
     "an epoch missing": (lambda read: setattr(read.eval.config, "epochs", 2), "lacks 2 of the 4 samples"),
     "epoch 2 ** 31": (_odd_sample(epoch=2**31), "has a sample of epoch 2147483648; expected epochs from 1 to 1"),
-    "epochs 2 ** 31": (lambda read: setattr(read.eval.config, "epochs", 2**31), "expected epochs from 1 to 10,000"),
+    "epochs 2 ** 31": (lambda read: setattr(read.eval.config, "epochs", 2**31), "samples of its data set and epochs"),
     "a sample twice": (_twice, "has the sample"),
     "ids 3 and '3'": (_two_ids, "has the samples 3 and '3'; expected unlike names"),
-    "10 ** 400 tokens": (_tokens(10**400), "expected finite numbers from 0 to"),
-    "2 ** 60 tokens": (_tokens(2**60), "expected finite numbers from 0 to"),
-    "negative tokens": (_tokens(-1), "expected finite numbers from 0 to"),
-    "infinite time": (_odd_sample(total_time=float("inf")), "expected finite numbers from 0 to"),
-    "half a character": (_said("\ud83d"), "has half a character in its text"),
+    "10 ** 400 tokens": (_tokens(10**400), "expected an integer from 0"),
+    "2 ** 64 tokens": (_tokens(2**64), "expected an integer from 0"),
+    "negative tokens": (_tokens(-1), "expected an integer from 0"),
+    "infinite time": (_odd_sample(total_time=float("inf")), "expected a finite number from 0"),
+    "half a character": (_said("\ud83d"), "expected a text of whole characters"),
     "a note that is a list": (_odd_note([1]), "is [1]; expected a setting and a usage"),
     "a note without setting": (_odd_note({"usage": None}), "expected a setting and a usage"),
     "a setting without policy": (_odd_note({"setting": {"values": {}}}), "names the policy None"),

@@ -217,6 +217,11 @@ def _plain_text(value: Any) -> str:
     return text
 
 
+def _joined_text(value: Any) -> str:
+    """Return a text, or the texts of a list, as paragraphs of a context, in lines."""
+    return "\n".join(map(_plain_text, value)) if isinstance(value, list) else _plain_text(value)
+
+
 def answer_text(value: Any) -> str:
     """Return an answer as text: 27.0 is 27, a list its texts and numbers; ValueError for other values."""
     if isinstance(value, list | tuple):
@@ -328,7 +333,7 @@ def read_problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Pr
     context_at = context_column(row, named, where)
     if context_at is not None and context_at not in row:
         raise KvatlasError(f"{where} has no column {context_at!r} for the context; there are: {', '.join(row)}.")
-    context = "" if context_at is None else _read_cell(row, context_at, where)
+    context = "" if context_at is None else _read_cell(row, context_at, where, _joined_text)
     # Some files have the whole question in one column, and its parts beside it.
     if context and context not in question:
         question = f"{context}\n{question}"

@@ -18,11 +18,6 @@ from kvatlas.core import KvatlasError
 app = options.Commands()
 #: The heading of the options that only addresses have a use for.
 _OF_ENDPOINTS = "Options of endpoints"
-#: The parameters under that heading, beside the benchmarks.
-_ASKING = (
-    *("samples", "problems", "temperature", "max_new_tokens", "seed", "served", "concurrency", "answers"),
-    *("again", "allow_code"),
-)
 
 
 @app.command("gate")
@@ -53,9 +48,7 @@ def gate_command(
         list[str] | None,
         typer.Option(metavar="DIFFERENCE", help="prompts, version, grading or missing. Repeat it."),
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse sides with other sampling, solver or scorer options.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse sides with other sampling or solver.")] = False,
     repeat: Annotated[
         str | None, typer.Option(metavar="BEFORE2", help="A second run of BEFORE: how many answers flip by chance.")
     ] = None,
@@ -107,7 +100,8 @@ def gate_command(
     if out is not None:
         check_out(out)
     has_address = any(side.startswith(("http://", "https://")) for side in (before, after))
-    sources = {name: context.get_parameter_source(name) for name in _ASKING}
+    of_endpoints = [each.name for each in context.command.params if vars(each).get("rich_help_panel") == _OF_ENDPOINTS]
+    sources = {name: context.get_parameter_source(name) for name in of_endpoints if name is not None}
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if given and not has_address:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in given)

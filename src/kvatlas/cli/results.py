@@ -222,22 +222,24 @@ def import_command(
 
         if len(logs) != 1:
             raise KvatlasError(f"--axis is for one file of answers; {len(logs)} were given.")
-        cells = import_answers(logs[0], run, axis, reference or (), benchmark)
-        settings = len({cell.setting for cell in cells}) - 1
+        if scorer:
+            raise KvatlasError("--scorer chooses among the scores of a log; a file of answers has one grade.")
+        settings, missing = import_answers(logs[0], run, axis, reference or (), benchmark)
         typer.echo(f"{run}: {counted(settings, 'setting')} and the reference; kvatlas describe {run} says what is lost")
+        if missing:
+            note(f"{logs[0].name} lacks {counted(missing, 'answer')}: problems or samples of some settings alone.")
         return
     are_logs = all(log.name.endswith((".json", ".json.gz")) or not has_problem_suffix(log.name) for log in logs)
     if reference or benchmark or not are_logs:
         raise KvatlasError("A file of answers needs --axis NAME, the column in which its settings differ.")
 
-    from kvatlas.integrations.inspect_logs import graded_metric, import_log, other_conditions
+    from kvatlas.integrations.inspect_logs import import_log, imported_remarks
 
     for log in logs:
         cell, added = import_log(log, run, scorer)
         promised = len(cell.problems) * cell.samples
-        metric = graded_metric(run, cell)
+        metric, differences = imported_remarks(run, cell)
         remark = f"; its scores are graded, not right or wrong: see them by --metric {metric}" if metric else ""
         typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}{remark}")
-        differences = other_conditions(run, cell)
         if differences:
             note(f"{log.name} differs from another model's log of {cell.benchmark} in {'; '.join(differences)}.")

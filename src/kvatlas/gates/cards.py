@@ -38,9 +38,11 @@ REFUSED: Mapping[str, str] = {
     "metric": "grading",
     "filter": "grading",
     "grading rules": "grading",
+    "scorer options": "grading",
+    "models of roles": "grading",
 }
 #: Further entries of which a difference is told first, as one of sampling is.
-TOLD_FIRST = ("solver", "solver parameters", "scorer options")
+TOLD_FIRST = ("solver", "solver parameters")
 #: What can be allowed.
 ALLOWED = ("prompts", "version", "grading", "missing")
 #: The limit of an answer, by which truncated answers are explained.
@@ -50,16 +52,35 @@ _LONGEST = 120
 
 
 class ConditionDifference(NamedTuple):
-    """A condition that differs between the sides, or is unknown on one."""
+    """A condition that differs between the sides, or is unknown on one; `task` is the first of some tasks alone."""
 
     condition: str
     before: str
     after: str
+    task: str = ""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Return whether a side does not tell it."""
+        return UNKNOWN in (self.before, self.after)
 
     @property
     def is_open(self) -> bool:
         """Return whether the sides are not known to be equal in it."""
-        return self.before != self.after or UNKNOWN in self[1:]
+        return self.before != self.after or self.is_unknown
+
+    @property
+    def name(self) -> str:
+        """The condition, with the task that it is of."""
+        return f"{self.condition} of {self.task}" if self.task else self.condition
+
+    def to_dict(self) -> dict[str, str]:
+        """Return it as plain data."""
+        return {"condition": self.name, "before": self.before, "after": self.after}
+
+    def __str__(self) -> str:
+        """Return name and values as a clause."""
+        return f"{self.name} {self.before} before, {self.after} after"
 
 
 @dataclass(frozen=True)
@@ -133,11 +154,11 @@ def shared_card(cards: Mapping[str, Card], runs: Sequence[str], where: str) -> C
         return first
     seeds = {card.entry("seed") for card in cards.values()}
     for name in names[1:]:
-        for condition, value, other in chain(*first.compare(cards[name])):
-            if value != other and condition != "seed":
+        for row in chain(*first.compare(cards[name])):
+            if row.before != row.after and row.condition != "seed":
                 raise KvatlasError(
-                    f"{where} holds logs of one task under unlike conditions: {condition} is {value!r} in {names[0]} "
-                    f"and {other!r} in {name}. Name one of them."
+                    f"{where} holds logs of one task under unlike conditions: {row.condition} is {row.before!r} in "
+                    f"{names[0]} and {row.after!r} in {name}. Name one of them."
                 )
     if is_drawn([first]) is False or len(set(runs)) < len(names):
         why = "at temperature 0" if is_drawn([first]) is False else "of one run"
@@ -167,50 +188,58 @@ def compare_cards(before: Mapping[str, Card], after: Mapping[str, Card], tasks: 
     for task, other in tasks.items():
         for kind, rows in enumerate(before.get(task, Card()).compare(after.get(other, Card()))):
             for row in rows:
-                kinds[2 if UNKNOWN in row[1:] else kind].setdefault(row, []).append(task)
+                kinds[2 if row.is_unknown else kind].setdefault(row, []).append(task)
 
     named: list[tuple[ConditionDifference, ...]] = []
     for rows_with_tasks in kinds:
         rows = []
         for row, of_row in rows_with_tasks.items():
             is_of_all = len(of_row) == len(tasks)
-            rows.append(row if is_of_all else row._replace(condition=f"{row.condition} of {of_row[0]}"))
+            rows.append(row if is_of_all else row._replace(task=of_row[0]))
         named.append(tuple(rows))
     entries, sampling, unknown = named
-    told_first = [row for row in entries if row.condition.partition(" of ")[0] in TOLD_FIRST]
+    told_first = [row for row in entries if row.condition in TOLD_FIRST]
     return CardComparison((*entries, *sampling), (*told_first, *sampling), unknown)
 
 
 def check_allowed(differences: Collection[ConditionDifference], allow: Collection[str]) -> None:
     """Raise KvatlasError for a difference that changes a question or its grade, unless it is allowed."""
-    for condition, before, after in differences:
-        word = REFUSED.get(condition.partition(" of ")[0])
+    for row in differences:
+        word = REFUSED.get(row.condition)
         if word is not None and word not in allow:
             raise KvatlasError(
-                f"The sides differ in {condition} ({before!r} before, {after!r} after), which changes what is "
+                f"The sides differ in {row.name} ({row.before!r} before, {row.after!r} after), which changes what is "
                 f"compared; --allow {word} compares them all the same."
             )
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
-#: Words of metrics of which more is better, and of those of which less is.
+#: Words of metrics of which more is better, of those of which less is, and words that change neither.
 _MORE = re.compile(
     r"acc|accuracy|bleu|chrf|correct|em|exact|f1|includes|match|mc[12]|mcc|pass|passed|passes|precision|recall|right|"
-    r"rouge[12l]?|solved|success|verify"
+    r"rouge(\d|l|lsum)?|solved|success|verify"
 )
 _LESS = re.compile(
-    r"bias|brier|cer|cost|distance|errors?|fail|failed|failures?|hallucinations?|harm|latency|loss|mae|mse|nll|"
-    r"perplexity|ppl|regret|rmse|stereotype|ter|toxic|toxicity|unsafe|wer|wrong"
+    r"bias|brier|cer|cost|distance|errors?|fail|failed|failures?|hallucinations?|harm|harmful|incorrect|latency|loss|"
+    r"mae|mse|nll|perplexity|ppl|regret|rmse|stereotype|ter|toxic|toxicity|unsafe|wer|wrong"
+)
+_EITHER = re.compile(
+    r"\d*|all|answer|at|avg|bytes|flexible|graded|info|inst|is|k|level|loose|macro|math|max|mean|micro|model|mutual|norm|"
+    r"normalized|numbers|of|prompt|qa|quasi|score|strict"
 )
 
 
 def more_is_better(metric: str) -> bool | None:
-    """Return whether more of a metric is better by the words of its name, None if they do not tell."""
+    """Return whether more of a metric is better by the words of its name, None if they do not tell.
+
+    One unknown word is enough to turn the others: `attack_success`, `not_correct`.
+    """
     words = re.split(r"[^a-z0-9]+", metric.lower())
     if any(map(_LESS.fullmatch, words)):
         return False
-    return True if any(map(_MORE.fullmatch, words)) else None
+    is_known = all(_MORE.fullmatch(word) or _EITHER.fullmatch(word) for word in words)
+    return True if is_known and any(map(_MORE.fullmatch, words)) else None
 
 
 def check_direction(metric: str, task: str, is_better: bool | None, allow: Collection[str]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: The words for a claim, `auto` for the one that the samples allow.
 CLAIMS = ("auto", *(claim.value for claim in Claim))
-#: The bytes by which a file is known.
+#: The characters by which a log that is cut off is known.
 _HEAD = 2**20
 _EXPECTED = (
     "expected a folder or file of lm-eval's samples (--log_samples), a log of Inspect, a run (RUN@CELL), a file of "
@@ -99,9 +99,11 @@ def gate(
 def _noise_floor(base: Side, again: Side, allow: Sequence[str], margin: float, claim: Claim | None) -> JudgedChange:
     """Return the verdict on two runs of one thing. Raises KvatlasError if they are no such runs."""
     pairs = pair_answers(base, again, allow)
-    models = [item for item in pairs.differences if item.condition.partition(" of ")[0] in ("model", "setting")]
-    for condition, value, other in (*pairs.sampling, *models):
-        raise KvatlasError(f"{again.name!r} is no second run of {base.name!r}: {condition} is {value} and {other}.")
+    models = [item for item in pairs.differences if item.condition in ("model", "setting")]
+    for row in (*pairs.sampling, *models):
+        raise KvatlasError(
+            f"{again.name!r} is no second run of {base.name!r}: {row.name} is {row.before} and {row.after}."
+        )
     return JudgedChange(base, again, pairs, judge_pairs(pairs, margin, claim, base, again))
 
 
@@ -123,9 +125,9 @@ def _check_options(options: SideOptions, sides: Sequence[Side]) -> None:
 
 def _check_sampling(pairs: PairedAnswers) -> None:
     """Raise KvatlasError for sides whose sampling, solver or scorer differs, or whose sampling one alone names."""
-    unknown = [item for item in pairs.unknown if item.condition.startswith("sampling") and item.before != item.after]
-    for condition, before, after in (*pairs.sampling, *unknown):
-        raise KvatlasError(f"--strict: {condition} is {before} before and {after} after.")
+    unknown = [item for item in pairs.unknown if item.condition == "sampling" and item.before != item.after]
+    for row in (*pairs.sampling, *unknown):
+        raise KvatlasError(f"--strict: {row.name} is {row.before} before and {row.after} after.")
 
 
 def _open_sides(
@@ -138,17 +140,12 @@ def _open_sides(
     """Return both sides; endpoints are asked first."""
     before_is_address = _is_address(before)
     after_is_address = _is_address(after)
-    if not (before_is_address or after_is_address) and asking is not None:
+    if before_is_address and after_is_address:
+        return endpoint_sides(before, after, asking or Asking(), options, on_trace)
+    if asking is not None and (asking.benchmarks or not (before_is_address or after_is_address)):
         named = f"A benchmark ({asking.benchmarks[0]})" if asking.benchmarks else "An option of endpoints"
         raise KvatlasError(f"{named} is asked of two endpoints; logs and runs have their questions.")
     asking = asking or Asking()
-    if before_is_address and after_is_address:
-        return endpoint_sides(before, after, asking, options, on_trace)
-    if asking.benchmarks:
-        raise KvatlasError(
-            f"A benchmark ({asking.benchmarks[0]}) is asked of two endpoints; logs and runs have their questions."
-        )
-
     if after_is_address:
         return run_and_endpoint_sides(before, after, asking, options, on_trace)
     if before_is_address:
@@ -210,25 +207,23 @@ def _kind_of_file(path: Path) -> str:
         return ""
     try:
         with lm_eval_logs.open_text(path) as file:
-            head = file.read(_HEAD).lstrip("\ufeff \r\n\t")
+            # The first row, or the whole document.
+            is_rows = name.endswith(".jsonl")
+            text = next((line for line in file if line.strip()), "") if is_rows else file.read()
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise KvatlasError(f"{str(path)!r} cannot be read ({reason(error)}).") from error
 
-    if name.endswith(".jsonl"):
-        line = head.partition("\n")[0]
-        try:
-            return "samples" if lm_eval_logs.is_row(json.loads(line)) else ""
-        except (ValueError, RecursionError):
-            # A first row of over a million bytes, as of prompts of many examples.
-            return "samples" if line.startswith('{"doc_id"') else ""
-    if not head.startswith("{"):
-        return ""
     try:
-        with lm_eval_logs.open_text(path) as file:
-            document = json.load(file)
-    except (ValueError, RecursionError, OSError, EOFError, zlib.error):
+        document = json.loads(text)
+    except (ValueError, RecursionError):
         # A log that is cut off is refused by its reader.
-        return "Inspect log" if '"eval"' in head else ""
-    if "eval" in document and "status" in document:
+        if text.startswith('{"doc_id"'):
+            return "samples"
+        return "Inspect log" if '"eval"' in text[:_HEAD] and not is_rows else ""
+    if is_rows:
+        return "samples" if lm_eval_logs.is_row(document) else ""
+    if not isinstance(document, dict):
+        return ""
+    if {"eval", "status"} <= document.keys():
         return "Inspect log"
     return "results" if lm_eval_logs.is_results(document) else ""

@@ -101,8 +101,7 @@ class JudgedChange:
         """The sentences to read before the verdict: other sampling, likely causes, and what is unknown."""
         found = []
         if self.pairs.sampling:
-            rows = [f"{item.condition} {item.before} before, {item.after} after" for item in self.pairs.sampling]
-            found.append(f"Answers were drawn or graded otherwise: {'; '.join(rows)}.")
+            found.append(f"Answers were drawn or graded otherwise: {'; '.join(map(str, self.pairs.sampling))}.")
         found += _likely_causes(self)
         if self.regraded:
             found.append(f"The grader differs: {counted(self.regraded, 'answer')} of equal texts have unequal scores.")
@@ -111,7 +110,7 @@ class JudgedChange:
         means = sorted({task.mean_of for task in self.judgement.tasks if task.mean_of > 1})
         if means:
             found.append(f"Each score is a mean of {' or '.join(map(str, means))} responses, as the log has no other.")
-        conditions = [] if self.repeat is None else [item.condition for item in self.repeat.pairs.differences]
+        conditions = [] if self.repeat is None else [item.name for item in self.repeat.pairs.differences]
         if conditions and conditions != ["seed"]:
             found.append(f"The two runs of the base differ in {', '.join(conditions)}.")
         found += [note if note.endswith("?") else f"{note}." for note in self.pairs.notes if _is_told_first(self, note)]
@@ -247,9 +246,9 @@ class JudgedChange:
             "length": length,
             "same_texts": self.same_texts,
             "warnings": self.warnings,
-            "differences": [difference._asdict() for difference in self.pairs.differences],
-            "sampling": [difference._asdict() for difference in self.pairs.sampling],
-            "unknown": [difference._asdict() for difference in self.pairs.unknown],
+            "differences": [row.to_dict() for row in self.pairs.differences],
+            "sampling": [row.to_dict() for row in self.pairs.sampling],
+            "unknown": [row.to_dict() for row in self.pairs.unknown],
             "repeat": None if self.repeat is None else self.repeat.floor_data(),
             "changed": [
                 {"task": item.task, "problem": item.problem, "before": item.before, "after": item.after}
@@ -351,7 +350,7 @@ def gate_text(result: JudgedChange) -> str:
         names = ", ".join(judgement.losing_tasks)
         sentences.append(f"More than the margin is lost on {names} (Holm over {len(judgement.tasks)} tasks).")
     if result.pairs.differences:
-        conditions = ", ".join(dict.fromkeys(item.condition for item in result.pairs.differences))
+        conditions = ", ".join(dict.fromkeys(item.name for item in result.pairs.differences))
         sentences.append(f"The sides also differ in {conditions}: the verdict is on all of it together.")
 
     sentences.append(_other_claim(judgement))
@@ -403,11 +402,11 @@ def _samples_text(task: TaskVerdict) -> str:
 def _unknown_text(pairs: PairedAnswers) -> str:
     """Return a sentence on what is unknown of one side or of both, so that it was not compared."""
     names: dict[str, list[str]] = {}
-    for condition, before, after in pairs.unknown:
-        side = "after" if after == UNKNOWN else "before"
-        if before == after:
+    for row in pairs.unknown:
+        side = "after" if row.after == UNKNOWN else "before"
+        if row.before == row.after:
             side = "both sides"
-        names.setdefault(side, []).append(condition)
+        names.setdefault(side, []).append(row.name)
 
     clauses = []
     for side, conditions in names.items():
@@ -552,4 +551,4 @@ def _is_told_first(result: JudgedChange, note: str) -> bool:
 
 def difference_lines(result: JudgedChange) -> list[str]:
     """Return a line for each condition that differs."""
-    return [f"{item.condition}: {item.before} before, {item.after} after" for item in result.pairs.differences]
+    return [f"{item.name}: {item.before} before, {item.after} after" for item in result.pairs.differences]

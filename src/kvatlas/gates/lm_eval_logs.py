@@ -11,7 +11,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -32,18 +32,14 @@ from kvatlas.gates.cards import (
     shared_card,
 )
 from kvatlas.gates.outcomes import (
-    AnswerName,
-    AnswerTexts,
     GradedAnswer,
     Side,
     SideOptions,
     digest_of,
     file_sources,
-    fingerprint_of,
-    number_of,
     reference_digest,
-    score_of,
 )
+from kvatlas.integrations.answer_rows import number_of, score_of
 
 #: The name of a file of samples: its task and its date.
 NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl(\.gz)?")
@@ -51,6 +47,16 @@ NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.json
 _INVALID = "[invalid]"
 #: The address of a function in a task that is written out.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+#: Fields of a task that say how it grades, and those that rows and the call name.
+_GRADING = ("filter_list", "metric_list", "process_results")
+_OF_ROWS = ("generation_kwargs", "metadata")
+#: What fields of a call are called here, and those that change no answer or stand elsewhere, as examples in prompts.
+_CALLED = {"model": "model type", "limit": "problems at most", "torch_seed": "seed"}
+_LEFT_OUT = (
+    *("model_args", "gen_kwargs", "batch_sizes", "bootstrap_iters", "use_cache", "device", "model_num_parameters"),
+    *("random_seed", "numpy_seed", "fewshot_seed"),
+)
 
 #: Arguments of a model whose values are not shown.
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
@@ -110,7 +116,6 @@ def side_of_samples(files: Sequence[Path], name: str, options: SideOptions) -> S
         name,
         "lm-eval",
         partial(_sample_answers, every_log),
-        partial(_sample_texts, every_log),
         cards,
         length_unit="characters",
         independent=None if has_one_seed else is_drawn(cards.values()),
@@ -143,10 +148,7 @@ def _logs_of_tasks(files: Sequence[Path], name: str, options: SideOptions) -> di
     for log in sorted(every, key=lambda log: log.date):
         if options.has_task(log.task):
             logs.setdefault(log.task, []).append(replace(log, grading=_scan_log(log, options)))
-    lacking = ", ".join(task for task in options.tasks if task not in logs)
-    if lacking:
-        tasks = ", ".join(sorted({log.task for log in every}))
-        raise KvatlasError(f"{name!r} has no task {lacking!r}; there are: {tasks}.")
+    options.check_tasks(name, [log.task for log in every])
     return logs
 
 
@@ -380,11 +382,13 @@ def _card_of_log(log: SampleLog) -> Card:
         if key in results or f"{key}_sha" in results:
             values[name] = entry_text(results.get(f"{key}_sha") or results.get(key))
 
-    # The rules by which the task grades; an address of a function differs from call to call.
+    # The rules by which the task grades, and all else of it; a function's address differs from call to call.
     task_config = log.of_results("configs", log.task)
     if task_config:
-        rules = {name: task_config.get(name) for name in ("filter_list", "metric_list", "process_results")}
-        values["grading rules"] = digest_of(_ADDRESS.sub("", json.dumps(rules, default=str, sort_keys=True)))[:8]
+        rules = {name: task_config.get(name) for name in _GRADING}
+        others = {name: value for name, value in task_config.items() if name not in (*_GRADING, *_OF_ROWS)}
+        for name, part in (("grading rules", rules), ("task configuration", others)):
+            values[name] = digest_of(_ADDRESS.sub("", json.dumps(part, default=str, sort_keys=True)))[:8]
 
     arguments = config.get("model_args")
     if isinstance(arguments, str):
@@ -400,64 +404,62 @@ def _card_of_log(log: SampleLog) -> Card:
     if "model" not in values and results.get("model_name"):
         values["model"] = entry_text(results["model_name"])
     others = {
-        "model type": config.get("model"),
-        "data type": config.get("model_dtype"),
-        "revision": config.get("model_revision"),
-        "weights": config.get("model_sha"),
-        "problems at most": config.get("limit"),
-        "seed": config.get("torch_seed"),
-        "lm-eval": results.get("lm_eval_version"),
-        "transformers": results.get("transformers_version"),
+        _CALLED.get(name, name.replace("_", " ")): value for name, value in config.items() if name not in _LEFT_OUT
     }
+    others["examples as turns"] = results.get("fewshot_as_multiturn")
+    others["lm-eval"] = results.get("lm_eval_version")
+    others["transformers"] = results.get("transformers_version")
     return Card({**card_entries(others), **values}, sampling)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def _counted_rows(logs: Sequence[SampleLog]) -> Iterator[tuple[SampleLog, int, str, dict[str, Any]]]:
-    """Yield the rows under the filter that counts, each with its log, the number of its first sample, and a name."""
+def _sample_answers(logs: Sequence[SampleLog]) -> Iterator[GradedAnswer]:
+    """Yield the answers under the filter that counts; further logs of a task go on with the numbers of samples."""
     begins: dict[str, int] = {}
     for log in logs:
         begin = begins.get(log.task, 0)
         begins[log.task] = begin + log.grading.samples
         for where, row in _log_rows(log):
             if str(row.get("filter", "none")) == log.grading.filter:
-                yield log, begin, where, row
+                yield from _row_answers(log, begin, where, row)
 
 
-def _sample_answers(logs: Sequence[SampleLog]) -> Iterator[GradedAnswer]:
-    for log, begin, where, row in _counted_rows(logs):
-        grading = log.grading
-        if grading.metric not in row:
-            raise KvatlasError(f"{where} has no {grading.metric!r}, which other rows have.")
-        texts = _responses(row)
-        filtered = _filtered(row)
-        question, reference = _document_digests(row)
-        prompt = _prompt_digest(_requests(row))
-        grades = grading.grades(row, where)
-        for sample, score in enumerate(grades):
-            # The responses and the filtered ones of this sample.
-            written = texts if grading.is_mean else texts[:1]
-            found = filtered
-            if len(grades) > 1:
-                written = texts[sample : sample + 1]
-                found = filtered[sample : sample + 1]
-            has_no_answer = bool(found) and all(each == _INVALID for each in found)
-            # Of log-likelihoods their numbers tell logs apart.
-            text = "\0".join(written) if texts else json.dumps(row.get("resps"))
-            yield GradedAnswer(
-                log.task,
-                str(row["doc_id"]),
-                begin + sample,
-                score,
-                question,
-                reference,
-                prompt,
-                fingerprint_of(text),
-                "no answer" if has_no_answer or (texts and not any(written)) else "",
-                sum(map(len, written)) / len(written) if written else float("nan"),
-            )
+def _row_answers(log: SampleLog, begin: int, where: str, row: Mapping[str, Any]) -> Iterator[GradedAnswer]:
+    grading = log.grading
+    if grading.metric not in row:
+        raise KvatlasError(f"{where} has no {grading.metric!r}, which other rows have.")
+    texts = _responses(row)
+    filtered = _filtered(row)
+    requests = _requests(row)
+    question, reference = _document_digests(row)
+    prompt = _prompt_digest(requests)
+    grades = grading.grades(row, where)
+    for sample, score in enumerate(grades):
+        # The responses and the filtered ones of this sample.
+        written = texts if grading.is_mean else texts[:1]
+        found = filtered
+        if len(grades) > 1:
+            written = texts[sample : sample + 1]
+            found = filtered[sample : sample + 1]
+        has_no_answer = bool(found) and all(each == _INVALID for each in found)
+        # Of log-likelihoods their numbers tell logs apart, of a mean all its texts.
+        every_text = "\0".join(written) if texts else json.dumps(row.get("resps"))
+        yield GradedAnswer(
+            log.task,
+            str(row["doc_id"]),
+            begin + sample,
+            score,
+            question,
+            reference,
+            prompt,
+            ending="no answer" if has_no_answer or (texts and not any(written)) else "",
+            length=sum(map(len, written)) / len(written) if written else float("nan"),
+            asked=str(requests[0][0]) if requests else "",
+            text=written[0] if written else "",
+            fingerprint=hash(every_text) if every_text else 0,
+        )
 
 
 def _prompt_digest(requests: Sequence[Sequence[Any]]) -> str:
@@ -471,16 +473,3 @@ def _document_digests(row: Mapping[str, Any]) -> tuple[str, str]:
     if "doc" in row:
         return digest_of(row["doc"]), reference_digest(row.get("target"))
     return str(row.get("doc_hash") or ""), str(row.get("target_hash") or "")
-
-
-def _sample_texts(logs: Sequence[SampleLog], names: Collection[AnswerName]) -> dict[AnswerName, AnswerTexts]:
-    requested = set(names)
-    texts: dict[AnswerName, AnswerTexts] = {}
-    for log, begin, _, row in _counted_rows(logs):
-        requests = _requests(row)
-        prompt = str(requests[0][0]) if requests else ""
-        for sample, text in enumerate(_responses(row)[: log.grading.samples]):
-            name = (log.task, str(row["doc_id"]), begin + sample)
-            if name in requested:
-                texts[name] = (prompt, text)
-    return texts

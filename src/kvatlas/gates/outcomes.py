@@ -22,9 +22,10 @@ AnswerTexts = tuple[str, str]
 class GradedAnswer(NamedTuple):
     """One answer with its score.
 
-    `question`, `reference` and `prompt` (all that the model read) are digests, `fingerprint` is one of the text; they
-    are empty or 0 where the log does not have these. `score` is in [0, 1], NaN for an answer that the log lacks.
-    `ending` is `truncated`, `no answer` or empty. `length` is counted in the unit of the side, NaN if unknown.
+    `question`, `reference` and `prompt` (all that the model read) are digests, empty where the log does not have these.
+    `score` is in [0, 1], NaN for an answer that the log lacks. `ending` is `truncated`, `no answer` or empty. `length`
+    is counted in the unit of the side, NaN if unknown. `asked` and `text` are the texts of question and answer, and
+    `fingerprint` tells answers apart where the text is not all of them; 0 stands for that of the text.
     """
 
     task: str
@@ -34,9 +35,11 @@ class GradedAnswer(NamedTuple):
     question: str = ""
     reference: str = ""
     prompt: str = ""
-    fingerprint: int = 0
     ending: str = ""
     length: float = float("nan")
+    asked: str = ""
+    text: str = ""
+    fingerprint: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,17 @@ class Side:
     """One side of a comparison.
 
     `cards` name, for each task, what may change an answer besides its question. `endings_known` says that the log
-    tells truncated answers from others. `texts` returns the texts of some answers, `read` all answers. `independent` is
-    True for samples drawn apart at a temperature above 0, False for greedy ones, None if unknown. `may_copy` is False
-    where samples are known to have random numbers of their own, so that equal texts are no copies. `mean_of` is the
-    number of responses of which each score of a task is the mean. `begun` is the time of the log, as text that sorts.
-    `sources` are the files or cells that were read: two sides have none in common.
+    tells truncated answers from others. `read` returns all answers, `stored_texts` the texts of some of them where
+    `read` leaves them out. `independent` is True for samples drawn apart at a temperature above 0, False for greedy
+    ones, None if unknown. `may_copy` is False where samples are known to have random numbers of their own, so that
+    equal texts are no copies. `mean_of` is the number of responses of which each score of a task is the mean. `begun`
+    is the time of the log, as text that sorts. `sources` are the files or cells that were read: two sides have none in
+    common.
     """
 
     name: str
     kind: str
     read: Callable[[], Iterable[GradedAnswer]]
-    texts: Callable[[Collection[AnswerName]], Mapping[AnswerName, AnswerTexts]]
     cards: Mapping[str, Card] = field(default_factory=dict)
     length_unit: str = ""
     endings_known: bool = False
@@ -66,6 +69,15 @@ class Side:
     notes: tuple[str, ...] = ()
     #: What problems share with others, by task and problem.
     clusters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    stored_texts: Callable[[Collection[AnswerName]], Mapping[AnswerName, AnswerTexts]] | None = None
+
+    def texts(self, names: Collection[AnswerName]) -> Mapping[AnswerName, AnswerTexts]:
+        """Return question and text of some answers, as far as the log has them."""
+        if self.stored_texts is not None:
+            return self.stored_texts(names)
+        requested = set(names)
+        answers = (answer for answer in self.read() if answer[:3] in requested and answer.text)
+        return {answer[:3]: (answer.asked, answer.text) for answer in answers}
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,13 @@ class SideOptions:
         """Return whether a task is compared."""
         return not self.tasks or task in self.tasks
 
+    def check_tasks(self, side: str, tasks: Iterable[str]) -> None:
+        """Raise KvatlasError if a side lacks a task that is compared."""
+        found = dict.fromkeys(tasks)
+        lacking = ", ".join(task for task in self.tasks if task not in found)
+        if lacking:
+            raise KvatlasError(f"{side!r} has no task {lacking!r}; there are: {', '.join(found)}.")
+
 
 def digest_of(*values: Any) -> str:
     """Return a digest of plain data."""
@@ -91,41 +110,11 @@ def digest_of(*values: Any) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def fingerprint_of(text: str) -> int:
-    """Return a number that tells texts apart in this process; 0 for an empty one."""
-    return hash(text) if text else 0
-
-
 def reference_digest(reference: Any) -> str:
     """Return the digest of a reference: 8, 8.0 and "8" are one; "" for a missing one."""
     if reference is None or reference == "":
         return ""
     return digest_of(re.sub(r"^(-?\d+)\.0+$", r"\1", str(reference).strip()))
-
-
-def score_of(value: Any, where: str) -> float:
-    """Return a score in [0, 1], NaN for a missing one; KvatlasError for any other value."""
-    if value is None or value == "":
-        return float("nan")
-    if isinstance(value, str):
-        value = _WORDS.get(value.strip().lower(), value)
-    share = number_of(value)
-    if share != share or 0 <= share <= 1:
-        return share
-    raise KvatlasError(f"{where} is {str(value)[:60]!r}; expected a score from 0 to 1, or true and false.")
-
-
-def number_of(value: Any) -> float:
-    """Return a value as a number, -1 for any other value; Python would read a number in `0_1`."""
-    if isinstance(value, str) and "_" in value:
-        return -1.0
-    try:
-        return float(value)
-    except (OverflowError, TypeError, ValueError):
-        return -1.0
-
-
-_WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 
 
 def file_sources(files: Iterable[Path]) -> frozenset[str]:

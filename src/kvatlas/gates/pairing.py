@@ -165,7 +165,8 @@ class _TaskAnswers:
         self.scores.append(answer.score)
         self.lengths.append(answer.length)
         self.endings.append(_ENDINGS.index(answer.ending))
-        self.fingerprints.append(answer.fingerprint)
+        # A number that tells texts apart in this process; 0 for an empty one.
+        self.fingerprints.append(answer.fingerprint or (hash(answer.text) if answer.text else 0))
 
     def check_distinct(self, task: str, side: str) -> None:
         """Raise KvatlasError for a sample that stands twice."""

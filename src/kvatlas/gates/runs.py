@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,6 @@ from kvatlas.gates.outcomes import (
     SideOptions,
     digest_of,
     file_sources,
-    fingerprint_of,
 )
 from kvatlas.results.records import STATUS
 from kvatlas.stats.metrics import rule
@@ -56,10 +56,13 @@ def side_of_run(folder: Path, cell: str, name: str, options: SideOptions) -> Sid
     if cell:
         systems = choose(systems, [cell])
     elif len(systems) != 1:
-        found = "; ".join(f"{system.model} {system.setting}" for system in systems[:6])
+        found = [f"{system.model} {system.setting}" for system in systems]
+        words = " ".join(
+            [systems[-1].setting.policy, *(f"{key}={each}" for key, each in systems[-1].setting.parameters)]
+        )
         raise KvatlasError(
-            f"{str(folder)!r} has {len(systems)} cells; name one as '{folder}@full' or '{folder}@dynts ratio=0.3'. "
-            f"There are: {found}{', ...' if len(systems) > 6 else ''}."
+            f"{str(folder)!r} has {len(systems)} cells; name one as '{folder}@{words}'. There are: "
+            f"{'; '.join(found[:6])}{', ...' if len(found) > 6 else ''}."
         )
     return side_of_system(run, systems[0], name, options)
 
@@ -75,19 +78,13 @@ def side_of_setting(folder: Path, model: str, setting: Setting, name: str, optio
 def side_of_system(run: RunData, system: ModelSetting, name: str, options: SideOptions) -> Side:
     """Return the side of a system of a run."""
     cells = [cell for cell in system.cells if options.has_task(cell.benchmark)]
-    benchmarks_there = {cell.benchmark for cell in cells}
-    lacking = [task for task in options.tasks if task not in benchmarks_there]
-    if lacking:
-        benchmarks = ", ".join(dict.fromkeys(cell.benchmark for cell in system.cells))
-        raise KvatlasError(f"{name!r} has no task {', '.join(lacking)!r}; there are: {benchmarks}.")
-
+    options.check_tasks(name, [cell.benchmark for cell in system.cells])
     check_same_problems(cells)
     cards = {cell.benchmark: _cell_card(run, system, cell.benchmark) for cell in cells}
     return Side(
         name,
         "run",
         partial(_run_answers, run, cells),
-        partial(_run_texts, run, cells),
         cards,
         length_unit="tokens",
         endings_known=True,
@@ -95,6 +92,7 @@ def side_of_system(run: RunData, system: ModelSetting, name: str, options: SideO
         may_copy=system.setting.policy == SERVED.policy,
         sources=frozenset({f"{Path(run.folder or '').resolve()} {system.model} {system.setting.id}"}),
         clusters=run.manifest.clusters,
+        stored_texts=partial(_run_texts, run, cells),
     )
 
 
@@ -104,9 +102,11 @@ def _cell_card(run: RunData, system: ModelSetting, benchmark: str) -> Card:
     entries = {"model": system.model, "setting": str(system.setting), "metric": str(run.metric), "filter": NONE}
     imported = manifest.provenance.get("imported", {}).get(f"{system.model} {benchmark}")
     if imported is not None:
-        conditions = {name: imported.get("conditions", {}).get(name) for name in ("task version", "metric", "solver")}
-        entries |= card_entries({name: value for name, value in conditions.items() if value is not None})
-        return Card(entries, card_entries(imported.get("sampling", {})))
+        # Of most conditions a run has digests.
+        sampling = imported.get("sampling", {})
+        conditions = imported.get("conditions", {})
+        entries |= {name: str(value) for name, value in conditions.items() if name not in (*sampling, MOST_NEW_TOKENS)}
+        return Card(entries, card_entries(sampling), complete=bool(conditions))
 
     versions = {entry[0]: entry[1:] for entry in manifest.provenance.get("benchmarks", ())}
     if benchmark in versions:
@@ -136,21 +136,18 @@ def _run_answers(run: RunData, cells: Sequence[CellTraces]) -> Iterator[GradedAn
                 traces = cell.traces[row]
                 for sample in range(cell.expected.samples):
                     tokens = cell.token_digest[row, sample].tobytes()
-                    fingerprint = hash(tokens)
-                    if tokens == _UNKNOWN_DIGEST:
-                        # A store of an earlier version has no digests of texts.
-                        fingerprint = fingerprint_of(store.text(cell.key(problem, sample)))
+                    is_known = tokens != _UNKNOWN_DIGEST
                     yield GradedAnswer(
                         cell.benchmark,
                         problem,
                         sample,
                         grades[sample],
                         cell.contents.get(problem, ""),
-                        "",
-                        "",
-                        fingerprint,
-                        _ENDINGS.get(int(traces["status"][sample]), ""),
-                        float(traces["output_tokens"][sample]),
+                        ending=_ENDINGS.get(int(traces["status"][sample]), ""),
+                        length=float(traces["output_tokens"][sample]),
+                        # A store of an earlier version has no digests of texts.
+                        text="" if is_known else store.text(cell.key(problem, sample)),
+                        fingerprint=hash(tokens) if is_known else 0,
                     )
 
 
@@ -182,10 +179,7 @@ def side_of_inspect_logs(paths: Sequence[Path], name: str, options: SideOptions)
     for log in sorted(every, key=lambda log: log.created):
         if options.has_task(log.cell.benchmark):
             logs.setdefault(log.cell.benchmark, []).append(log)
-    lacking = ", ".join(task for task in options.tasks if task not in logs)
-    if lacking:
-        tasks = ", ".join(sorted({log.cell.benchmark for log in every}))
-        raise KvatlasError(f"{name!r} has no task {lacking!r}; there are: {tasks}.")
+    options.check_tasks(name, [log.cell.benchmark for log in every])
     systems = {f"{log.cell.model} {log.cell.setting}" for log in every}
     if len(systems) > 1:
         raise KvatlasError(f"{name!r} holds logs of several models ({', '.join(sorted(systems))}); name those of one.")
@@ -200,18 +194,10 @@ def side_of_inspect_logs(paths: Sequence[Path], name: str, options: SideOptions)
             notes.append(
                 f"{task}: compared by the scorer {of_task[0].task.scorer}; the log also has {', '.join(others)}"
             )
-    answers: dict[AnswerName, GradedAnswer] = {}
-    texts: dict[AnswerName, AnswerTexts] = {}
-    for of_task in logs.values():
-        begin = 0
-        for log in of_task:
-            _add_log(log, begin, answers, texts)
-            begin += log.cell.samples
     return Side(
         name,
         "Inspect log",
-        answers.values,
-        lambda names: {name: texts[name] for name in names if name in texts},
+        partial(_logged_answers, logs.values()),
         cards,
         length_unit="tokens",
         endings_known=True,
@@ -237,23 +223,32 @@ def _log_card(log: GradedLog, options: SideOptions) -> Card:
     return Card(entries, card_entries(log.generation), complete=True)
 
 
-def _add_log(
-    log: GradedLog, begin: int, answers: dict[AnswerName, GradedAnswer], texts: dict[AnswerName, AnswerTexts]
-) -> None:
-    """Add the promised answers of a log, the first epoch as the sample `begin`; missing ones have no score."""
-    cell = log.cell
-    traces = {(trace.problem, trace.sample): trace for trace in log.traces}
-    for problem in cell.problems:
-        for epoch in range(cell.samples):
-            trace = traces.get((problem, epoch))
-            name = (cell.benchmark, problem, begin + epoch)
-            question = (log.task.contents.get(problem, ""), "", log.prompts.get((problem, epoch), ""))
-            if trace is None:
-                answers[name] = GradedAnswer(*name, float("nan"), *question)
-                continue
-            score = trace.grade.progress if log.task.metric else float(trace.grade.correct)
-            ending = str(Outcome[trace.grade.status.name]) if not trace.grade.status.answered else ""
-            tokens = trace.usage.output_tokens
-            length = float("nan") if tokens is None else float(tokens)
-            answers[name] = GradedAnswer(*name, score, *question, fingerprint_of(trace.text), ending, length)
-            texts[name] = (log.questions.get(problem, ""), trace.text)
+def _logged_answers(logs_of_tasks: Iterable[Sequence[GradedLog]]) -> Iterator[GradedAnswer]:
+    """Yield the promised answers of the logs of each task, one log after the other; missing ones have no score."""
+    for logs in logs_of_tasks:
+        begin = 0
+        for log in logs:
+            cell = log.cell
+            traces = {(trace.problem, trace.sample): trace for trace in log.traces}
+            for problem, epoch in itertools.product(cell.problems, range(cell.samples)):
+                promised = GradedAnswer(
+                    cell.benchmark,
+                    problem,
+                    begin + epoch,
+                    float("nan"),
+                    log.task.contents.get(problem, ""),
+                    prompt=log.prompts.get((problem, epoch), ""),
+                    asked=log.questions.get(problem, ""),
+                )
+                trace = traces.get((problem, epoch))
+                if trace is None:
+                    yield promised
+                    continue
+                tokens = trace.usage.output_tokens
+                yield promised._replace(
+                    score=trace.grade.progress if log.task.metric else float(trace.grade.correct),
+                    ending="" if trace.grade.status.answered else str(Outcome[trace.grade.status.name]),
+                    length=float("nan") if tokens is None else float(tokens),
+                    text=trace.text,
+                )
+            begin += cell.samples

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
 import math
 import zipfile
 import zlib
@@ -41,10 +40,10 @@ from kvatlas.core import (
 )
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import contents_of
-from kvatlas.results.records import MAX_SAMPLES, is_cost
+from kvatlas.results.records import is_cost, row_of
 
 if TYPE_CHECKING:
-    from inspect_ai.log import EvalLog, EvalSample
+    from inspect_ai.log import EvalLog, EvalSample, EvalSpec
 
 #: The largest log, in bytes.
 MAX_BYTES = 2**29
@@ -53,8 +52,6 @@ _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "reasoning_effort", "reasoning_tokens")
 #: Stop reasons of truncated answers.
 CUT = ("max_tokens", "model_length")
-#: The largest count of tokens that a float holds exactly.
-MAX_TOKENS = 2**53
 #: Names of metrics that every run has.
 _TAKEN = ("progress", "pass@", "maj@", "graded:")
 _ARCHIVE = (zipfile.BadZipFile, zlib.error)
@@ -66,7 +63,7 @@ class LogTask:
 
     `about` has the problems by id in the order of the data set, `contents` their digests, `metric` is the graded score.
     `scorer` is the scorer, with its key if it gives several scores, `other_scorers` are all others of the log.
-    `is_verdict` is True if scores are letters or truth values, of which the right one is known.
+    `is_verdict` is True if scores are letters, of which the right one is known.
     """
 
     benchmark: str
@@ -116,6 +113,8 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     try:
         with refusal(f"{where} cannot be imported"), Store.create(run, {"kvatlas": __version__}) as store:
             stored = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
+            if "answers" in stored.provenance:
+                raise KvatlasError("The run holds a file of answers; import the log into a run of its own.")
             imported = stored.provenance.get("imported", {})
             swept = [other for other in stored.expected if f"{other.model} {other.benchmark}" not in imported]
             if task.metric and swept:
@@ -241,12 +240,25 @@ def _log_conditions(read: EvalLog, task: LogTask) -> dict[str, Any]:
         "scorer options": [declared.options for declared in scorers if declared.options],
         "seed": config.get("seed"),
         # Addresses and arguments may hold keys.
+        "models of roles": _models_of_roles(about),
+        "sandbox": about.sandbox and about.sandbox.type,
+        "revision": about.revision and about.revision.commit,
         "model arguments": digest([about.model_base_url, about.model_args])[:8] if about.model_args else "",
     }
     limits = about.config.model_dump(include={name for name in type(about.config).model_fields if "limit" in name})
     values |= {name.replace("_", " "): value for name, value in limits.items() if name != "limit"}
     values |= {f"version of {name}": version for name, version in about.packages.items()}
     return {name: value for name, value in values.items() if value not in (None, "", {}, [])}
+
+
+def _models_of_roles(about: EvalSpec) -> dict[str, list[str]]:
+    """Return the models by their roles, as the one that grades, each with a digest of its settings."""
+    found = {}
+    for role, models in (about.model_roles or {}).items():
+        listed = models if isinstance(models, list) else [models]
+        settings = [model.model_dump(mode="json", exclude={"base_url"}) for model in listed]
+        found[role] = [f"{each['model']} ({digest(each)[:8]})" for each in settings]
+    return found
 
 
 #: Conditions that are stored as they are.
@@ -271,12 +283,16 @@ def _log_generation(read: EvalLog) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in _log_config(read).items() if name not in _NO_SAMPLING}
 
 
-def other_conditions(run: Path, cell: Expected) -> list[str]:
-    """Return in words what an imported cell has otherwise than another one of its benchmark in the run."""
+def imported_remarks(run: Path, cell: Expected) -> tuple[str, list[str]]:
+    """Return the metric of graded scores, as 0.7, and in words how the cell differs from another one of its benchmark.
+
+    The metric is empty for right and wrong alone.
+    """
     with Store.open(run) as store:
         manifest = store.manifest()
     imported = manifest.provenance.get("imported", {})
-    mine = imported.get(f"{cell.model} {cell.benchmark}", {}).get("conditions", {})
+    source = imported.get(f"{cell.model} {cell.benchmark}", {})
+    mine = source.get("conditions", {})
     found: dict[str, str] = {}
     for other in manifest.expected:
         theirs = imported.get(f"{other.model} {other.benchmark}", {}).get("conditions")
@@ -285,20 +301,13 @@ def other_conditions(run: Path, cell: Expected) -> list[str]:
         for name in _unlike_conditions(mine, theirs):
             values = f"{mine.get(name, 'none')!s:.60} and {theirs.get(name, 'none')!s:.60}"
             found.setdefault(name, f"{name} ({values} of {other.model})")
-    return list(found.values())
+    return str(source.get("metric", "")), list(found.values())
 
 
 def _unlike_conditions(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Return the names of conditions that differ, but those of the program and of the model alone."""
     names = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
-    return [name for name in names if not name.startswith(("version of", "model arguments", "seed"))]
-
-
-def graded_metric(run: Path, cell: Expected) -> str:
-    """Return the metric of an imported cell whose scores are graded, as 0.7; empty for right and wrong alone."""
-    with Store.open(run) as store:
-        imported = store.manifest().provenance.get("imported", {})
-    return str(imported.get(f"{cell.model} {cell.benchmark}", {}).get("metric", ""))
+    return [name for name in names if not name.startswith(("version of", "model arguments", "seed", "revision"))]
 
 
 def _log_task(read: EvalLog, where: str, scorer: str) -> LogTask:
@@ -373,10 +382,9 @@ def _check_samples(read: EvalLog, where: str) -> int:
 
     found = [sample.epoch for sample in samples]
     epochs: int = max(1, read.eval.config.epochs or max(found))
-    if min(found) < 1 or max(found) > epochs or epochs > MAX_SAMPLES:
-        wrong = min(found) if min(found) < 1 else max(*found, epochs)
-        expected = f"epochs from 1 to {min(epochs, MAX_SAMPLES):,}"
-        raise KvatlasError(f"{where} has a sample of epoch {wrong}; expected {expected}.")
+    wrong = [epoch for epoch in found if not 1 <= epoch <= epochs]
+    if wrong:
+        raise KvatlasError(f"{where} has a sample of epoch {wrong[0]}; expected epochs from 1 to {epochs:,}.")
     return epochs
 
 
@@ -392,8 +400,7 @@ def _check_whole_log(read: EvalLog, epochs: int, where: str) -> None:
     # Samples that ended in an error are in the log, too.
     missing = len(ids) * epochs - len(seen)
     if missing:
-        claimed = itertools.product(ids, range(1, epochs + 1))
-        first = next(id_ for id_, epoch in claimed if (id_, epoch) not in seen)
+        first = next(id_ for id_ in ids for epoch in range(1, epochs + 1) if (id_, epoch) not in seen)
         of_all = f"{missing:,} of the {len(ids) * epochs:,} samples of its data set and epochs"
         raise KvatlasError(f"{where} lacks {of_all} (first {first!r}); expected the whole log.")
 
@@ -439,10 +446,7 @@ def _join_epochs(
     unlike = _unlike_conditions(conditions, source.get("conditions", conditions))
     if unlike:
         raise KvatlasError(f"{of_run} with another {', '.join(unlike)} than {of_log}; import it into a run of its own.")
-    samples = earlier.samples + cell.samples
-    if samples > MAX_SAMPLES:
-        raise KvatlasError(f"{of_run} in {earlier.samples:,} epochs; expected up to {MAX_SAMPLES:,} with {of_log}.")
-    return replace(cell, samples=samples), [*others, {**about, "begin": earlier.samples}]
+    return replace(cell, samples=earlier.samples + cell.samples), [*others, {**about, "begin": earlier.samples}]
 
 
 def _log_sampling(read: EvalLog, where: str) -> dict[str, Any]:
@@ -602,10 +606,10 @@ class _Scores:
         return f"score:{name}" if name.startswith(_TAKEN) else name
 
     def are_verdicts(self, samples: Sequence[EvalSample]) -> bool:
-        """Return whether the main scores are letters or truth values."""
+        """Return whether the main scores are letters, of which the right one is known."""
         scores = [sample.scores[self.scorer].value for sample in samples if self.scorer in (sample.scores or {})]
         values = [value.get(self.key) if isinstance(value, dict) else value for value in scores]
-        return all(isinstance(value, str | bool) for value in values if value == value)
+        return all(isinstance(value, str) for value in values if value == value)
 
     def shares(self, sample: EvalSample) -> dict[str, float]:
         """Return the scores of a sample by their names as metrics, without missing ones."""
@@ -674,17 +678,12 @@ def _setting_note(sample: EvalSample) -> Mapping[str, Any] | None:
     usage = note.get("usage")
     names = {field.name for field in fields(Costs)}
     costs = usage if isinstance(usage, dict) else {}
-    is_usage = costs.keys() == names and all(_is_cost(value, name) for name, value in costs.items())
+    is_usage = costs.keys() == names and all(is_cost(name, value) for name, value in costs.items())
     if usage is not None and not is_usage:
         raise KvatlasError(
             f"The usage of the sample {sample.id!r} is {usage!r:.200}; expected {', '.join(sorted(names))}."
         )
     return note
-
-
-def _is_cost(value: Any, name: str = "seconds") -> bool:
-    """Return True for a number that a cost of this name can have, or None for an unknown one."""
-    return is_cost(name, value) and (value is None or value < MAX_TOKENS)
 
 
 def _log_traces(
@@ -696,14 +695,10 @@ def _log_traces(
         if result is None:
             continue
         name = (cell.model, cell.benchmark, str(sample.id), sample.epoch - 1, cell.setting)
-        text = _answer_text(sample)
-        try:
-            json.dumps([*name[:3], text, result.answer], ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise KvatlasError(
-                f"The sample {sample.id!r} has half a character in its text ({reason(error)})."
-            ) from error
-        yield Trace(*name, (), text, result, _sample_costs(sample))
+        trace = Trace(*name, (), _answer_text(sample), result, _sample_costs(sample))
+        # A side of a gate holds no trace that a store would refuse.
+        row_of(cell.run_key, trace)
+        yield trace
 
 
 def _answer_text(sample: EvalSample) -> str:
@@ -720,18 +715,11 @@ def _sample_costs(sample: EvalSample) -> Costs:
     prompt = sum(usage.input_tokens for usage in usages)
     output = sum(usage.output_tokens for usage in usages)
     thinking = sum(usage.reasoning_tokens or 0 for usage in usages)
-    seconds = sample.total_time or 0.0
-    if not all(map(_is_cost, (seconds, prompt, output, thinking))):
-        raise KvatlasError(
-            f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thinking} of "
-            f"reasoning); expected finite numbers from 0 to {MAX_TOKENS:,}."
-        )
-
     noted_usage = (_setting_note(sample) or {}).get("usage") or {}
     if noted_usage.get("output_tokens") == output:
         # The sample consists of this one answer.
         return Costs(**noted_usage)
-    costs = Costs(None, None, None, None, None, None, seconds or None)
+    costs = Costs(None, None, None, None, None, None, sample.total_time or None)
     if not sample.model_usage:
         return costs
     return replace(costs, prompt_tokens=prompt, output_tokens=output, thinking_tokens=thinking)

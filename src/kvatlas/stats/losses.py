@@ -235,12 +235,15 @@ class LossFamily:
             lost = -self.paired.unit_values[row]
             is_known = ~np.isnan(lost)
             pilot = lost[is_known]
-            chains = self.open_chains(Claim.LIKE)
-            problems = needed_problems(pilot, self.paired.unit_strata[is_known], loss.value, self.margin, chains)
+            problems = None
+            # What is proven takes nothing more.
+            if self._ends(setting, Claim.LIKE):
+                chains = self.open_chains(Claim.LIKE)
+                problems = needed_problems(pilot, self.paired.unit_strata[is_known], loss.value, self.margin, chains)
             samples = None
-            has_value = ~np.isnan(self.paired.values[row])
-            strata = self.paired.strata[has_value]
-            if not self.refused:
+            if self._ends(setting, Claim.THESE) and not self.refused:
+                has_value = ~np.isnan(self.paired.values[row])
+                strata = self.paired.strata[has_value]
                 chains = self.open_chains(Claim.THESE)
                 squares = mean_of_known(self.paired.traces[row, has_value] ** 2)
                 differing = float(squares @ weights(strata))
