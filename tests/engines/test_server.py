@@ -380,13 +380,39 @@ def test_what_both_killed_leave_is_ended_by_the_next_start(tmp_path: Path) -> No
     os.kill(guard_process, signal.SIGKILL)
     driver.kill()
     driver.communicate()
-    assert len(processes_of(tmp_path)) == 2
+    wait_until(lambda: len(processes_of(tmp_path)) == 2, lambda: str(processes_of(tmp_path)))
 
     assert end_orphans(tmp_path / "servers") == ["The server 001-fp8 of a killed sweep still ran; it is ended now."]
     assert processes_of(tmp_path) == {}
     assert_free(port)
     assert (tmp_path / "servers" / "001-fp8" / "stopped").exists()
     assert end_orphans(tmp_path / "servers") == []
+
+
+def test_processes_that_outlive_the_first_one_are_orphans_too(tmp_path: Path) -> None:
+    """A server that loads may end by itself once nobody reads its log, and leave those that it started."""
+    driver = start_driver(tmp_path, fake("--mode", "forks", "--seconds", "60"))
+    wait_until(lambda: len(processes_of(tmp_path)) == 4, lambda: str(processes_of(tmp_path)))
+    (live,) = tmp_path.rglob(LIVE)
+    group = json.loads(live.read_text())["group"]
+    os.kill(driver.pid, signal.SIGSTOP)
+    for process, command in processes_of(tmp_path).items():
+        if "guard.py" in command or process == group:
+            os.kill(process, signal.SIGKILL)
+    driver.kill()
+    driver.communicate()
+    wait_until(lambda: len(processes_of(tmp_path)) == 1, lambda: str(processes_of(tmp_path)))
+    assert len(end_orphans(tmp_path / "servers")) == 1
+    assert processes_of(tmp_path) == {}
+
+
+def test_a_note_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """As after a loss of power."""
+    live = tmp_path / "001-fp8" / LIVE
+    live.parent.mkdir()
+    live.touch()
+    assert "cannot be read" in end_orphans(tmp_path)[0]
+    assert end_orphans(tmp_path) == []
 
 
 def test_others_are_not_taken_for_orphans(tmp_path: Path) -> None:
@@ -396,8 +422,8 @@ def test_others_are_not_taken_for_orphans(tmp_path: Path) -> None:
             end_orphans(tmp_path / "servers")
         live = one.start_folder / LIVE
         record = json.loads(live.read_text())
-        record["driver"] = {}
-        live.write_text(json.dumps({**record, "processes": {str(group_of(one).id): 1}}))
+        record["driver"] = [os.getpid(), 1]
+        live.write_text(json.dumps({**record, "start_time": 1}))
         assert end_orphans(tmp_path / "servers") == []
         live.write_text(json.dumps({**record, "boot": "another", "stop_cmd": "touch {folder}/stopped"}))
         assert "another machine, or before this boot" in end_orphans(tmp_path / "servers")[0]

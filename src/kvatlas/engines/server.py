@@ -25,7 +25,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
@@ -130,8 +129,8 @@ class Server:
             return
         record = {
             "group": self._group.id,
-            "processes": guard.members(self._group.id),
-            "driver": {os.getpid(): guard.start_time(os.getpid())},
+            "start_time": guard.start_time(self._group.id),
+            "driver": [os.getpid(), guard.start_time(os.getpid())],
             "boot": _boot(),
             "names": self.names,
             "stop_cmd": self.command.stop_cmd,
@@ -160,8 +159,6 @@ class Server:
             if time.monotonic() > until:
                 raise self._error(f"was not ready after {duration_text(seconds)}: {why_not}")
             time.sleep(0.1)
-        # By now it has all its processes.
-        self._write_live()
 
     def _check_ready(self) -> None:
         """Find the server's model and version. Raises KvatlasError while it is not ready.
@@ -403,24 +400,20 @@ def end_orphans(folder: Path) -> list[str]:
             sentences.append(f"The server {name} was not stopped; it ran on another machine, or before this boot.")
             file.unlink()
             continue
-        if _is_one_alive(record["driver"]):
-            raise ServerError(
-                f"The server {name} belongs to the process {next(iter(record['driver']))}, which still runs."
-            )
+        driver, driver_start = record["driver"]
+        if driver_start and guard.start_time(driver) == driver_start:
+            raise ServerError(f"The server {name} belongs to the process {driver}, which still runs.")
 
         command = Command(stop_cmd=record["stop_cmd"], env=record["env"])
         launch = command.launch(record["names"], os.environ)
         guard.run_stop_command(launch.stop_arguments, launch.environment)
-        if _is_one_alive(record["processes"]):
-            guard.end_group(record["group"])
+        # The others may outlive the first process: no new one gets its number while its group has a process.
+        group = record["group"]
+        if guard.start_time(group) in (0, record["start_time"]) and guard.HAS_PROC and guard.members(group):
+            guard.end_group(group)
             sentences.append(f"The server {name} of a killed sweep still ran; it is ended now.")
         file.unlink()
     return sentences
-
-
-def _is_one_alive(processes: Mapping[str, int]) -> bool:
-    """Return whether one of the processes, by number and start time, lives."""
-    return any(start and guard.start_time(int(process)) == start for process, start in processes.items())
 
 
 def _new_folder(folder: Path, name: str) -> tuple[int, Path]:
