@@ -188,9 +188,6 @@ def ask_in_folder(
 
         answers = ask_missing(store, cells, concurrency=concurrency, on_trace=on_trace)
         answers.unused = unused
-        if answers.left_out:
-            left_out = {**stored.provenance.get("left_out", {}), **answers.left_out}
-            store.put_manifest(stored.with_cells([], left_out=left_out))
         answers.check()
         return answers, list(stored_answers(store, cells))
 

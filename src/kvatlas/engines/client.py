@@ -120,13 +120,12 @@ class Endpoint:
             raise self._nonsense("models", body)
         by_name: dict[str, dict[str, int | str]] = {}
         for row in rows:
-            if isinstance(row, dict) and self._is_model_name(row.get("id")):
-                about = {self.short_text(name): value for name, value in row.items() if isinstance(value, int | str)}
-                by_name[row["id"]] = {
-                    name: value if isinstance(value, int) else self.short_text(value)
-                    for name, value in about.items()
-                    if value != ""
-                }
+            if not isinstance(row, dict) or not self._is_model_name(row.get("id")):
+                continue
+            about = by_name[row["id"]] = {}
+            for name, value in row.items():
+                if isinstance(value, int | str) and value != "":
+                    about[self.short_text(name)] = value if isinstance(value, int) else self.short_text(value)
         return by_name
 
     def look(self, path: str) -> tuple[int, Any]:

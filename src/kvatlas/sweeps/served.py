@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas import __version__, benchmarks
-from kvatlas.core import AGAIN, MAX_NEW_TOKENS, KvatlasError, Setting, digest
+from kvatlas.core import AGAIN, KvatlasError, Setting, digest
 from kvatlas.engines.asking import (
     AskedCell,
     ask_missing,
@@ -32,7 +32,7 @@ from kvatlas.engines.client import Endpoint
 from kvatlas.engines.command import Command, check_distinct, read_serve_params
 from kvatlas.engines.server import READY_SECONDS, Server, ServerError, end_orphans
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.sweeps.planned_problems import PlannedProblems
+from kvatlas.sweeps.planned_problems import PlannedProblems, with_limit
 from kvatlas.sweeps.spec import SERVED, SERVED_SETTING_KEYS, ModelSpec, SettingSpec, Spec, Value
 from kvatlas.text import counted, number
 
@@ -92,7 +92,6 @@ class ServedPlan(PlannedProblems):
     weights: Mapping[str, str]
     ready_seconds: Mapping[str, float]
     spec_folder: Path
-    changes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def questions(self) -> int:
@@ -138,23 +137,10 @@ class ServedPlan(PlannedProblems):
         expected: list[Expected] = []
         for served in self.settings:
             expected += self.expected(served, attempts.get(_name(served), 0))
-        spec = _without_folders(self.spec.model_dump(mode="json"))
-        provenance = {
-            "kvatlas": __version__,
-            "benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks],
-            "changes": dict(self.changes),
-            "commands": {_name(served): _without_folders(str(served.command)) for served in self.settings},
-            "attempts": dict(attempts),
-        }
-        return Manifest(
-            axes=tuple((name, tuple(values)) for name, values in self.axes.items()),
-            expected=tuple(expected),
-            spec={**spec, "claim": self.claim.value},
-            provenance=provenance,
-            about=self.about,
-            contents=self.problem_contents,
-            clusters=self.clusters,
-        )
+        commands = {_name(served): _without_folders(str(served.command)) for served in self.settings}
+        provenance = {"kvatlas": __version__, "commands": commands, "attempts": dict(attempts)}
+        manifest = self.promise(expected, self.axes, provenance)
+        return replace(manifest, spec=_without_folders(manifest.spec))
 
 
 def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
@@ -164,16 +150,13 @@ def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
     """
     found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
     if not spec.sampling.max_new_tokens:
-        addresses = [entry.model for entry in spec.models]
-        if not all(addresses):
+        if not all(entry.model for entry in spec.models):
             raise KvatlasError(
                 "sampling.max_new_tokens: name the most tokens of an answer; a served model does not say its positions."
             )
         from kvatlas.models import find
 
-        positions = [find(address).positions or MAX_NEW_TOKENS for address in addresses]
-        most = min([MAX_NEW_TOKENS, *(room // 4 * 3 for room in positions)])
-        spec = spec.model_copy(update={"sampling": spec.sampling.model_copy(update={"max_new_tokens": most})})
+        spec = with_limit(spec, [find(entry.model).positions for entry in spec.models])
 
     settings: list[ServedSetting] = []
     weights: dict[str, str] = {}
@@ -186,9 +169,8 @@ def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
         if name in ready_seconds:
             raise KvatlasError(f"Two entries of the spec are the model {name!r}; name it once.")
         extra = entry.model_extra or {}
-        ready_seconds[name] = (
-            _positive("server_ready_timeout", extra.get("server_ready_timeout"), None) or READY_SECONDS
-        )
+        seconds = _positive("server_ready_timeout", extra.get("server_ready_timeout"))
+        ready_seconds[name] = seconds or READY_SECONDS
         weights[name] = _weights(entry)
         settings += _settings_of_model(spec, name, extra, spec_folder, axes)
     return ServedPlan(
@@ -221,7 +203,7 @@ def _settings_of_model(
     reference = Command.layered(of_model, spec.reference).render({})
     bytes_of_reference = spec.reference.get("kv_bytes", model.get("kv_bytes"))
     samples = spec.full_samples or spec.samples
-    first = ServedSetting(name, REFERENCE, reference, samples, kv_bytes=_positive("kv_bytes", bytes_of_reference, None))
+    first = ServedSetting(name, REFERENCE, reference, samples, kv_bytes=_positive("kv_bytes", bytes_of_reference))
 
     settings = [first]
     for entry in spec.settings or [SettingSpec(policy=SERVED)]:
@@ -291,11 +273,11 @@ def _bytes_of_setting(declared: Any, values: Mapping[str, Value]) -> int | None:
     Of several axes, as of keys and of values, it is the sum; None if the bytes of one are not declared.
     """
     if not isinstance(declared, Mapping):
-        return _positive("kv_bytes", declared, None)
+        return _positive("kv_bytes", declared)
     total = 0
     for axis, by_value in declared.items():
         found = {str(value).lower(): of_value for value, of_value in by_value.items()}
-        of_axis = _positive("kv_bytes", found.get(str(values.get(axis)).lower()), None)
+        of_axis = _positive("kv_bytes", found.get(str(values.get(axis)).lower()))
         if of_axis is None:
             return None
         total += of_axis
@@ -309,11 +291,11 @@ def _flag(key: str, given: Any) -> bool:
     return str(given).lower() == "true"
 
 
-def _positive(key: str, given: Any, default: int | None) -> int | None:
-    """Return a whole number above 0 of a spec, or the default of one that is not named."""
+def _positive(key: str, given: Any) -> int | None:
+    """Return a whole number above 0 of a spec, None for one that is not named."""
     value = number(given) if isinstance(given, str) else given
     if value is None:
-        return default
+        return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise KvatlasError(f"{key}: expected a whole number above 0, {given!r} was given.")
     return value
@@ -457,18 +439,15 @@ class _Driver:
 
     def _cells(self, served: ServedSetting, endpoint: Endpoint = NOWHERE) -> list[AskedCell]:
         """Return what is asked of a setting, one cell for each benchmark; none of a setting that is left out."""
-        by_benchmark = {cell.benchmark: cell for cell in self.manifest.expected if self._is_of(cell, served)}
+        of_plan = {one.name: one for one in self.plan.benchmarks}
         sampling = self.plan.spec.sampling.model_dump()
-        return [
-            AskedCell(
-                endpoint, by_benchmark[one.name], one, self.plan.problems[one.name], sampling, self.plan.spec.seed
-            )
-            for one in self.plan.benchmarks
-            if one.name in by_benchmark
-        ]
-
-    def _is_of(self, cell: Expected, served: ServedSetting) -> bool:
-        return cell.model == served.model and cell.setting == served.setting
+        cells = []
+        for cell in self.manifest.expected:
+            if (cell.model, cell.setting) == (served.model, served.setting) and cell.benchmark in of_plan:
+                problems = self.plan.problems[cell.benchmark]
+                benchmark = of_plan[cell.benchmark]
+                cells.append(AskedCell(endpoint, cell, benchmark, problems, sampling, self.plan.spec.seed))
+        return cells
 
     def _lacks(self, cells: Sequence[AskedCell]) -> bool:
         stored = self.store.keys()
@@ -598,7 +577,8 @@ class _Driver:
 
     def _leave_out(self, served: ServedSetting) -> None:
         """Take a setting out of what the run promises; a later start promises it again."""
-        kept = tuple(cell for cell in self.manifest.expected if not self._is_of(cell, served))
+        name = (served.model, served.setting)
+        kept = tuple(cell for cell in self.manifest.expected if (cell.model, cell.setting) != name)
         self._put(replace(self.manifest, expected=kept))
 
     def _put(self, manifest: Manifest) -> None:
