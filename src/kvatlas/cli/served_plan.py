@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from kvatlas.cli.output import print_text
-from kvatlas.core import Check, CheckResult, Claim
+from kvatlas.core import Check, CheckResult
 from kvatlas.text import duration_text
 
 if TYPE_CHECKING:
-    from kvatlas.sweeps.served import ServedPlan
     from kvatlas.sweeps.spec import Spec
 
 
 def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | None, as_json: bool) -> None:
     """Print the command of each setting, the questions, and what they can prove; nothing is started."""
     from kvatlas.report.description import say
-    from kvatlas.stats.power import provable as provable_losses
-    from kvatlas.stats.run_data import margin_from_points
     from kvatlas.sweeps.served import make_served_plan
 
     planned = make_served_plan(spec, spec_folder)
@@ -34,9 +30,7 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
         length = spec.expected_output_tokens or benchmark.typical_output_tokens
         tokens += samples * len(planned.problems[benchmark.name]) * min(length, spec.sampling.max_new_tokens)
     seconds = tokens / tokens_per_second if tokens_per_second else None
-    margin = margin_from_points(spec.lose_at_most)
-    orders = _orders(planned, margin)
-    provable = provable_losses(planned.sizes, margin, orders, spec.samples, planned.problem_counts)
+    provable = planned.provable(*planned.tested_settings())
 
     if as_json:
         document = {
@@ -67,22 +61,6 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
             "\nNo setting is a control: add one that must lose, as a narrow window or 2 bits, with control: true; a "
             "run that sees its loss can see a loss."
         )
-
-
-def _orders(planned: ServedPlan, margin: float) -> Mapping[Claim, Sequence[Sequence[str]]]:
-    """Return the chains in which the settings of the first model are tested, by claim."""
-    from kvatlas.stats.orders import TestedSetting, orders_of_claims
-
-    spec = planned.spec
-    model = planned.settings[0].model
-    tested = [
-        TestedSetting(served.setting, None if served.kv_bytes is None else (served.kv_bytes, 0))
-        for served in planned.settings
-        if served.model == model and served.setting.policy == "served" and not served.control
-    ]
-    samples = max([spec.samples, *spec.looks])
-    axes = [name for name, values in planned.axes.items() if len(values) > 1]
-    return orders_of_claims(tested, planned.problem_counts, planned.sizes, samples, margin, spec.tests, axes)
 
 
 def check_servers(spec: Spec, spec_folder: Path) -> list[CheckResult]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvatlas import benchmarks
 from kvatlas.benchmarks import Benchmark
@@ -13,6 +13,10 @@ from kvatlas.core import MAX_NEW_TOKENS, Claim, Problem
 from kvatlas.results import Expected, Manifest
 from kvatlas.results.manifest import clusters_of, contents_of
 from kvatlas.sweeps.spec import Spec
+
+if TYPE_CHECKING:
+    from kvatlas.stats.orders import TestedSetting
+    from kvatlas.stats.power import Provable
 
 
 def with_limit(spec: Spec, positions: Iterable[int | None]) -> Spec:
@@ -89,6 +93,18 @@ class PlannedProblems:
             contents={name: contents_of(problems) for name, problems in self.problems.items()},
             clusters=self.clusters,
         )
+
+    def provable(self, tested: Sequence[TestedSetting], axes: Sequence[str] = ()) -> Provable:
+        """Return what this many problems can prove of settings, in the order in which they will be tested."""
+        from kvatlas.stats.orders import orders_of_claims
+        from kvatlas.stats.power import provable
+        from kvatlas.stats.run_data import margin_from_points
+
+        spec = self.spec
+        margin = margin_from_points(spec.lose_at_most)
+        samples = max([spec.samples, *spec.looks])
+        orders = orders_of_claims(tested, self.problem_counts, self.sizes, samples, margin, spec.tests, axes)
+        return provable(self.sizes, margin, orders, spec.samples, self.problem_counts)
 
     @property
     def clusters(self) -> dict[str, dict[str, str]]:

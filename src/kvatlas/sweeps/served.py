@@ -32,6 +32,7 @@ from kvatlas.engines.client import Endpoint
 from kvatlas.engines.command import Command, check_distinct, read_serve_params
 from kvatlas.engines.server import READY_SECONDS, Server, ServerError, end_orphans
 from kvatlas.results import Expected, Manifest, Store
+from kvatlas.stats.orders import TestedSetting
 from kvatlas.sweeps.planned_problems import PlannedProblems, with_limit
 from kvatlas.sweeps.spec import SERVED, SERVED_SETTING_KEYS, ModelSpec, SettingSpec, Spec, Value
 from kvatlas.text import counted, number
@@ -78,6 +79,11 @@ class ServedSetting:
         return " ".join(values) or self.setting.policy
 
     @property
+    def kv_byte_pair(self) -> tuple[int, int] | None:
+        """The bytes of a token and those of a sequence, None if they are unknown."""
+        return None if self.kv_bytes is None else (self.kv_bytes, 0)
+
+    @property
     def title(self) -> str:
         """The setting with its model, in words."""
         return f"{self.model} {self.label}"
@@ -97,6 +103,13 @@ class ServedPlan(PlannedProblems):
     def questions(self) -> int:
         """The number of questions of the sweep."""
         return sum(self.problem_counts) * sum(served.samples for served in self.settings)
+
+    def tested_settings(self) -> tuple[list[TestedSetting], list[str]]:
+        """Return the settings of which something is claimed, on the first model, and the axes that they vary."""
+        first = self.settings[0].model
+        claimed = [one for one in self.settings if one.setting.policy == SERVED and not one.control]
+        tested = [TestedSetting(one.setting, one.kv_byte_pair) for one in claimed if one.model == first]
+        return tested, [name for name, values in self.axes.items() if len(values) > 1]
 
     def key(self, served: ServedSetting, benchmark: benchmarks.Benchmark, attempt: int = 0) -> str:
         """Return the hash of all that can change an answer, besides problem and sample."""
@@ -126,7 +139,7 @@ class ServedPlan(PlannedProblems):
                 problems=tuple(problem.id for problem in self.problems[benchmark.name]),
                 samples=served.samples,
                 baseline=served.setting in (REFERENCE, AGAIN),
-                kv_bytes=None if served.kv_bytes is None else (served.kv_bytes, 0),
+                kv_bytes=served.kv_byte_pair,
                 control=served.control,
             )
             cells.append(cell)
