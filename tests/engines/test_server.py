@@ -390,7 +390,7 @@ def test_what_both_killed_leave_is_ended_by_the_next_start(tmp_path: Path) -> No
 
 
 def test_processes_that_outlive_the_first_one_are_orphans_too(tmp_path: Path) -> None:
-    """A server that loads may end by itself once nobody reads its log, and leave those that it started."""
+    """A server that loads may end by itself once its log is not read any more, and leave those that it started."""
     driver = start_driver(tmp_path, fake("--mode", "forks", "--seconds", "60"))
     wait_until(lambda: len(processes_of(tmp_path)) == 4, lambda: str(processes_of(tmp_path)))
     (live,) = tmp_path.rglob(LIVE)
