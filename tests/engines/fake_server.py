@@ -22,6 +22,7 @@ parser.add_argument("--port", type=int, required=True)
 parser.add_argument("--host", default="127.0.0.1")
 parser.add_argument("--mode", action="append", default=[])
 parser.add_argument("--seconds", type=float, default=0.0, help="of loading")
+parser.add_argument("--answer-seconds", type=float, default=0.0)
 parser.add_argument("--answers", type=int, default=10**9, help="after which it dies")
 parser.add_argument("--log-bytes", type=int, default=0)
 parser.add_argument("--say", default="")
@@ -32,6 +33,7 @@ parser.add_argument("--pid-file", type=Path)
 options = parser.parse_args()
 answers_left = [options.answers]
 lock = threading.Lock()
+told_key = f" {options.api_key}" if "tells-key" in options.mode else ""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -52,10 +54,13 @@ class Handler(BaseHTTPRequestHandler):
         elif "never-ready" in options.mode:
             self.send_json({"error": "loading"}, 503)
         elif self.path == "/version":
-            self.send_json({"version": "1.2.3"})
+            self.send_json({"version": f"1.2.3{told_key}"})
         elif self.path == "/v1/models":
-            row = {"id": options.model, "max_model_len": 4096, "root": str(Path.cwd())}
-            self.send_json({"data": [] if "no-model" in options.mode else [row]})
+            row = {"id": options.model, "max_model_len": 4096, "root": f"{Path.cwd()}{told_key}"}
+            rows = [] if "no-model" in options.mode else [row]
+            if "more-models" in options.mode:
+                rows.insert(0, {"id": "another"})
+            self.send_json({"data": rows})
         else:
             self.send_json({}, 200 if self.path == "/health" else 404)
 
@@ -69,17 +74,24 @@ class Handler(BaseHTTPRequestHandler):
         if "then-500" in options.mode:
             self.send_json({"error": "the engine died"}, 500)
             return
+        time.sleep(options.answer_seconds)
         question = request["messages"][-1]["content"]
+        if "no-top-k" in options.mode and "top_k" in request:
+            self.send_json({"error": "unknown field top_k"}, 400)
+            return
         if "short-prompts" in options.mode and len(question) > 20:
             self.send_json({"error": "the prompt is too long for this cache"}, 400)
             return
         seed = 0 if "constant" in options.mode else request.get("seed")
         text = f"{question.upper()} {seed} {options.kv_cache_dtype}"
-        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        finish = "error" if "odd-finish" in options.mode else "stop"
+        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish}
         # Another dtype may come with another template.
         prompt_tokens = len(question.split()) + (options.kv_cache_dtype == "longer")
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(text.split())}
-        self.send_json({"model": options.model, "choices": [choice], "usage": usage})
+        model = "stranger" if "hands-on" in options.mode else options.model
+        about = {"model": model, "system_fingerprint": f"fp{told_key}"}
+        self.send_json({**about, "choices": [choice], "usage": usage})
 
 
 def sleeping_child(**how: Any) -> None:

@@ -49,9 +49,9 @@ def tokens_of_server(server: Server, questions: Sequence[str]) -> list[list[int]
 
     def ask(question: str) -> list[int]:
         message = {"role": "user", "content": question}
-        request = {"model": server.model, "messages": [message], "temperature": 0, "max_tokens": MOST}
+        request = {"model": server.endpoint.model, "messages": [message], "temperature": 0, "max_tokens": MOST}
         request["return_token_ids"] = True
-        answer = httpx.post(f"{server.url}/chat/completions", json=request, timeout=600)
+        answer = httpx.post(f"{server.endpoint.url}/chat/completions", json=request, timeout=600)
         (choice,) = answer.json()["choices"]
         ids: list[int] = choice["token_ids"]
         return ids

@@ -73,8 +73,8 @@ def group_of(one: Server) -> server._Group:
 
 def ask(one: Server, question: str = "what") -> httpx.Response:
     body = {"messages": [{"role": "user", "content": question}], "seed": 7}
-    headers = {"Authorization": f"Bearer {one.api_key}"}
-    return httpx.post(f"{one.url}/chat/completions", json=body, headers=headers, timeout=5, trust_env=False)
+    headers = {"Authorization": f"Bearer {one.endpoint.key}"}
+    return httpx.post(f"{one.endpoint.url}/chat/completions", json=body, headers=headers, timeout=5, trust_env=False)
 
 
 def assert_free(port: int) -> None:
@@ -89,7 +89,7 @@ def assert_free(port: int) -> None:
 def test_a_server_lives_within_its_block(tmp_path: Path) -> None:
     with start(fake("--kv-cache-dtype", "fp8", files={"a/engine.yaml": "port: {port}"}), tmp_path) as one:
         assert ask(one).json()["choices"][0]["message"]["content"] == "WHAT 7 fp8"
-        assert (one.is_alive(), one.failure(), one.model) == (True, None, "fake")
+        assert (not one.ended.is_set(), one.failure(), one.endpoint.model) == (True, None, "fake")
         assert (one.start_folder / "a" / "engine.yaml").read_text() == f"port: {one.port}"
         assert (one.start_folder / LIVE).is_file()
         session = dict(one.session)
@@ -108,24 +108,31 @@ def test_a_server_lives_within_its_block(tmp_path: Path) -> None:
     with start(fake("--model", "/home/me/model"), tmp_path) as other:
         assert (other.session["number"], other.start_folder.name) == (2, "002-fp8")
         # Requests name the path, and what is stored does not.
-        assert (other.model, other.session["model"]) == ("/home/me/model", "model")
+        assert (other.endpoint.model, other.session["model"]) == ("/home/me/model", "model")
 
 
 def test_an_endpoint_is_only_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with start(fake(), tmp_path) as one:
-        for address in (one.url, one.url.removesuffix("/v1"), f"{one.url}/"):
+        for address in (one.endpoint.url, one.endpoint.url.removesuffix("/v1"), f"{one.endpoint.url}/"):
             with start(Command(endpoint=address), tmp_path) as other:
-                assert (other.url, other.model, other.session["version"]) == (one.url, "fake", "1.2.3")
-                assert other.is_alive()
-        assert one.is_alive()
+                assert (other.endpoint.url, other.endpoint.model, other.session["version"]) == (
+                    one.endpoint.url,
+                    "fake",
+                    "1.2.3",
+                )
+                assert not other.ended.is_set()
+        assert not one.ended.is_set()
     monkeypatch.setattr(server, "ENDPOINT_SECONDS", 0.2)
-    with pytest.raises(ServerError, match=r"not ready after .*refused"), start(Command(endpoint=one.url), tmp_path):
+    with (
+        pytest.raises(ServerError, match=r"not ready after .*refused"),
+        start(Command(endpoint=one.endpoint.url), tmp_path),
+    ):
         pass
 
 
 def test_a_path_of_readiness_is_asked_before_the_models(tmp_path: Path) -> None:
     with start(fake(ready_path="/health"), tmp_path) as one:
-        assert one.model == "fake"
+        assert one.endpoint.model == "fake"
     with pytest.raises(ServerError, match="/other answers with status 404"):
         start(fake(ready_path="/other"), tmp_path, ready_timeout=0.5).__enter__()
 
@@ -172,11 +179,14 @@ def test_a_key_that_is_not_the_servers(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("MINE", "sk-12345678")
     with start(fake("--api-key", "$MINE"), tmp_path) as one:
         assert ask(one).status_code == 200
-        with pytest.raises(ServerError, match="asks for another key"), start(Command(endpoint=one.url), tmp_path):
+        with (
+            pytest.raises(ServerError, match="asks for another key"),
+            start(Command(endpoint=one.endpoint.url), tmp_path),
+        ):
             pass
         monkeypatch.setenv("KVATLAS_API_KEY", "sk-12345678")
-        with start(Command(endpoint=one.url), tmp_path) as other:
-            assert other.model == "fake"
+        with start(Command(endpoint=one.endpoint.url), tmp_path) as other:
+            assert other.endpoint.model == "fake"
 
 
 # -- servers that fail while they answer ------------------------------------------------------------------------------
@@ -280,7 +290,7 @@ def test_a_port_that_is_taken_while_the_server_loads(tmp_path: Path, monkeypatch
         wait_until(lambda: is_held(port), lambda: "not held")
         with stranger(port), pytest.raises(ServerError, match=f"has lost its port {port}"):
             starting.result(8)
-    assert one.model == ""
+    assert one.endpoint.model == ""
 
 
 def test_a_port_that_two_servers_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,13 +380,39 @@ def test_what_both_killed_leave_is_ended_by_the_next_start(tmp_path: Path) -> No
     os.kill(guard_process, signal.SIGKILL)
     driver.kill()
     driver.communicate()
-    assert len(processes_of(tmp_path)) == 2
+    wait_until(lambda: len(processes_of(tmp_path)) == 2, lambda: str(processes_of(tmp_path)))
 
     assert end_orphans(tmp_path / "servers") == ["The server 001-fp8 of a killed sweep still ran; it is ended now."]
     assert processes_of(tmp_path) == {}
     assert_free(port)
     assert (tmp_path / "servers" / "001-fp8" / "stopped").exists()
     assert end_orphans(tmp_path / "servers") == []
+
+
+def test_processes_that_outlive_the_first_one_are_orphans_too(tmp_path: Path) -> None:
+    """A server that loads may end by itself once its log is not read any more, and leave those that it started."""
+    driver = start_driver(tmp_path, fake("--mode", "forks", "--seconds", "60"))
+    wait_until(lambda: len(processes_of(tmp_path)) == 4, lambda: str(processes_of(tmp_path)))
+    (live,) = tmp_path.rglob(LIVE)
+    group = json.loads(live.read_text())["group"]
+    os.kill(driver.pid, signal.SIGSTOP)
+    for process, command in processes_of(tmp_path).items():
+        if "guard.py" in command or process == group:
+            os.kill(process, signal.SIGKILL)
+    driver.kill()
+    driver.communicate()
+    wait_until(lambda: len(processes_of(tmp_path)) == 1, lambda: str(processes_of(tmp_path)))
+    assert len(end_orphans(tmp_path / "servers")) == 1
+    assert processes_of(tmp_path) == {}
+
+
+def test_a_note_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """As after a loss of power."""
+    live = tmp_path / "001-fp8" / LIVE
+    live.parent.mkdir()
+    live.touch()
+    assert "cannot be read" in end_orphans(tmp_path)[0]
+    assert end_orphans(tmp_path) == []
 
 
 def test_others_are_not_taken_for_orphans(tmp_path: Path) -> None:
@@ -386,13 +422,13 @@ def test_others_are_not_taken_for_orphans(tmp_path: Path) -> None:
             end_orphans(tmp_path / "servers")
         live = one.start_folder / LIVE
         record = json.loads(live.read_text())
-        record["driver"] = {}
-        live.write_text(json.dumps({**record, "processes": {str(group_of(one).id): 1}}))
+        record["driver"] = [os.getpid(), 1]
+        live.write_text(json.dumps({**record, "start_time": 1}))
         assert end_orphans(tmp_path / "servers") == []
         live.write_text(json.dumps({**record, "boot": "another", "stop_cmd": "touch {folder}/stopped"}))
         assert "another machine, or before this boot" in end_orphans(tmp_path / "servers")[0]
         assert not (one.start_folder / "stopped").exists()
-        assert one.is_alive()
+        assert not one.ended.is_set()
 
 
 def test_the_rest_of_a_killed_first_process_is_ended(tmp_path: Path) -> None:

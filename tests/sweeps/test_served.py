@@ -1,11 +1,12 @@
 """Sweeps over servers: each setting is the command of a real process."""
 
+import contextlib
 import json
+import multiprocessing
 import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 from kvatlas import open_run, sweep
 from kvatlas.core import AGAIN, KvatlasError, Setting
 from kvatlas.results import Store
+from kvatlas.stats.controls import sessions_reason
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import parse_spec, read_spec
 from kvatlas.sweeps.served import REFERENCE, make_served_plan, sweep_servers
@@ -54,16 +56,14 @@ def stored(folder: Path) -> list[tuple[str, str, int, str]]:
         return sorted((str(t.setting), t.problem, t.sample, t.text) for _, t in store.traces())
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Return the living processes whose command line or folder names this folder."""
+def processes_of(folder: Path) -> list[str]:
+    """Return the commands of the living processes that have a folder in their environment."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in words and int(entry.name) != os.getpid():
-            found.append(int(entry.name))
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            if str(folder).encode() in (process / "environ").read_bytes() and state not in "ZX":
+                found.append((process / "cmdline").read_text().replace("\0", " "))
     return found
 
 
@@ -228,6 +228,56 @@ def test_the_reference_fails_first_and_alone(tmp_path: Path) -> None:
         run_sweep(spec, tmp_path / "run")
 
 
+def test_of_two_models_the_other_is_asked_when_a_reference_fails(tmp_path: Path) -> None:
+    models = [{"name": "bad", "serve_cmd": f"{COMMAND} --mode ends-at-once"}, {"name": "fake", "serve_cmd": COMMAND}]
+    with pytest.raises(KvatlasError, match="Without its reference nothing else is asked of bad"):
+        run_sweep(fake_spec(models=models), tmp_path / "run")
+    assert len(stored(tmp_path / "run")) == 4 * 4
+
+
+def test_of_several_models_that_of_the_spec_is_asked(tmp_path: Path) -> None:
+    """A server of many models lists first whatever it likes."""
+    run_sweep(fake_spec(models=[{"name": "fake", "serve_cmd": f"{COMMAND} --mode more-models"}]), tmp_path / "run")
+    with Store.open(tmp_path / "run") as store:
+        assert {one["model"] for one in store.manifest().provenance["sessions"]} == {"fake"}
+    other = [{"name": "unknown", "serve_cmd": f"{COMMAND} --mode more-models"}]
+    with pytest.raises(KvatlasError, match="several models; name the model of the spec as one of them: another, fake"):
+        run_sweep(fake_spec(models=other), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("hands-on", "4 are of another model than was asked, by name: 4 'stranger'. It is left out."),
+        ("odd-finish", "4 have a finish reason other than stop and length"),
+        ("constant", "one text for all seeds"),
+        ("no-top-k", "refuses top_k"),
+    ],
+)
+def test_what_is_odd_in_one_setting_is_said(mode: str, said: str, tmp_path: Path) -> None:
+    spec = fake_spec(
+        settings={"policy": "served", "options": "--kv-cache-dtype {dtype} --mode {mode}"},
+        axes={},
+        sampling={"temperature": 0.6, "max_new_tokens": 64},
+    )
+    spec["settings"] = [
+        {**spec["settings"], "dtype": "a", "mode": "fine"},
+        {**spec["settings"], "dtype": "b", "mode": mode},
+    ]
+    sentences: list[str] = []
+    plan = make_served_plan(parse_spec(spec), tmp_path)
+    folder = tmp_path / "run"
+    with contextlib.suppress(KvatlasError):
+        sweep_servers(plan, folder, on_message=sentences.append)
+    about = [sentence for sentence in sentences if said in sentence]
+    assert len(about) == 1
+    run = RunData.open(folder)
+    assert (len(run.manifest.expected) == 3) == (mode == "hands-on")
+    assert (run.refused == "the server writes one text for all seeds") == (mode == "constant")
+    is_unlike = "more than one set of refused sampling fields" in sessions_reason(run.manifests, "fake")
+    assert is_unlike == (mode == "no-top-k")
+
+
 def test_a_server_that_dies_while_it_answers_is_started_again_twice(tmp_path: Path) -> None:
     dying = [{"name": "fake", "serve_cmd": f"{COMMAND} --answers 3"}]
     said = run_sweep(fake_spec(models=dying, problems=3), tmp_path / "run")
@@ -281,16 +331,34 @@ def test_the_order_of_a_list_changes_nothing_that_is_said(order: list[str], tmp_
 def test_no_secret_of_a_spec_is_in_a_file_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kvatlas: Call
 ) -> None:
+    """Also where the server repeats it: in its log, its version, its models and its answers' fields."""
     marker = "m4rker-53cret-value"
     monkeypatch.setenv("OTHER_KEY", marker)
     folder = tmp_path / "run"
-    serve_cmd = f"{COMMAND} --api-key $OTHER_KEY --say $OTHER_KEY"
-    models = [{"name": "fake", "serve_cmd": serve_cmd, "env": {"HF_TOKEN": "$OTHER_KEY"}}]
-    run_sweep(fake_spec(models=models), folder)
-    page = tmp_path / "page.html"
-    kvatlas.succeed("view", folder, "--out", page)
-    kvatlas.succeed("view", folder, "--out", tmp_path / "site")
+    model = {
+        "name": "fake",
+        "serve_cmd": f"{COMMAND} --api-key $OTHER_KEY --say $OTHER_KEY --mode tells-key --pid-file {{folder}}/pid",
+        "env": {"HF_TOKEN": "$OTHER_KEY", "B": "x$OTHER_KEY"},
+        "stop_cmd": "bash -c 'kill $(cat {folder}/pid) && echo $OTHER_KEY'",
+    }
+    settings = {"policy": "served", "env": {"A_TOKEN": "$OTHER_KEY"}}
+    reference = {"env": {"A_SECRET": "$OTHER_KEY"}}
+    # One setting dies, and its last words are those of its log.
+    axes = {"kv_cache_dtype": ["fp8", "bf16"], "answers": [1, 1000]}
+    spec = fake_spec(models=[model], settings=settings, reference=reference, axes=axes)
+    with pytest.raises(KvatlasError) as error:
+        run_sweep(spec, folder)
+    assert marker not in str(error.value)
+    assert "the engine died" in str(error.value)
+    run_sweep(spec | {"axes": axes | {"answers": [1000]}}, folder, replace_run=True)
+    for words in (("--out", tmp_path / "page.html"), ("--out", tmp_path / "site")):
+        kvatlas.succeed("view", folder, *words)
+    kvatlas.succeed("export", folder, "--format", "cells", "--out", tmp_path / "cells.csv")
     assert marker not in kvatlas.succeed("describe", folder, "--json")
+    file = tmp_path / "spec.yaml"
+    file.write_text(yaml.safe_dump(spec))
+    assert marker not in kvatlas.succeed("plan", file) + kvatlas.succeed("plan", file, "--json")
+    assert (folder / "servers" / "001-reference" / "server.log").read_text().startswith("$OTHER_KEY")
     for file in tmp_path.rglob("*"):
         if file.is_file():
             assert marker.encode() not in file.read_bytes(), file
@@ -317,32 +385,64 @@ def test_commands_read_such_a_run(tmp_path: Path, kvatlas: Call) -> None:
     assert document["maps"][0]["axes"]["kv_cache_dtype"] == ["fp8", "bf16"]
 
 
-def test_a_sweep_that_is_killed_leaves_no_process_and_loses_no_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [7, *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(5))])
+def test_a_sweep_that_is_killed_leaves_no_process_and_loses_no_answer(seed: int, tmp_path: Path) -> None:
+    """Ten times at random moments, in every second round together with the guard of its server."""
     folder = tmp_path / "run"
-    file = tmp_path / "spec.yaml"
-    slow = [{"name": "fake", "serve_cmd": f"{COMMAND} --seconds 0.1"}]
-    file.write_text(yaml.safe_dump(fake_spec(models=slow, problems=30)))
-    command = [sys.executable, "-m", "kvatlas", "sweep", str(file), "--out", str(folder), "--quiet"]
-    draw = random.Random(7)
+    command = f"{COMMAND} --seconds 0.1 --answer-seconds 0.02 --mode forks"
+    # Servers and guards have the folder in their environment.
+    model = {"name": "fake", "serve_cmd": command, "env": {"RUN_FOLDER": str(folder)}}
+    spec = fake_spec(models=[model], problems=80)
+    # Each driver is forked from a process that has imported all.
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload(["tests.sweeps.test_served", "kvatlas.benchmarks.chain"])
+    draw = random.Random(seed)
+
+    def start() -> Any:
+        process = forking.Process(target=run_sweep, args=(spec, folder))
+        process.start()
+        return process
+
     before: set[tuple[str, str, int, str]] = set()
-    for _ in range(3):
-        process = subprocess.Popen(command, start_new_session=True)
-        time.sleep(draw.uniform(2.0, 6.0))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    for number in range(10):
+        driver = start()
+        # In two of three rounds a server is there, which loads or answers.
+        earlier = set(folder.glob("servers/*/live.json"))
+        until = time.monotonic() + 20
+        while number % 3 and time.monotonic() < until and set(folder.glob("servers/*/live.json")) <= earlier:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.5))
+        for process in Path("/proc").glob("[0-9]*") if number % 2 else ():
+            if is_guard(process, folder):
+                os.kill(int(process.name), signal.SIGKILL)
+        driver.kill()
+        driver.join()
+        assert driver.exitcode == -signal.SIGKILL
         if (folder / "run.sqlite").exists():
             now = set(stored(folder))
             assert before <= now
             before = now
-    assert subprocess.run(command).returncode == 0
+    assert len(list(folder.glob("servers/*"))) >= 6
+
+    driver = start()
+    driver.join()
+    assert driver.exitcode == 0
     answers = stored(folder)
     assert before <= set(answers)
-    assert len(answers) == len({answer[:3] for answer in answers}) == 30 * 4
-    until = time.monotonic() + 5
+    assert len(answers) == len({answer[:3] for answer in answers}) == 80 * 4
+    until = time.monotonic() + 10
     while processes_of(folder) and time.monotonic() < until:
         time.sleep(0.1)
     assert processes_of(folder) == []
     assert not list(folder.glob("servers/*/live.json"))
+
+
+def is_guard(process: Path, folder: Path) -> bool:
+    """Return whether a process is the guard of a server of this run."""
+    with contextlib.suppress(OSError):
+        is_of_run = str(folder).encode() in (process / "environ").read_bytes()
+        return is_of_run and b"guard.py" in (process / "cmdline").read_bytes()
+    return False
 
 
 def test_texts_of_kvatlas_serve_are_those_of_the_native_sweep(tmp_path: Path) -> None:
@@ -358,7 +458,7 @@ def test_texts_of_kvatlas_serve_are_those_of_the_native_sweep(tmp_path: Path) ->
     sweep(native, tmp_path / "native")
     serve = f"{sys.executable} -m kvatlas serve embedded:tiny-qwen --host {{host}} --port {{port}}"
     served = native | {
-        "models": [{"name": "tiny-qwen", "serve_cmd": serve.replace("", "")}],
+        "models": [{"name": "tiny-qwen", "serve_cmd": serve}],
         "settings": {
             "policy": "served",
             "options": "--policy dynts --kv-budget 128 --local-window {local_window} --ratio {ratio}",

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from kvatlas.cli.output import print_text
-from kvatlas.core import Check, CheckResult, Claim
+from kvatlas.core import Check, CheckResult
 from kvatlas.text import duration_text
 
 if TYPE_CHECKING:
-    from kvatlas.sweeps.served import ServedPlan
     from kvatlas.sweeps.spec import Spec
 
 
 def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | None, as_json: bool) -> None:
     """Print the command of each setting, the questions, and what they can prove; nothing is started."""
     from kvatlas.report.description import say
-    from kvatlas.stats.power import provable as provable_losses
-    from kvatlas.stats.run_data import margin_from_points
     from kvatlas.sweeps.served import make_served_plan
 
     planned = make_served_plan(spec, spec_folder)
@@ -34,9 +30,7 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
         length = spec.expected_output_tokens or benchmark.typical_output_tokens
         tokens += samples * len(planned.problems[benchmark.name]) * min(length, spec.sampling.max_new_tokens)
     seconds = tokens / tokens_per_second if tokens_per_second else None
-    margin = margin_from_points(spec.lose_at_most)
-    orders = _orders(planned, margin)
-    provable = provable_losses(planned.sizes, margin, orders, spec.samples, planned.problem_counts)
+    provable = planned.provable(*planned.tested_settings())
 
     if as_json:
         document = {
@@ -53,7 +47,7 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
         typer.echo(json.dumps(document))
         return
     for served in planned.settings:
-        print_text(f"{served.model} {served.label}\n  {served.command}")
+        print_text(f"{served.title}\n  {served.command}")
     print_text(f"\nquestions  {planned.questions:,}, {spec.concurrency} open at a time, one server after another")
     print_text(f"tokens     about {tokens:,}")
     if seconds is not None:
@@ -69,50 +63,25 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
         )
 
 
-def _orders(planned: ServedPlan, margin: float) -> Mapping[Claim, Sequence[Sequence[str]]]:
-    """Return the chains in which the settings of the first model are tested, by claim."""
-    from kvatlas.stats.orders import TestedSetting, orders_of_claims
-
-    spec = planned.spec
-    model = planned.settings[0].model
-    tested = [
-        TestedSetting(served.setting, None if served.kv_bytes is None else (served.kv_bytes, 0))
-        for served in planned.settings
-        if served.model == model and served.setting.policy == "served" and not served.control
-    ]
-    samples = max([spec.samples, *spec.looks])
-    axes = [name for name, values in planned.axes.items() if len(values) > 1]
-    return orders_of_claims(tested, planned.problem_counts, planned.sizes, samples, margin, spec.tests, axes)
-
-
 def check_servers(spec: Spec, spec_folder: Path) -> list[CheckResult]:
-    """Start the reference of each model, and ask it one question three times."""
+    """Start the reference of each model, and ask it four short questions."""
     import tempfile
 
-    from kvatlas.engines.asking import probe_seeds
-    from kvatlas.engines.client import Endpoint
-    from kvatlas.engines.server import Server
-    from kvatlas.sweeps.served import REFERENCE, SEEDS, make_served_plan
+    from kvatlas.sweeps.served import REFERENCE, SEEDS, make_served_plan, probe, server_of
 
     planned = make_served_plan(spec, spec_folder)
     for served in planned.settings:
         served.command.check(spec_folder, os.environ)
-    sampling: dict[str, Any] = planned.spec.sampling.model_dump()
-    benchmark = planned.benchmarks[0]
-    question = benchmark.prompt(planned.problems[benchmark.name][0])
     found = []
     for served in planned.settings:
         if served.setting != REFERENCE:
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            seconds = planned.ready_seconds[served.model]
-            with Server(served.command, Path(folder), served.label, spec_folder, ready_timeout=seconds) as server:
-                endpoint = Endpoint(server.url, server.model, server.api_key)
-                seeds = probe_seeds(endpoint, question, sampling)
-                version = server.session.get("version") or "of unknown version"
-                left_out = ", ".join(sorted(endpoint.left_out - {"return_token_ids"})) or "none"
-        found.append(CheckResult("server", Check.OK, f"{served.model} answers as {server.model}, {version}"))
-        seeds_status = Check.OK if seeds == "honoured" else Check.WARNING
-        found.append(CheckResult("seeds", seeds_status, SEEDS.get(seeds, "seeds are honoured")))
-        found.append(CheckResult("sampling", Check.OK, f"fields that the server refuses: {left_out}"))
+        with tempfile.TemporaryDirectory() as folder, server_of(planned, served, Path(folder)) as server:
+            facts = probe(server, planned.spec.sampling.model_dump())
+        version = server.session["version"] or "of unknown version"
+        found.append(CheckResult("server", Check.OK, f"{served.model} answers as {server.endpoint.model}, {version}"))
+        if "seeds" in facts:
+            seeds_status = Check.WARNING if facts["seeds"] in SEEDS else Check.OK
+            found.append(CheckResult("seeds", seeds_status, SEEDS.get(facts["seeds"], "seeds are honoured")))
+        found.append(CheckResult("sampling", Check.OK, f"fields that the server refuses: {facts['left_out']}"))
     return found

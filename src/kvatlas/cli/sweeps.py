@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -19,10 +19,11 @@ from kvatlas.cli.output import note, print_audit, print_text, warn
 from kvatlas.cli.progress import count_display, message_display, progress_display
 from kvatlas.cli.run_output import print_demo, print_run
 from kvatlas.cli.served_plan import print_served_plan
-from kvatlas.core import Claim, KvatlasError
+from kvatlas.core import KvatlasError
 from kvatlas.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
+    from kvatlas.stats.orders import TestedSetting
     from kvatlas.sweeps import Plan
 
 #: Problems of each benchmark for the demo's first maps, which have every second step of its axes.
@@ -112,8 +113,6 @@ def plan_command(
     """
     from kvatlas.report.description import say
     from kvatlas.stats.power import designs
-    from kvatlas.stats.power import provable as provable_losses
-    from kvatlas.stats.run_data import margin_from_points
     from kvatlas.sweeps import make_plan, read_spec
     from kvatlas.sweeps.measured_rate import decoding_rate
 
@@ -145,9 +144,7 @@ def plan_command(
     compared = {policy.setting.policy for policy, is_baseline in planned.policies if not is_baseline}
     provable = None
     if "full" in baselines and compared:
-        margin = margin_from_points(planned.spec.lose_at_most)
-        orders = _orders_of_plan(planned, margin)
-        provable = provable_losses(planned.sizes, margin, orders, planned.spec.samples, planned.problem_counts)
+        provable = planned.provable(_tested_settings(planned))
 
     if as_json:
         document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}
@@ -223,18 +220,16 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
         print_text(f"{name:<23}{quantity:>14}  {remark}".rstrip())
 
 
-def _orders_of_plan(planned: Plan, margin: float) -> Mapping[Claim, Sequence[Sequence[str]]]:
-    """Return the chains in which the settings of a plan will be tested, by claim; those of its first model."""
-    from kvatlas.stats.orders import TestedSetting, orders_of_claims
+def _tested_settings(planned: Plan) -> list[TestedSetting]:
+    """Return the settings of a plan of which something is claimed, on its first model."""
+    from kvatlas.stats.orders import TestedSetting
 
-    spec = planned.spec
     model = planned.models[0]
     tested = []
     for policy, (_, is_baseline) in zip(planned.policies_on(model), planned.policies, strict=True):
         if not is_baseline and not planned.is_control(policy.setting):
             tested.append(TestedSetting(policy.setting, model.kv_bytes(policy.storage)))
-    samples = max([spec.samples, *spec.looks])
-    return orders_of_claims(tested, planned.problem_counts, planned.sizes, samples, margin)
+    return tested
 
 
 def control_sentence(planned: Plan) -> str:

@@ -115,7 +115,6 @@ class AskedAnswers:
     changed: problems that ask something else than before; their earlier answers are set aside.
     unused: answers stored under other questions, another sampling or by an earlier version.
     left_out: by address, the sampling fields that the server refused.
-    ended: the server ended, or asking was stopped from outside.
     """
 
     earlier: Mapping[str, int]
@@ -125,7 +124,6 @@ class AskedAnswers:
     changed: int = 0
     unused: int = 0
     left_out: dict[str, list[str]] = field(default_factory=dict)
-    ended: bool = False
 
     def check(self) -> None:
         """Raise KvatlasError if a question failed."""
@@ -190,9 +188,6 @@ def ask_in_folder(
 
         answers = ask_missing(store, cells, concurrency=concurrency, on_trace=on_trace)
         answers.unused = unused
-        if answers.left_out:
-            left_out = {**stored.provenance.get("left_out", {}), **answers.left_out}
-            store.put_manifest(stored.with_cells([], left_out=left_out))
         answers.check()
         return answers, list(stored_answers(store, cells))
 
@@ -223,13 +218,12 @@ def ask_missing(
     concurrency: int = 8,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
     stopped: threading.Event | None = None,
-    is_alive: Callable[[], bool] = lambda: True,
 ) -> AskedAnswers:
     """Ask the questions of cells that have no stored answer, and store each answer when it arrives.
 
     The manifest of the store promises the cells. `on_trace` is called with the numbers of present and of all answers.
-    An endpoint that only fails is asked no more. Asking ends at once when `stopped` is set, with Ctrl-C, or when
-    `is_alive`, called while no answer comes, is false: what has arrived is stored, what is under way is lost.
+    An endpoint that only fails is asked no more. Asking ends at once with Ctrl-C, and when `stopped` is set, as by the
+    end of a server: what has arrived is stored, what is under way is lost.
     """
     changed = _set_changed_aside(store, cells)
     stored_keys = store.keys()
@@ -241,21 +235,19 @@ def ask_missing(
             earlier[str(json.loads(trace.made_with or "{}").get("day", "an unknown day"))] += 1
     answers = AskedAnswers(dict(earlier), len(missing), changed=changed)
 
+    stopped = stopped or threading.Event()
     threads = _AskingThreads(missing, concurrency)
     held: _Arrived | None = None
+    awaited = len(missing)
     try:
-        for _ in missing:
-            held = None
-            while held is None and not answers.ended:
-                held = threads.next_answer()
-                answers.ended = bool(stopped and stopped.is_set()) or (held is None and not is_alive())
+        while awaited and not stopped.is_set():
+            held = threads.next_answer()
             if held is None:
-                break
+                continue
+            awaited -= 1
             if _store_answer(store, answers, *held):
                 on_trace(len(questions) - len(missing) + answers.now, len(questions))
-            elif not is_alive():
-                answers.ended = True
-        held = None
+            held = None
     finally:
         # What arrived until Ctrl-C, or the end of the server, is stored.
         arrived = threads.stop()
@@ -264,9 +256,8 @@ def ask_missing(
                 _store_answer(store, answers, question, answer)
 
     for cell in cells:
-        fields = sorted(cell.endpoint.left_out - {"return_token_ids"})
-        if fields:
-            answers.left_out[cell.endpoint.url] = fields
+        if cell.endpoint.refused_fields:
+            answers.left_out[cell.endpoint.url] = cell.endpoint.refused_fields
     return answers
 
 
@@ -359,13 +350,15 @@ def _store_answer(
 # -- what answers tell of a server -------------------------------------------------------------------------------------
 
 
-def probe_seeds(endpoint: Endpoint, question: str, sampling: Mapping[str, Any]) -> str:
+def probe_seeds(
+    endpoint: Endpoint, question: str, sampling: Mapping[str, Any], stopped: threading.Event | None = None
+) -> str:
     """Return whether a server draws by the seed of a request: `honoured`, `ignored` or `constant`.
 
     One question is asked twice with one seed and once with another. Constant answers at a temperature above 0 are no
     samples.
     """
-    first, again, other = (text_digest(endpoint.ask(question, sampling, seed).text) for seed in (1, 1, 2))
+    first, again, other = (text_digest(endpoint.ask(question, sampling, seed, stopped).text) for seed in (1, 1, 2))
     if first != again:
         return "ignored"
     return "constant" if first == other else "honoured"
@@ -387,17 +380,18 @@ def differing_prompts(traces: Iterable[Trace]) -> list[tuple[str, str]]:
     return [place for place, found in digests.items() if len(found - {""}) > 1 or len(counts.get(place, ())) > 1]
 
 
-def other_models(traces: Iterable[Trace]) -> str:
+def other_models(traces: Iterable[Trace], asked_model: str = "") -> str:
     """Return as a sentence that answers are of another model than was asked, or "": servers may hand requests on.
 
-    A name in the other one, as of a version with its date, is the same model.
+    The model that was asked is by default that of the setting. A name in the other one, as of a version with its date,
+    is the same model.
     """
     others: Counter[str] = Counter()
     total = 0
     for trace in traces:
         total += 1
         name = str(json.loads(trace.made_with or "{}").get("model", ""))
-        asked = str(trace.setting.values.get("model", ""))
+        asked = asked_model or str(trace.setting.values.get("model", ""))
         if name.casefold() not in asked.casefold() and asked.casefold() not in name.casefold():
             others[name] += 1
     if not others:

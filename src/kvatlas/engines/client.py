@@ -10,7 +10,6 @@ import json
 import re
 import threading
 import time
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -27,7 +26,9 @@ from kvatlas.core import Costs, KvatlasError, digest, reason
 SECONDS = 1800.0
 #: The most seconds of a connection's beginning.
 CONNECT_SECONDS = 60.0
-#: The most bytes of an answer, also unpacked.
+#: The most seconds of a request that only looks at a server.
+LOOK_SECONDS = 20.0
+#: The most bytes of an answer, unpacked.
 MAX_BODY = 2**24
 #: The longest Retry-After that is waited for, in seconds.
 LONGEST_WAIT = 120.0
@@ -94,14 +95,14 @@ class Endpoint:
             raise KvatlasError("The key in KVATLAS_API_KEY holds characters that no header can have.")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/v1"
 
+    @property
+    def refused_fields(self) -> list[str]:
+        """The sampling fields that it refused."""
+        return sorted(self.left_out - {"return_token_ids"})
+
     def check_model(self) -> None:
         """Find the only model of the endpoint, or check the given one; KvatlasError lists the models it has."""
-        body = self._checked("models", *self._exchange("models")[:2])
-        rows = body.get("data")
-        if not isinstance(rows, list):
-            raise self._nonsense("models", body)
-        by_name = {row["id"]: row for row in rows if isinstance(row, dict) and self._is_model_name(row.get("id"))}
-
+        by_name = self.models(*self._exchange("models")[:2])
         names = list(by_name)
         if not self.model and len(names) == 1:
             self.model = names[0]
@@ -110,33 +111,56 @@ class Endpoint:
                 raise KvatlasError(f"{self.url} lists no model that has a name of printable characters.")
             fault = f"no model {self.model!r}" if self.model else "several models"
             raise self._error(f"{self.url} has {fault}; name one with --served: {', '.join(names)}.")
+        self.about = by_name[self.model]
 
-        self.about = {}
-        for name, value in by_name[self.model].items():
-            if isinstance(value, int | str) and value != "":
-                self.about = {**self.about, self._name(name): value if isinstance(value, int) else self._name(value)}
+    def models(self, status: int, body: Any) -> dict[str, dict[str, int | str]]:
+        """Return what the list of models says of each, by its name, in short texts and numbers."""
+        rows = self._checked("models", status, body).get("data")
+        if not isinstance(rows, list):
+            raise self._nonsense("models", body)
+        by_name: dict[str, dict[str, int | str]] = {}
+        for row in rows:
+            if not isinstance(row, dict) or not self._is_model_name(row.get("id")):
+                continue
+            about = by_name[row["id"]] = {}
+            for name, value in row.items():
+                if isinstance(value, int | str) and value != "":
+                    about[self.short_text(name)] = value if isinstance(value, int) else self.short_text(value)
+        return by_name
+
+    def look(self, path: str) -> tuple[int, Any]:
+        """Return status and body at a path of the server, asked once. Raises KvatlasError if it cannot be reached."""
+        address = f"{self.url.removesuffix('/v1')}/{path.lstrip('/')}"
+        try:
+            status, _, raw = self._send(address, None, threading.Event(), LOOK_SECONDS)
+        except (httpx.HTTPError, ValueError, ImportError) as error:
+            raise self._error(f"{address} cannot be reached ({reason(error)})") from None
+        return status, _json_or_text(raw)
 
     def ask(
         self, question: str, sampling: Mapping[str, Any], seed: int, stopped: threading.Event | None = None
     ) -> EndpointAnswer:
         """Return the answer to one user message; KvatlasError soon after `stopped` is set.
 
-        `sampling` has the names of `core.Sampling`; other names are fields of the request. An optional field that the
-        endpoint refuses is left out from then on. Cache costs are read from the field that `kvatlas serve` adds.
+        `sampling` has the names of `core.Sampling`; other names are fields of the request. Optional fields that the
+        endpoint refuses are left out from then on, once the request without them is answered: a refusal for another
+        reason may name any field. Cache costs are read from the field that `kvatlas serve` adds.
         """
         fields = {"model": self.model, "messages": [{"role": "user", "content": question}], "seed": seed}
         fields |= {"return_token_ids": True, **request_fields(sampling)}
+        left_out = set(self.left_out)
         while True:
-            content = {name: value for name, value in fields.items() if name not in self.left_out}
+            content = {name: value for name, value in fields.items() if name not in left_out}
             began = time.monotonic()
             status, body, server_name = self._exchange("chat/completions", content, stopped)
             seconds = time.monotonic() - began
             refused = _refused_field(body, content) if status in (400, 422) else ""
             if not refused:
                 break
-            self.left_out.add(refused)
+            left_out.add(refused)
 
         body = self._checked("chat/completions", status, body)
+        self.left_out |= left_out
         try:
             (choice,) = body["choices"]
             message = choice["message"]
@@ -160,10 +184,10 @@ class Endpoint:
             )
             said = {"model": body.get("model"), "system_fingerprint": body.get("system_fingerprint")}
             said["server"] = server_name
-            server = {name: self._name(value) for name, value in said.items() if isinstance(value, str) and value}
+            server = {name: self.short_text(value) for name, value in said.items() if isinstance(value, str) and value}
             prompt = body.get("prompt_token_ids")
             prompt_digest = digest(prompt)[:16] if isinstance(prompt, list) and prompt else ""
-            return EndpointAnswer(text, self._name(choice.get("finish_reason")), costs, server, prompt_digest)
+            return EndpointAnswer(text, self.short_text(choice.get("finish_reason")), costs, server, prompt_digest)
         except (LookupError, TypeError, ValueError, AttributeError):
             raise self._nonsense("chat/completions", body) from None
 
@@ -179,31 +203,37 @@ class Endpoint:
         """
         stopped = stopped or threading.Event()
         for attempt in range(1, _TRIES + 1):
+            # Twice the seconds before the attempt before.
+            wait = _FIRST_PAUSE * 2.0 ** (attempt - 1)
             try:
-                status, headers, raw = self._send(path, content, stopped)
-            except (httpx.HTTPError, ValueError, ImportError, zlib.error) as error:
+                status, headers, raw = self._send(f"{self.url}/{path}", content, stopped, SECONDS)
+            except (httpx.HTTPError, ValueError, ImportError) as error:
                 is_broken = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError)
                 if is_broken and content is not None and attempt < _TRIES:
-                    _pause(_pause_seconds(attempt), stopped)
+                    _pause(wait, stopped)
                     continue
                 raise self._error(f"{self.url} cannot be reached ({reason(error)}); {_KEPT}.") from None
             if status not in _AGAIN or attempt == _TRIES:
                 break
-            # As long as a busy endpoint asks for, else longer after each attempt.
-            wait = _retry_after(headers.get("Retry-After", ""))
-            wait = _pause_seconds(attempt) if wait is None else wait
+            asked_wait = _retry_after(headers.get("Retry-After", ""))
+            wait = wait if asked_wait is None else asked_wait
             if not wait <= LONGEST_WAIT:
                 raise KvatlasError(f"{self.url} asks to wait for {wait:g} s; {_KEPT}.")
             _pause(wait, stopped)
-        return status, _json_or_text(raw, headers), headers.get("Server", "")
+        return status, _json_or_text(raw), headers.get("Server", "")
 
     @cached_property
     def _client(self) -> httpx.Client:
-        """One client for all requests, each with a connection of its own: servers close idle ones at any time."""
-        return httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
+        """One client for all requests, each with a connection of its own: servers close idle ones at any time.
+
+        A server on this machine is never asked through the proxy of the environment.
+        """
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        is_local = urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
+        return httpx.Client(limits=limits, trust_env=not is_local)
 
     def _send(
-        self, path: str, content: Mapping[str, Any] | None, stopped: threading.Event
+        self, address: str, content: Mapping[str, Any] | None, stopped: threading.Event, seconds: float
     ) -> tuple[int, httpx.Headers, bytes]:
         """Send a request once; return status, headers and the unpacked body, which are limited in size and time."""
         headers = {"Accept-Encoding": "identity"}
@@ -211,29 +241,18 @@ class Endpoint:
             headers["Authorization"] = f"Bearer {self.key}"
         method = "GET" if content is None else "POST"
 
-        address = f"{self.url}/{path}"
-        timeout = httpx.Timeout(SECONDS, connect=CONNECT_SECONDS)
-        end = time.monotonic() + SECONDS
+        timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
+        end = time.monotonic() + seconds
         raw = bytearray()
         with self._client.stream(method, address, json=content, headers=headers, timeout=timeout) as answer:
-            for piece in answer.iter_raw():
+            for piece in answer.iter_bytes():
                 raw += piece
                 if len(raw) > MAX_BODY:
                     raise KvatlasError(f"{address} answers more than {MAX_BODY:,} bytes; {_KEPT}.")
                 if time.monotonic() > end:
-                    raise KvatlasError(f"{address} needs more than {SECONDS:g} s for an answer; {_KEPT}.")
+                    raise KvatlasError(f"{address} needs more than {seconds:g} s for an answer; {_KEPT}.")
                 if stopped.is_set():
                     raise KvatlasError("Stopped.")
-
-        encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
-        if encoding in ("gzip", "x-gzip", "deflate"):
-            # The header of gzip or of zlib decides.
-            unpacked = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(bytes(raw), MAX_BODY + 1)
-            if len(unpacked) > MAX_BODY:
-                raise KvatlasError(f"{address} answers more than {MAX_BODY:,} bytes, unpacked; {_KEPT}.")
-            return answer.status_code, answer.headers, unpacked
-        if encoding not in ("", "identity"):
-            raise self._error(f"{address} answers in the encoding {self._name(encoding)!r}, which was not asked for.")
         return answer.status_code, answer.headers, bytes(raw)
 
     # -- what a server says --------------------------------------------------------------------------------------------
@@ -267,14 +286,14 @@ class Endpoint:
         """Return an error whose sentence holds words of the server."""
         return KvatlasError(self.masked(sentence))
 
-    def _name(self, value: object) -> str:
+    def short_text(self, value: object) -> str:
         """Return a value of the server as a short text that can be stored and printed."""
         text = self.masked(str(value))
         return (text if text.isprintable() else ascii(text)[1:-1])[:_LONGEST_NAME]
 
     def _is_model_name(self, name: object) -> bool:
         """Return True for a name that can be stored and asked for; one that holds the key cannot."""
-        return isinstance(name, str) and name != "" and self._name(name) == name
+        return isinstance(name, str) and name != "" and self.short_text(name) == name
 
     def masked(self, text: str) -> str:
         """Return words of the server without the key, however it is written; usual finish reasons are no keys."""
@@ -327,25 +346,12 @@ def _pause(seconds: float, stopped: threading.Event) -> None:
         raise KvatlasError("Stopped.")
 
 
-def _pause_seconds(attempt: int) -> float:
-    """Return the seconds before the next attempt, twice those before this one."""
-    return _FIRST_PAUSE * 2.0 ** (attempt - 1)
-
-
-def _json_or_text(raw: bytes, headers: httpx.Headers) -> Any:
+def _json_or_text(raw: bytes) -> Any:
     """Return the value of a body in JSON, or its text; NaN and infinite numbers are None."""
-    _, _, charset = headers.get("Content-Type", "").lower().partition("charset=")
     try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        try:
-            text = raw.decode(charset.partition(";")[0].strip(" \"'") or "utf-8")
-        except (LookupError, ValueError):
-            return raw.decode(errors="backslashreplace")
-    try:
-        return json.loads(text, parse_constant=lambda _: None)
+        return json.loads(raw, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
-        return text
+        return raw.decode(errors="backslashreplace")
 
 
 def _text_of_content(content: Any) -> str:

@@ -3,7 +3,7 @@
     for sentence in end_orphans(run / "servers"):
         print(sentence)
     with Server(command, run / "servers", "fp8", spec_folder) as server:
-        ask(server.url, server.api_key, server.model)
+        server.endpoint.ask(question, sampling, seed, server.ended)
         failure = server.failure()
 
 A rendered `Command` with `serve_cmd` is started in a process group of its own; one with `endpoint` alone is only asked.
@@ -25,15 +25,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
-import httpx
-
 from kvatlas.core import KvatlasError, reason
 from kvatlas.engines import guard
+from kvatlas.engines.client import Endpoint
 from kvatlas.engines.command import Command, Launch, Secrets
 from kvatlas.text import duration_text
 
@@ -59,20 +57,20 @@ class ServerError(KvatlasError):
 
 @dataclass(eq=False)
 class Server:
-    """One start of a command. `name` is that of its setting, `index` its place among servers that run side by side.
+    """One start of a command. `name` is that of its setting, `model` the one to ask for if it lists several.
 
-    Within `with` it has `url` (with /v1), `api_key`, `model` (its name in requests), and `session`, plain data: number,
-    started, node, gpu, port, version, model, max_model_len, and `port_checked` where the listening socket was found to
-    be its own: on Linux, without stop_cmd and endpoint.
+    Within `with` it has `endpoint`, whose model is known, and `session`, plain data: number, started, node, gpu, port,
+    version, model, max_model_len, and `port_checked` where the listening socket was found to be its own: on Linux,
+    without stop_cmd and endpoint. `ended` is set once its first process ended by itself.
     """
 
     command: Command
     folder: Path
     name: str
     spec_folder: Path
-    index: int = 0
+    model: str = ""
     ready_timeout: float = READY_SECONDS
-    model: str = field(default="", init=False)
+    ended: threading.Event = field(default_factory=threading.Event, init=False)
     session: dict[str, Any] = field(default_factory=dict, init=False)
     _group: _Group | None = field(default=None, init=False)
 
@@ -80,13 +78,12 @@ class Server:
         try:
             self._start()
             self._wait_until_ready()
-        except OSError as error:
-            self.stop()
-            raise ServerError(f"The server of {self.name} cannot be started ({reason(error)}).") from error
-        except BaseException:
+        except BaseException as error:
             # What made it fail is told, not that its end failed as well.
             with contextlib.suppress(ServerError):
                 self.stop()
+            if isinstance(error, OSError | KvatlasError) and not isinstance(error, ServerError):
+                raise ServerError(f"The server of {self.name} cannot be started ({reason(error)}).") from error
             raise
         return self
 
@@ -99,15 +96,13 @@ class Server:
         self.names = {
             "port": str(self.port),
             "host": HOST,
-            "index": str(self.index),
+            "index": "0",
             "folder": str(self.start_folder.absolute()),
             "spec_folder": str(self.spec_folder.absolute()),
             "name": f"kvatlas-{self.start_folder.name}-{os.urandom(4).hex()}",
         }
         self.launch = self.command.launch(self.names, os.environ)
-        self.api_key = self.launch.api_key
-        endpoint = self.launch.endpoint or f"http://{HOST}:{self.port}"
-        self.url = f"{endpoint.rstrip('/').removesuffix('/v1')}/v1"
+        self.endpoint = Endpoint(self.launch.endpoint or f"http://{HOST}:{self.port}", key=self.launch.api_key)
         self._memory_before = _gpu_column("memory.used")
         self.session = {
             "number": start_number,
@@ -125,7 +120,7 @@ class Server:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
         self.session["port"] = self.port
-        self._group = _Group(self.launch, self.start_folder / LOG)
+        self._group = _Group(self.launch, self.start_folder / LOG, self.ended)
         self._write_live()
 
     def _write_live(self) -> None:
@@ -134,8 +129,8 @@ class Server:
             return
         record = {
             "group": self._group.id,
-            "processes": guard.members(self._group.id),
-            "driver": {os.getpid(): guard.start_time(os.getpid())},
+            "start_time": guard.start_time(self._group.id),
+            "driver": [os.getpid(), guard.start_time(os.getpid())],
             "boot": _boot(),
             "names": self.names,
             "stop_cmd": self.command.stop_cmd,
@@ -150,82 +145,82 @@ class Server:
     def _wait_until_ready(self) -> None:
         seconds = self.ready_timeout if self._group else min(ENDPOINT_SECONDS, self.ready_timeout)
         until = time.monotonic() + seconds
-        while why_not := self._why_not_ready():
+        while True:
+            try:
+                self._check_ready()
+                break
+            except ServerError:
+                raise
+            except KvatlasError as error:
+                why_not = str(error)
             failure = self.failure()
             if failure is not None:
                 raise failure
             if time.monotonic() > until:
                 raise self._error(f"was not ready after {duration_text(seconds)}: {why_not}")
             time.sleep(0.1)
-        # By now it has all its processes.
-        self._write_live()
 
-    def _why_not_ready(self) -> str:
-        """Return why the server is not ready, "" if it is. Raises ServerError if another one answers in its place."""
-        if not self._has_port():
-            return f"nothing listens on port {self.port}"
-        try:
-            if self.command.ready_path:
-                self._get(self.command.ready_path)
-            model = self._get("v1/models")["data"][0]
-            model_name = str(model["id"])
-            version = self._get("version").get("version", "")
-        except httpx.HTTPError as error:
-            return reason(error)
-        except (LookupError, TypeError):
-            return f"{self.url}/models lists no model"
+    def _check_ready(self) -> None:
+        """Find the server's model and version. Raises KvatlasError while it is not ready.
+
+        Raises ServerError if another server answers in its place, if it refuses the key, and for several models.
+        """
+        self._check_port()
+        if self.command.ready_path:
+            self._look(self.command.ready_path)
+        by_name = self.endpoint.models(200, self._look("v1/models"))
+        _, version = self.endpoint.look("version")
         # Another one may have come to the port just before it answered.
-        if not self._has_port():
-            return f"nothing listens on port {self.port}"
-        self.model = model_name
+        self._check_port()
+        if not by_name:
+            raise KvatlasError(f"{self.endpoint.url}/models lists no model")
+
+        model = self.model if self.model in by_name else next(iter(by_name))
+        if model != self.model and len(by_name) > 1:
+            names = ", ".join(by_name)
+            raise self._error(f"has several models; name the model of the spec as one of them: {names}")
+        self.endpoint.model = model
         # A model may be served under the path of its folder, and no path of a machine is stored.
-        stored_name = Path(model_name).name if Path(model_name).is_absolute() else model_name
-        self.session |= {"model": stored_name, "max_model_len": model.get("max_model_len"), "version": str(version)}
-        return ""
+        self._note("model", Path(model).name if Path(model).is_absolute() else model)
+        self._note("version", str(version.get("version", "")) if isinstance(version, dict) else "")
+        self.session["max_model_len"] = by_name[model].get("max_model_len")
 
-    def _has_port(self) -> bool:
-        """Return whether the group listens on its port, as far as it can be known.
+    def _note(self, name: str, text: str) -> None:
+        """Note words of the server in the session, without secrets."""
+        self.session[name] = self.endpoint.short_text(self.launch.secrets.mask(text))
 
-        Raises ServerError if a process outside the group listens there.
+    def _look(self, path: str) -> Any:
+        status, body = self.endpoint.look(path)
+        if status in (401, 403):
+            raise self._error("asks for another key: write --api-key $NAME into serve_cmd, or set KVATLAS_API_KEY")
+        if status != 200:
+            raise KvatlasError(f"{path} answers with status {status}")
+        return body
+
+    def _check_port(self) -> None:
+        """Check that the group listens on its port, as far as it can be known.
+
+        Raises KvatlasError if nothing listens there, ServerError if a process outside the group does.
         """
         # The socket of a container, or on another machine, belongs to no process of the group.
         is_elsewhere = self.launch.stop_arguments or self.launch.endpoint
         if self._group is None or is_elsewhere or not guard.HAS_PROC:
-            return True
+            return
         listening = _listening(self.port)
         if not listening:
-            return False
+            raise KvatlasError(f"nothing listens on port {self.port}")
         if listening - _open_files(self._group.id):
             raise self._error(
                 f"has lost its port {self.port}: a process outside its group listens there. (A server that leaves the "
                 "group of its command needs stop_cmd)"
             )
         self.session["port_checked"] = True
-        return True
-
-    def _get(self, path: str) -> dict[str, Any]:
-        """Return the JSON at a path, or an empty mapping. Raises HTTPError, and ServerError if the key is refused."""
-        address = f"{self.url.removesuffix('/v1')}/{path.lstrip('/')}"
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        answer = httpx.get(address, headers=headers, timeout=20, trust_env=False)
-        if answer.status_code in (401, 403):
-            raise self._error("asks for another key: write --api-key $NAME into serve_cmd, or set KVATLAS_API_KEY")
-        if answer.status_code != 200 and path != "version":
-            raise httpx.HTTPError(f"{address} answers with status {answer.status_code}")
-        with contextlib.suppress(ValueError):
-            body = answer.json()
-            return body if isinstance(body, dict) else {}
-        return {}
 
     # -- life and end -------------------------------------------------------------------------------------------------
 
-    def is_alive(self) -> bool:
-        """Return whether its first process lives; True for an endpoint that is only asked."""
-        return self._group is None or self._group.process.poll() is None
-
     def failure(self) -> ServerError | None:
         """Return the error of a server that ended by itself, None while it lives."""
-        if self._group is None or self._group.is_ending or self.is_alive():
+        if self._group is None or self._group.is_ending or self._group.process.poll() is None:
             return None
         # The rest of the group is ended first: it holds the log open.
         self._group.join()
@@ -267,9 +262,10 @@ class Server:
 class _Group:
     """The processes of one start, with their log and their guard; `id` is the number of the first."""
 
-    def __init__(self, launch: Launch, log_file: Path) -> None:
+    def __init__(self, launch: Launch, log_file: Path, ended: threading.Event) -> None:
         self.launch = launch
         self.log_file = log_file
+        self.ended = ended
         # First the guard: until it is told of a group, the end of its pipe only ends it.
         self.guard = self._start_guard()
         try:
@@ -321,6 +317,7 @@ class _Group:
         """End the others once the first process ends; start the guard again if it is killed."""
         while not self._ending.wait(0.1):
             if self.process.poll() is not None:
+                self.ended.set()
                 guard.end_group(self.id)
                 return
             if self.guard.poll() is not None:
@@ -391,30 +388,32 @@ def end_orphans(folder: Path) -> list[str]:
     """
     sentences = []
     for file in sorted(folder.glob(f"*/{LIVE}")):
-        record = json.loads(file.read_text("utf-8"))
         name = file.parent.name
+        try:
+            record = json.loads(file.read_text("utf-8"))
+        except ValueError:
+            # As after a loss of power, which ends servers, too.
+            sentences.append(f"The note of the server {name} cannot be read; see that it does not run.")
+            file.unlink()
+            continue
         if record["boot"] != _boot():
             sentences.append(f"The server {name} was not stopped; it ran on another machine, or before this boot.")
             file.unlink()
             continue
-        if _is_one_alive(record["driver"]):
-            raise ServerError(
-                f"The server {name} belongs to the process {next(iter(record['driver']))}, which still runs."
-            )
+        driver, driver_start = record["driver"]
+        if driver_start and guard.start_time(driver) == driver_start:
+            raise ServerError(f"The server {name} belongs to the process {driver}, which still runs.")
 
         command = Command(stop_cmd=record["stop_cmd"], env=record["env"])
         launch = command.launch(record["names"], os.environ)
         guard.run_stop_command(launch.stop_arguments, launch.environment)
-        if _is_one_alive(record["processes"]):
-            guard.end_group(record["group"])
+        # The others may outlive the first process: no new one gets its number while its group has a process.
+        group = record["group"]
+        if guard.start_time(group) in (0, record["start_time"]) and guard.HAS_PROC and guard.members(group):
+            guard.end_group(group)
             sentences.append(f"The server {name} of a killed sweep still ran; it is ended now.")
         file.unlink()
     return sentences
-
-
-def _is_one_alive(processes: Mapping[str, int]) -> bool:
-    """Return whether one of the processes, by number and start time, lives."""
-    return any(start and guard.start_time(int(process)) == start for process, start in processes.items())
 
 
 def _new_folder(folder: Path, name: str) -> tuple[int, Path]:

@@ -321,7 +321,7 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
             full = [cell for cell in select(run.cells, model=model) if is_reference(cell.setting)]
             control = control_of(run, model, benchmarks, family)
             changes = changes_of(run, model)
-            withheld = drift_reason(changes) or sessions_reason(run.manifests)
+            withheld = drift_reason(changes) or sessions_reason(run.manifests, model)
             found.append(
                 choice_of(model, cells, family, baselines=full, control=control, withheld=withheld, changes=changes)
             )

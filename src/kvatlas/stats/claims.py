@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +56,8 @@ def why_not_these(manifests: Sequence[Manifest], metric: str, cells: Sequence[Ce
         return f"{metric} is made of the samples of a problem together"
     if any(map(is_greedy, manifests)):
         return GREEDY
-    if any(manifest.provenance.get("seeds") == "constant" for manifest in manifests):
+    sessions = chain.from_iterable(manifest.provenance.get("sessions", ()) for manifest in manifests)
+    if any(session.get("seeds") == "constant" for session in sessions):
         return "the server writes one text for all seeds"
     copied = most_copied(cells)
     if copied > MOST_COPIED:

@@ -96,8 +96,14 @@ def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: Loss
 
 #: The level at which the flips of a reference that is asked again have a direction.
 DRIFT_LEVEL = 0.01
-#: What may not change between the servers of a run.
-_OF_SESSIONS = ("version", "node", "gpu")
+#: What may not change between the servers of a model, in words.
+_OF_SESSIONS = {
+    "version": "version",
+    "node": "node",
+    "gpu": "GPU",
+    "concurrency": "number of open questions",
+    "left_out": "set of refused sampling fields",
+}
 
 
 @dataclass(frozen=True)
@@ -163,12 +169,13 @@ def drift_reason(changes: Sequence[Changes]) -> str:
     )
 
 
-def sessions_reason(manifests: Iterable[Manifest]) -> str:
-    """Return as a clause that servers of a run had more than one version, node or GPU, or ""."""
-    sessions = list(chain.from_iterable(manifest.provenance.get("sessions") or [] for manifest in manifests))
+def sessions_reason(manifests: Iterable[Manifest], model: str) -> str:
+    """Return as a clause that the servers of a model were not alike in what may change answers, or ""."""
+    sessions = chain.from_iterable(manifest.provenance.get("sessions") or [] for manifest in manifests)
+    of_model = [session for session in sessions if session["served"] == model]
     clauses = []
-    for name in _OF_SESSIONS:
-        values = list(dict.fromkeys(str(session[name]) for session in sessions if session.get(name)))
+    for name, words in _OF_SESSIONS.items():
+        values = list(dict.fromkeys(str(session[name]) for session in of_model if session.get(name)))
         if len(values) > 1:
-            clauses.append(f"more than one {name.upper() if name == 'gpu' else name} ({', '.join(values)})")
+            clauses.append(f"more than one {words} ({'; '.join(values)})")
     return f"its servers had {' and '.join(clauses)}, so a loss may be theirs" if clauses else ""

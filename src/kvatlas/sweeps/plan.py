@@ -7,7 +7,7 @@ import json
 import platform
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.file_checks import notes_on
 from kvatlas.core import (
-    MAX_NEW_TOKENS,
     AuditedCell,
     KvatlasError,
     Problem,
@@ -33,7 +32,7 @@ from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.policies.audit import audit_policy, narrow_sentence, setting_facts, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.sweeps.plan_notes import cap_notes, cluster_notes, settings_notes, window_sentence
-from kvatlas.sweeps.planned_problems import PlannedProblems
+from kvatlas.sweeps.planned_problems import PlannedProblems, with_limit
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ class Plan(PlannedProblems):
     prompts: Mapping[tuple[str, str], Sequence[int]]
     contents: Mapping[tuple[str, str], Mapping[str, str]]
     notes: tuple[str, ...] = ()
-    changes: Mapping[str, str] = field(default_factory=dict)
 
     def bind_cells(self) -> Iterator[tuple[ModelHandle, Benchmark, Policy, bool]]:
         """Yield model, benchmark and policy of every cell, and True if it is a baseline."""
@@ -136,22 +134,9 @@ class Plan(PlannedProblems):
 
     def manifest(self) -> Manifest:
         """Return the manifest of a run with this plan alone."""
-        axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
-        identities = {
-            "benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks],
-            # Traces are read with them where the models are not.
-            "tags": {model.name: asdict(model.tags) for model in self.models},
-            "changes": dict(self.changes),
-        }
-        return Manifest(
-            axes=axes,
-            expected=self.expected(),
-            spec={**self.spec.model_dump(mode="json"), "claim": self.claim.value},
-            provenance={**provenance(), **identities},
-            about=self.about,
-            contents=self.problem_contents,
-            clusters=self.clusters,
-        )
+        # Traces are read with them where the models are not.
+        tags = {model.name: asdict(model.tags) for model in self.models}
+        return self.promise(self.expected(), self.spec.axes, {**provenance(), "tags": tags})
 
     def expected(self) -> tuple[Expected, ...]:
         """Return the cells that this plan promises."""
@@ -384,12 +369,7 @@ def make_plan(spec: Spec) -> Plan:
     found_models = tuple(entry.find() for entry in spec.models)
     found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
 
-    # The limit of new tokens is one for which every model has room; a quarter of the positions is left for prompts.
-    if not spec.sampling.max_new_tokens:
-        limits = [model.positions // 4 * 3 for model in found_models if model.positions]
-        sampling = spec.sampling.model_copy(update={"max_new_tokens": min([MAX_NEW_TOKENS, *limits])})
-        spec = spec.model_copy(update={"sampling": sampling})
-
+    spec = with_limit(spec, [model.positions for model in found_models])
     for kind, found in (("model", found_models), ("benchmark", found_benchmarks)):
         names = [item.name for item in found]
         if len(set(names)) < len(names):

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from kvatlas import benchmarks
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.public import Questions
-from kvatlas.core import Claim, Problem
+from kvatlas.core import MAX_NEW_TOKENS, Claim, Problem
+from kvatlas.results import Expected, Manifest
 from kvatlas.results.manifest import clusters_of, contents_of
 from kvatlas.sweeps.spec import Spec
+
+if TYPE_CHECKING:
+    from kvatlas.stats.orders import TestedSetting
+    from kvatlas.stats.power import Provable
+
+
+def with_limit(spec: Spec, positions: Iterable[int | None]) -> Spec:
+    """Return a spec that names its most new tokens: by default those for which models of these positions have room.
+
+    A quarter of the positions is left for prompts.
+    """
+    if spec.sampling.max_new_tokens:
+        return spec
+    limits = [count // 4 * 3 for count in positions if count]
+    sampling = spec.sampling.model_copy(update={"max_new_tokens": min([MAX_NEW_TOKENS, *limits])})
+    return spec.model_copy(update={"sampling": sampling})
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedProblems:
-    """A spec, its benchmarks, and the problems of each by its name."""
+    """A spec, its benchmarks, and the problems of each by its name.
+
+    `changes` are the keys of the spec's file that were given another value.
+    """
 
     spec: Spec
     benchmarks: tuple[Benchmark, ...]
     problems: Mapping[str, Sequence[Problem]]
+    changes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def claim(self) -> Claim:
@@ -57,10 +79,32 @@ class PlannedProblems:
         """The problems of each benchmark."""
         return [len(problems) for problems in self.problems.values()]
 
-    @property
-    def problem_contents(self) -> dict[str, dict[str, str]]:
-        """The digests of what the problems ask, by benchmark and problem."""
-        return {name: contents_of(problems) for name, problems in self.problems.items()}
+    def promise(
+        self, expected: Iterable[Expected], axes: Mapping[str, Sequence[Any]], provenance: Mapping[str, Any]
+    ) -> Manifest:
+        """Return the manifest of a run that promises these cells."""
+        identities = [benchmarks.identity(benchmark) for benchmark in self.benchmarks]
+        return Manifest(
+            axes=tuple((name, tuple(values)) for name, values in axes.items()),
+            expected=tuple(expected),
+            spec={**self.spec.model_dump(mode="json"), "claim": self.claim.value},
+            provenance={**provenance, "benchmarks": identities, "changes": dict(self.changes)},
+            about=self.about,
+            contents={name: contents_of(problems) for name, problems in self.problems.items()},
+            clusters=self.clusters,
+        )
+
+    def provable(self, tested: Sequence[TestedSetting], axes: Sequence[str] = ()) -> Provable:
+        """Return what this many problems can prove of settings, in the order in which they will be tested."""
+        from kvatlas.stats.orders import orders_of_claims
+        from kvatlas.stats.power import provable
+        from kvatlas.stats.run_data import margin_from_points
+
+        spec = self.spec
+        margin = margin_from_points(spec.lose_at_most)
+        samples = max([spec.samples, *spec.looks])
+        orders = orders_of_claims(tested, self.problem_counts, self.sizes, samples, margin, spec.tests, axes)
+        return provable(self.sizes, margin, orders, spec.samples, self.problem_counts)
 
     @property
     def clusters(self) -> dict[str, dict[str, str]]:

@@ -17,13 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas import __version__, benchmarks
-from kvatlas.core import AGAIN, MAX_NEW_TOKENS, KvatlasError, Setting, digest
-from kvatlas.engines.asking import AskedCell, ask_missing, differing_prompts, probe_seeds, questions_of, stored_answers
+from kvatlas.core import AGAIN, KvatlasError, Setting, digest
+from kvatlas.engines.asking import (
+    AskedCell,
+    ask_missing,
+    differing_prompts,
+    finish_faults,
+    other_models,
+    probe_seeds,
+    questions_of,
+    stored_answers,
+)
 from kvatlas.engines.client import Endpoint
 from kvatlas.engines.command import Command, check_distinct, read_serve_params
 from kvatlas.engines.server import READY_SECONDS, Server, ServerError, end_orphans
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.sweeps.planned_problems import PlannedProblems
+from kvatlas.stats.orders import TestedSetting
+from kvatlas.sweeps.planned_problems import PlannedProblems, with_limit
 from kvatlas.sweeps.spec import SERVED, SERVED_SETTING_KEYS, ModelSpec, SettingSpec, Spec, Value
 from kvatlas.text import counted, number
 
@@ -68,6 +78,16 @@ class ServedSetting:
         values = [f"{name}={value}" for name, value in self.setting.values.items()]
         return " ".join(values) or self.setting.policy
 
+    @property
+    def kv_byte_pair(self) -> tuple[int, int] | None:
+        """The bytes of a token and those of a sequence, None if they are unknown."""
+        return None if self.kv_bytes is None else (self.kv_bytes, 0)
+
+    @property
+    def title(self) -> str:
+        """The setting with its model, in words."""
+        return f"{self.model} {self.label}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPlan(PlannedProblems):
@@ -78,12 +98,18 @@ class ServedPlan(PlannedProblems):
     weights: Mapping[str, str]
     ready_seconds: Mapping[str, float]
     spec_folder: Path
-    changes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def questions(self) -> int:
         """The number of questions of the sweep."""
         return sum(self.problem_counts) * sum(served.samples for served in self.settings)
+
+    def tested_settings(self) -> tuple[list[TestedSetting], list[str]]:
+        """Return the settings of which something is claimed, on the first model, and the axes that they vary."""
+        first = self.settings[0].model
+        claimed = [one for one in self.settings if one.setting.policy == SERVED and not one.control]
+        tested = [TestedSetting(one.setting, one.kv_byte_pair) for one in claimed if one.model == first]
+        return tested, [name for name, values in self.axes.items() if len(values) > 1]
 
     def key(self, served: ServedSetting, benchmark: benchmarks.Benchmark, attempt: int = 0) -> str:
         """Return the hash of all that can change an answer, besides problem and sample."""
@@ -113,7 +139,7 @@ class ServedPlan(PlannedProblems):
                 problems=tuple(problem.id for problem in self.problems[benchmark.name]),
                 samples=served.samples,
                 baseline=served.setting in (REFERENCE, AGAIN),
-                kv_bytes=None if served.kv_bytes is None else (served.kv_bytes, 0),
+                kv_bytes=served.kv_byte_pair,
                 control=served.control,
             )
             cells.append(cell)
@@ -124,23 +150,10 @@ class ServedPlan(PlannedProblems):
         expected: list[Expected] = []
         for served in self.settings:
             expected += self.expected(served, attempts.get(_name(served), 0))
-        spec = _without_folders(self.spec.model_dump(mode="json"))
-        provenance = {
-            "kvatlas": __version__,
-            "benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks],
-            "changes": dict(self.changes),
-            "commands": {_name(served): _without_folders(str(served.command)) for served in self.settings},
-            "attempts": dict(attempts),
-        }
-        return Manifest(
-            axes=tuple((name, tuple(values)) for name, values in self.axes.items()),
-            expected=tuple(expected),
-            spec={**spec, "claim": self.claim.value},
-            provenance=provenance,
-            about=self.about,
-            contents=self.problem_contents,
-            clusters=self.clusters,
-        )
+        commands = {_name(served): _without_folders(str(served.command)) for served in self.settings}
+        provenance = {"kvatlas": __version__, "commands": commands, "attempts": dict(attempts)}
+        manifest = self.promise(expected, self.axes, provenance)
+        return replace(manifest, spec=_without_folders(manifest.spec))
 
 
 def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
@@ -150,16 +163,13 @@ def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
     """
     found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
     if not spec.sampling.max_new_tokens:
-        addresses = [entry.model for entry in spec.models]
-        if not all(addresses):
+        if not all(entry.model for entry in spec.models):
             raise KvatlasError(
                 "sampling.max_new_tokens: name the most tokens of an answer; a served model does not say its positions."
             )
         from kvatlas.models import find
 
-        positions = [find(address).positions or MAX_NEW_TOKENS for address in addresses]
-        most = min([MAX_NEW_TOKENS, *(room // 4 * 3 for room in positions)])
-        spec = spec.model_copy(update={"sampling": spec.sampling.model_copy(update={"max_new_tokens": most})})
+        spec = with_limit(spec, [find(entry.model).positions for entry in spec.models])
 
     settings: list[ServedSetting] = []
     weights: dict[str, str] = {}
@@ -172,9 +182,8 @@ def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
         if name in ready_seconds:
             raise KvatlasError(f"Two entries of the spec are the model {name!r}; name it once.")
         extra = entry.model_extra or {}
-        ready_seconds[name] = (
-            _positive("server_ready_timeout", extra.get("server_ready_timeout"), None) or READY_SECONDS
-        )
+        seconds = _positive("server_ready_timeout", extra.get("server_ready_timeout"))
+        ready_seconds[name] = seconds or READY_SECONDS
         weights[name] = _weights(entry)
         settings += _settings_of_model(spec, name, extra, spec_folder, axes)
     return ServedPlan(
@@ -207,7 +216,7 @@ def _settings_of_model(
     reference = Command.layered(of_model, spec.reference).render({})
     bytes_of_reference = spec.reference.get("kv_bytes", model.get("kv_bytes"))
     samples = spec.full_samples or spec.samples
-    first = ServedSetting(name, REFERENCE, reference, samples, kv_bytes=_positive("kv_bytes", bytes_of_reference, None))
+    first = ServedSetting(name, REFERENCE, reference, samples, kv_bytes=_positive("kv_bytes", bytes_of_reference))
 
     settings = [first]
     for entry in spec.settings or [SettingSpec(policy=SERVED)]:
@@ -277,11 +286,11 @@ def _bytes_of_setting(declared: Any, values: Mapping[str, Value]) -> int | None:
     Of several axes, as of keys and of values, it is the sum; None if the bytes of one are not declared.
     """
     if not isinstance(declared, Mapping):
-        return _positive("kv_bytes", declared, None)
+        return _positive("kv_bytes", declared)
     total = 0
     for axis, by_value in declared.items():
         found = {str(value).lower(): of_value for value, of_value in by_value.items()}
-        of_axis = _positive("kv_bytes", found.get(str(values.get(axis)).lower()), None)
+        of_axis = _positive("kv_bytes", found.get(str(values.get(axis)).lower()))
         if of_axis is None:
             return None
         total += of_axis
@@ -295,11 +304,11 @@ def _flag(key: str, given: Any) -> bool:
     return str(given).lower() == "true"
 
 
-def _positive(key: str, given: Any, default: int | None) -> int | None:
-    """Return a whole number above 0 of a spec, or the default of one that is not named."""
+def _positive(key: str, given: Any) -> int | None:
+    """Return a whole number above 0 of a spec, None for one that is not named."""
     value = number(given) if isinstance(given, str) else given
     if value is None:
-        return default
+        return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise KvatlasError(f"{key}: expected a whole number above 0, {given!r} was given.")
     return value
@@ -354,6 +363,29 @@ def sweep_servers(
         driver.run()
 
 
+def server_of(plan: ServedPlan, served: ServedSetting, folder: Path) -> Server:
+    """Return the server of a setting, which `with` starts."""
+    seconds = plan.ready_seconds[served.model]
+    return Server(served.command, folder, served.label, plan.spec_folder, served.model, seconds)
+
+
+def probe(server: Server, sampling: Mapping[str, Any]) -> dict[str, str]:
+    """Return the sampling fields that a server refuses, as `left_out`, and what it makes of `seeds`, where it draws.
+
+    Raises ServerError if it does not answer.
+    """
+    endpoint = server.endpoint
+    facts = {}
+    try:
+        endpoint.ask("Say a word.", {**sampling, "max_new_tokens": 1}, 0, server.ended)
+        if sampling["temperature"]:
+            shorter = {**sampling, "max_new_tokens": min(50, sampling["max_new_tokens"])}
+            facts["seeds"] = probe_seeds(endpoint, "Name ten things that people forget.", shorter, server.ended)
+    except KvatlasError as error:
+        raise ServerError(f"The server of {server.name} is ready and does not answer: {error}") from error
+    return {**facts, "left_out": ", ".join(endpoint.refused_fields) or "none"}
+
+
 @dataclass
 class _Driver:
     """One start of a sweep over servers. `failures` are sentences on settings that are not whole, by their names."""
@@ -380,24 +412,26 @@ class _Driver:
                     "settings by this spec with --replace (its answers stay in the store)."
                 )
             now = now.merge_with(earlier)
-        kept = {name: earlier.provenance[name] for name in ("sessions", "seeds") if name in earlier.provenance}
-        if "sessions" in kept:
-            # Those of settings that --replace drops tell nothing of this run.
-            promised = {(cell.model, cell.setting.id) for cell in now.expected}
-            kept["sessions"] = [one for one in kept["sessions"] if (one["served"], one["setting"]) in promised]
+        # Starts of settings that --replace drops tell nothing of this run.
+        promised = {(cell.model, cell.setting.id) for cell in now.expected}
+        sessions = earlier.provenance.get("sessions", ())
+        kept = [one for one in sessions if (one["served"], one["setting"]) in promised]
         commands = {**earlier.provenance.get("commands", {}), **now.provenance["commands"]}
-        self.manifest = now.with_cells([], **kept, commands=commands)
+        self.manifest = now.with_cells([], sessions=kept, commands=commands)
         self.store.put_manifest(self.manifest)
 
     def run(self) -> None:
         """Ask each setting what it lacks. Raises KvatlasError at the end for those that are not whole."""
+        without_reference: set[str] = set()
         for served in self.plan.settings:
+            if served.model in without_reference:
+                continue
             try:
                 self._ask(served)
             except ServerError as error:
                 if served.setting == REFERENCE:
-                    raise
-                if served.setting != AGAIN and not self._has_answers(served):
+                    without_reference.add(served.model)
+                elif served.setting != AGAIN and not self._has_answers(served):
                     # Of a setting that cannot be served the maps of the others say nothing.
                     self._leave_out(served)
                 self._fail(served, str(error))
@@ -405,29 +439,28 @@ class _Driver:
         if self.failures:
             count = counted(len(self.failures), "setting")
             listed = "\n".join(f"{name}: {sentence}" for name, sentence in self.failures.items())
+            if without_reference:
+                listed += f"\nWithout its reference nothing else is asked of {', '.join(without_reference)}."
             raise KvatlasError(
                 f"{count} of {len(self.plan.settings)} failed; the answers of the others are kept, and the same "
                 f"command asks what is missing.\n{listed}"
             )
 
     def _fail(self, served: ServedSetting, sentence: str) -> None:
-        self.failures[f"{served.model} {served.label}"] = sentence
+        self.failures[served.title] = sentence
         self.on_message(sentence)
 
     def _cells(self, served: ServedSetting, endpoint: Endpoint = NOWHERE) -> list[AskedCell]:
         """Return what is asked of a setting, one cell for each benchmark; none of a setting that is left out."""
-        by_benchmark = {cell.benchmark: cell for cell in self.manifest.expected if self._is_of(cell, served)}
+        of_plan = {one.name: one for one in self.plan.benchmarks}
         sampling = self.plan.spec.sampling.model_dump()
-        return [
-            AskedCell(
-                endpoint, by_benchmark[one.name], one, self.plan.problems[one.name], sampling, self.plan.spec.seed
-            )
-            for one in self.plan.benchmarks
-            if one.name in by_benchmark
-        ]
-
-    def _is_of(self, cell: Expected, served: ServedSetting) -> bool:
-        return cell.model == served.model and cell.setting == served.setting
+        cells = []
+        for cell in self.manifest.expected:
+            if (cell.model, cell.setting) == (served.model, served.setting) and cell.benchmark in of_plan:
+                problems = self.plan.problems[cell.benchmark]
+                benchmark = of_plan[cell.benchmark]
+                cells.append(AskedCell(endpoint, cell, benchmark, problems, sampling, self.plan.spec.seed))
+        return cells
 
     def _lacks(self, cells: Sequence[AskedCell]) -> bool:
         stored = self.store.keys()
@@ -438,68 +471,62 @@ class _Driver:
 
     def _ask(self, served: ServedSetting) -> None:
         """Ask what a setting lacks; its server is started again if it ends meanwhile. Raises ServerError."""
-        name = f"{served.model} {served.label}"
+        failure: KvatlasError | None = None
+        ended: ServerError | None = None
         for start in range(1, STARTS + 1):
             if not self._lacks(self._cells(served)):
                 break
-            self.on_message(f"Starting the server of {name}: {_without_folders(str(served.command))}")
-            server = Server(
-                served.command,
-                self.folder,
-                served.label,
-                self.plan.spec_folder,
-                ready_timeout=self.plan.ready_seconds[served.model],
-            )
-            with server:
-                endpoint = Endpoint(server.url, server.model, server.api_key)
-                self._note_session(served, server)
-                self._probe(served, endpoint)
-                answers = ask_missing(
-                    self.store,
-                    self._cells(served, endpoint),
-                    concurrency=self.plan.spec.concurrency,
-                    on_trace=self.on_trace,
-                    is_alive=server.is_alive,
-                )
-                failure = server.failure()
-            for fields in answers.left_out.values():
-                self._note("left_out", _name(served), fields)
-                self.on_message(f"The server of {name} refuses {', '.join(fields)}, which were left out.")
-            if failure is not None and start < STARTS:
-                self.on_message(f"{failure}\nIt is started again.")
-                continue
-            if failure is not None:
-                raise failure
-            if answers.failures:
-                sentence = f"{len(answers.failures):,} questions failed: {answers.failures[0]}"
-                if not self._has_answers(served):
-                    raise ServerError(sentence)
-                self._fail(served, sentence)
-            break
-        self._check_prompts(served)
+            self.on_message(f"Starting the server of {served.title}: {_without_folders(str(served.command))}")
+            with server_of(self.plan, served, self.folder) as server:
+                failure = self._ask_server(served, server)
+                ended = server.failure()
+            if ended is None:
+                break
+            if start < STARTS:
+                self.on_message(f"{ended}\nIt is started again.")
 
-    def _probe(self, served: ServedSetting, endpoint: Endpoint) -> None:
-        """See that the server answers, and whether it draws by the seed of a request. Raises ServerError."""
-        sampling = {**self.plan.spec.sampling.model_dump(), "max_new_tokens": 1}
-        try:
-            endpoint.ask("Say a word.", sampling, 0)
-            if served.setting == REFERENCE and sampling["temperature"] and "seeds" not in self.manifest.provenance:
-                longer = {**sampling, "max_new_tokens": min(50, self.plan.spec.sampling.max_new_tokens)}
-                seeds = probe_seeds(endpoint, "Name ten things that people forget.", longer)
-                self._put(self.manifest.with_cells([], seeds=seeds))
-                if seeds != "honoured":
-                    self.on_message(SEEDS[seeds])
-        except ServerError:
-            raise
-        except KvatlasError as error:
-            raise ServerError(f"The server of {served.label} is ready and does not answer: {error}") from error
+        error = ended or failure
+        if error is not None and self._lacks(self._cells(served)):
+            if ended or not self._has_answers(served):
+                raise ServerError(str(error))
+            self._fail(served, str(error))
+        self._check_answers(served)
 
-    def _note_session(self, served: ServedSetting, server: Server) -> None:
-        """Note the start beside the answers. Raises ServerError for a server that is not the setting's, or another."""
+    def _ask_server(self, served: ServedSetting, server: Server) -> KvatlasError | None:
+        """Ask a server that is ready what its setting lacks; return a failure."""
         session = {"setting": served.setting.id, "served": served.model, **server.session}
         session["concurrency"] = self.plan.spec.concurrency
-        sessions = list(self.manifest.provenance.get("sessions", ()))
-        for earlier in sessions:
+        self._check_session(served, session)
+        try:
+            session |= probe(server, self.plan.spec.sampling.model_dump())
+        except ServerError as error:
+            return error
+
+        if session.get("seeds") in SEEDS:
+            self.on_message(f"{served.title}: {SEEDS[session['seeds']]}")
+        if session["left_out"] != "none":
+            self.on_message(f"{served.title}: the server refuses {session['left_out']}, so it is not sent.")
+        self._note_session(served, session)
+        answers = ask_missing(
+            self.store,
+            self._cells(served, server.endpoint),
+            concurrency=self.plan.spec.concurrency,
+            on_trace=self.on_trace,
+            stopped=server.ended,
+        )
+        if answers.failures:
+            return KvatlasError(f"{counted(len(answers.failures), 'question')} failed: {answers.failures[0]}")
+        return None
+
+    def _sessions(self) -> list[dict[str, Any]]:
+        return list(self.manifest.provenance.get("sessions", ()))
+
+    def _check_session(self, served: ServedSetting, session: Mapping[str, Any]) -> None:
+        """Check that a server is that of its setting. Raises ServerError for another model, or another version.
+
+        With `replace_run` a setting whose server has another version is asked anew.
+        """
+        for earlier in self._sessions():
             same_setting = (earlier["served"], earlier["setting"]) == (served.model, served.setting.id)
             names = _SAME if same_setting else ("model",)
             unlike = [name for name in names if earlier.get(name) != session.get(name)]
@@ -513,12 +540,15 @@ class _Driver:
                 )
             if not self.replace_run:
                 raise ServerError(f"The server of {served.label} has {clause}; --replace asks all of its answers anew.")
-            sessions = [
-                one for one in sessions if one["served"] != served.model or one["setting"] != earlier["setting"]
-            ]
+            name = (served.model, served.setting.id)
+            kept = [one for one in self._sessions() if (one["served"], one["setting"]) != name]
+            self._put(self.manifest.with_cells([], sessions=kept))
             self._ask_anew(served)
-            break
-        self._put(self.manifest.with_cells([], sessions=[*sessions, session]))
+            return
+
+    def _note_session(self, served: ServedSetting, session: Mapping[str, Any]) -> None:
+        """Note a start beside the answers; after a start of another setting the reference is asked again."""
+        self._put(self.manifest.with_cells([], sessions=[*self._sessions(), session]))
         again = next(one for one in self.plan.settings if one.model == served.model and one.setting == AGAIN)
         if served.setting != AGAIN and self._has_answers(again):
             # It is asked last, so that it sees what changed until then.
@@ -534,28 +564,35 @@ class _Driver:
         ]
         self._put(self.manifest.with_cells(cells, attempts=attempts))
 
-    def _check_prompts(self, served: ServedSetting) -> None:
-        """Take a setting out of the run that read other prompts than the reference: another chat template."""
+    def _check_answers(self, served: ServedSetting) -> None:
+        """Say what is odd in the answers of a setting. Raises ServerError for those that cannot be compared.
+
+        These are answers of another model, and to other prompts than the reference's, as with another chat template.
+        """
+        answers = list(stored_answers(self.store, self._cells(served)))
+        odd = finish_faults(answers, self.plan.spec.sampling.max_new_tokens)
+        if odd:
+            self.on_message(f"{served.title}: {odd}")
+        models = [one["model"] for one in self._sessions() if one["served"] == served.model]
+        fault = other_models(answers, models[-1] if models else "")
+
         reference = next(one for one in self.plan.settings if one.model == served.model)
-        differing = differing_prompts(stored_answers(self.store, [*self._cells(reference), *self._cells(served)]))
-        if not differing:
-            return
-        benchmark, problem = differing[0]
-        self._leave_out(served)
-        self._fail(
-            served,
-            f"it read other prompts than the reference on {len(differing):,} problems (first {problem} of "
-            f"{benchmark}), as with another chat template; it is left out.",
-        )
+        differing = differing_prompts([*stored_answers(self.store, self._cells(reference)), *answers])
+        if differing:
+            benchmark, problem = differing[0]
+            fault = (
+                f"It read other prompts than the reference on {len(differing):,} problems (first {problem} of "
+                f"{benchmark}), as with another chat template."
+            )
+        if fault:
+            self._leave_out(served)
+            raise ServerError(f"{fault} It is left out.")
 
     def _leave_out(self, served: ServedSetting) -> None:
         """Take a setting out of what the run promises; a later start promises it again."""
-        kept = tuple(cell for cell in self.manifest.expected if not self._is_of(cell, served))
+        name = (served.model, served.setting)
+        kept = tuple(cell for cell in self.manifest.expected if (cell.model, cell.setting) != name)
         self._put(replace(self.manifest, expected=kept))
-
-    def _note(self, key: str, name: str, value: Any) -> None:
-        noted = {**self.manifest.provenance.get(key, {}), name: value}
-        self._put(self.manifest.with_cells([], **{key: noted}))
 
     def _put(self, manifest: Manifest) -> None:
         self.manifest = manifest
