@@ -330,7 +330,7 @@ class Manifest:
 
     @property
     def decided(self) -> tuple[Any, ...]:
-        """What a spec decides of the tests of a run before its data, besides the cells."""
+        """The entries of a spec that decide the tests of a run before its data, besides the cells."""
         return tuple(self.spec.get(name) for name in ("claim", "looks", "tests", "lose_at_most"))
 
     def has_problem(self, benchmark: str, problem: Problem) -> bool:
