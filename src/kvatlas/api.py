@@ -171,7 +171,8 @@ class Run:
 
     def describe(self) -> Description:
         """Return the result of the run: peaks, tests, plateaus, trends, comparisons, recommendations."""
-        _ = self._result.untested
+        # Missing traces are refused here, and not where the text is written.
+        _ = self._result.untested, self._result.tables
         return self._result
 
     def report(self, path: str | Path, **options: Any) -> Path:
