@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -53,21 +52,6 @@ _WITHOUT_A_PLACE = (Death.TRUNCATED, Death.NO_ANSWER, Death.UNEXPLAINED)
 
 #: A share in percent or a difference in points, with its interval.
 Values = dict[str, float | None]
-
-
-@dataclass(frozen=True)
-class SizeGroup:
-    """The held-out test of causes with `low` to `high` tokens: the share of right answers of each arm."""
-
-    low: int
-    high: int
-    answers: int
-    arms: Mapping[str, Estimate]
-
-    @property
-    def name(self) -> str:
-        """The sizes as a text."""
-        return f"{self.low}" if self.low == self.high else f"{self.low}–{self.high}"
 
 
 def summarise(autopsies: Sequence[Autopsy], lost_share: float | None = None) -> dict[str, Any]:
@@ -117,27 +101,22 @@ def tested_causes(autopsies: Sequence[Autopsy]) -> list[Autopsy]:
     return [item for item in autopsies if item.held_out and len(item.tokens) <= MOST_TOKENS]
 
 
-def by_size(autopsies: Sequence[Autopsy]) -> list[SizeGroup]:
+def _by_size(tested: Sequence[Autopsy]) -> dict[str, dict[str, Any]]:
     """Return the held-out test by the size of causes: up to 1, 2, 4 and 8 tokens, without empty groups."""
-    tested = tested_causes(autopsies)
-    groups = []
+    groups = {}
     for low, high in zip((1, *(size + 1 for size in SIZES)), SIZES, strict=False):
         members = [item for item in tested if low <= len(item.tokens) <= high]
         if members:
-            groups.append(_size_group(low, high, members))
+            groups[f"{low}" if low == high else f"{low}–{high}"] = {"answers": len(members), **_right(members)}
     return groups
 
 
-def whole_group(autopsies: Sequence[Autopsy]) -> SizeGroup:
-    """Return the group of all tested causes, of which there is one at least."""
-    return _size_group(1, MOST_TOKENS, tested_causes(autopsies))
-
-
-def _size_group(low: int, high: int, members: Sequence[Autopsy]) -> SizeGroup:
+def _right(members: Sequence[Autopsy]) -> dict[str, Values]:
+    """Return the share of right answers of each arm."""
     arms = {}
     for arm in ARMS:
-        arms[arm] = _share_of_problems(members, [_average(item.held_out[arm]) for item in members])
-    return SizeGroup(low, high, len(members), arms)
+        arms[arm] = _share_of_problems(members, [_average(item.held_out[arm]) for item in members]).to_dict()
+    return arms
 
 
 def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, Any] | None:
@@ -168,20 +147,16 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
     if lost_share is not None:
         room = {name: round((of_all[name] or 0.0) * lost_share, 4) for name in ("value", "low", "high")}
 
-    by_number = {}
-    for group in by_size(tried):
-        by_number[group.name] = {"answers": group.answers, **_arms_of(group)}
-
     return {
         "streams": len(tested[0].held_out["nothing"]),
         "most_tokens": MOST_TOKENS,
         "answers": len(tested),
-        "right": _arms_of(whole_group(tried)),
+        "right": _right(tested),
         **{f"{first}_over_{second}": rise(first, second) for first, second in DIFFERENCES},
         "proven_alone": sum(p <= LEVEL for p in by_luck),
         "of_all_lost": of_all,
         "room": room,
-        "by_size": by_number,
+        "by_size": _by_size(tested),
     }
 
 
@@ -205,11 +180,6 @@ def luck_chance(autopsy: Autopsy) -> float:
     worse = sum(other and not cause for cause, other in pairs)
     # The chance of so many successes or more in fair tosses.
     return float(special.bdtrc(better - 1, better + worse, 0.5)) if better else 1.0
-
-
-def _arms_of(group: SizeGroup) -> dict[str, Values]:
-    """Return the share of right answers of each arm."""
-    return {arm: estimate.to_dict() for arm, estimate in group.arms.items()}
 
 
 def _in_right_answers(found: Sequence[Autopsy]) -> dict[str, Any] | None:
