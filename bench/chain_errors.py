@@ -416,7 +416,7 @@ def judge_intervals(result: Result, design: MapDesign, model: str, drawn: Mappin
     losses = losses_of_design(design)
     mean = DIFFICULTIES[design.difficulty][0]
     missed = np.zeros(len(losses), bool)
-    for one in result.single:
+    for one in (one for one in result.maps if not one.map.is_mean):
         if one.map.model != model:
             continue
         for cell in one.map.cells.values():
