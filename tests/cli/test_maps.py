@@ -71,8 +71,14 @@ def test_runs_are_compared_with_runs_and_models_with_models(kvatlas: Call, run: 
     kvatlas.succeed("map", *sources, "--against", "R1-Llama", "--mean", "--out", out)
     (row, *_) = csv.DictReader(out.with_suffix(".data.csv").open())
     assert (row["model"], row["shows"], row["small"]) == ("R1-Qwen", "Pass@1 minus R1-Llama in points", "")
-    kvatlas.succeed("map", *sources, "--mean", "--out", out)
-    assert "In 7 of 40 cells the" in out.read_text()
+    # Means of maps, and a mean that a file gives.
+    for given, models in ((sources, {"R1-Llama", "R1-Qwen"}), (("published:dynts_r1_llama_mean",), {"R1-Llama"})):
+        kvatlas.succeed("map", *given, "--mean", "--out", out)
+        rows = list(csv.DictReader(out.with_suffix(".data.csv").open()))
+        assert {row["model"] for row in rows} == models
+        assert len(rows) == 20 * len(models)
+    kvatlas.succeed("map", run, "--mean", "--out", out)
+    assert "Difference dynts − random: tiny " in out.read_text()
     kvatlas.succeed("map", sources[0], "--against", sources[0], "--out", out)
     assert {row["text"] for row in csv.DictReader(out.with_suffix(".data.csv").open())} == {"0.0"}
 
