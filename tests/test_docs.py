@@ -99,7 +99,7 @@ def test_readme_quotes_the_findings() -> None:
 
 def test_every_block_says_what_it_is() -> None:
     """Blocks of text hold output and drawings, no code: code is run below."""
-    known = {"bash", "python", "yaml", "toml", "bibtex", "text"}
+    known = {"bash", "python", "yaml", "toml", "bibtex", "dockerfile", "text"}
     for page in PAGES:
         assert set(re.findall(r"^```(\w*)\n.*?^```", page.read_text(), flags=re.S | re.M)) <= known, page.name
         for block in blocks(page, "text"):
