@@ -209,7 +209,14 @@ def judge_losses(result: Result, design: Design, truths: Mapping[str, np.ndarray
         kept = np.array([one is not None and one.is_kept for one in found])
         broken = np.array([one is not None and one.is_broken for one in found])
         limits = np.array([np.inf if one is None else one.limit for one in found])
-        joint = np.array([np.inf if one is None else one.joint_limit for one in found])
+        # Of controls no limit is told.
+        told = [id_ in family.by_setting and not family.by_setting[id_].is_control for id_ in ids]
+        joint = np.array(
+            [
+                one.joint_limit if one is not None and is_told else np.inf
+                for one, is_told in zip(found, told, strict=True)
+            ]
+        )
         lows = np.array([-np.inf if one is None else one.low for one in found])
         too_much = losses > MARGIN - EXACT
         within = losses < MARGIN + EXACT
