@@ -58,28 +58,25 @@ class TraceNumbers(Mapping[str, Floats]):
     """The numbers of the traces of a table by name [places], NaN where a trace is missing or its number unknown.
 
     Costs and progress are those of the records, an outcome as `truncated` is 1 for its traces and 0 for others, and all
-    others are `measured`: metrics of benchmarks and of screens, verdicts of other graders.
+    others are `measured`: metrics of benchmarks, measures, verdicts of other graders.
     """
 
-    def __init__(self, records: NDArray[np.void]) -> None:
-        self.measured: dict[str, Floats] = {}
+    def __init__(self, records: NDArray[np.void], measured: Mapping[str, Floats]) -> None:
+        self.measured = dict(measured)
         self._records = records
-        self._outcomes: dict[str, Floats] = {}
 
     def __getitem__(self, name: str) -> Floats:
         if name in RECORDED:
             return self._records[name]
         if name not in _OUTCOMES:
             return self.measured[name]
-        if name not in self._outcomes:
-            outcome = _OUTCOMES[name]
-            is_graded = outcome in (Outcome.CORRECT, Outcome.WRONG)
-            status = self._records["status"]
-            found = status == STATUS[Status.OK if is_graded else Status[outcome.name]]
-            if is_graded:
-                found &= (self._records["correct"] > 0) == (outcome is Outcome.CORRECT)
-            self._outcomes[name] = np.where(status > 0, found, math.nan)
-        return self._outcomes[name]
+        outcome = _OUTCOMES[name]
+        is_graded = outcome in (Outcome.CORRECT, Outcome.WRONG)
+        status = self._records["status"]
+        found = status == STATUS[Status.OK if is_graded else Status[outcome.name]]
+        if is_graded:
+            found &= (self._records["correct"] > 0) == (outcome is Outcome.CORRECT)
+        return np.where(status > 0, found, math.nan)
 
     def __iter__(self) -> Iterator[str]:
         return iter({**dict.fromkeys((*RECORDED, *_OUTCOMES)), **self.measured})
@@ -87,9 +84,12 @@ class TraceNumbers(Mapping[str, Floats]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
+    def within(self, span: slice) -> TraceNumbers:
+        """Return the numbers of the traces of a cell."""
+        return TraceNumbers(self._records[span], {name: values[span] for name, values in self.measured.items()})
+
     def put(self, places: Ints, measured: Mapping[str, Floats]) -> None:
         """Note that the traces at these places were replaced; they have the numbers `measured`, and no others."""
-        self._outcomes.clear()
         for values in self.measured.values():
             values[places] = math.nan
         for name, values in measured.items():
@@ -124,7 +124,7 @@ class TraceTable:
         self.records: NDArray[np.void] = np.zeros(ends[-1], _PLACE)
         for name in RECORDED:
             self.records[name] = math.nan
-        self.numbers = TraceNumbers(self.records)
+        self.numbers = TraceNumbers(self.records, {})
         self.versions: dict[str, int] = {}
         self.kinds: dict[str, int] = {}
         for columns in stored:
@@ -372,11 +372,15 @@ class CellTraces:
 
     def numbers(self, name: str) -> Floats:
         """Return a number of the traces [problem, sample], NaN where it is unknown."""
-        return self.table.numbers[name][self.table.spans[self._index]].reshape(self.grades.shape)
+        return self._numbers[name].reshape(self.grades.shape)
+
+    @property
+    def _numbers(self) -> TraceNumbers:
+        return self.table.numbers.within(self.table.spans[self._index])
 
     def _known_numbers(self, name: str) -> list[float]:
         """Return a number of every stored trace; nothing if it is unknown of one."""
-        if name not in self.table.numbers:
+        if name not in self._numbers:
             return []
         values = self.numbers(name)[self.is_stored]
         return [] if np.isnan(values).any() else values.tolist()
