@@ -91,13 +91,12 @@ def proven_pairs(part: Part, policy: str, tables: dict[str, Floats], sizes: Sequ
     outcomes = np.stack([tables[setting] for setting in settings], axis=1)
     tests = compare_pairs(outcomes, strata_of_sizes(sizes), dominance_pairs(tokens, window_of))
     proven = []
-    for test in tests:
-        better, other = test.pair
+    for (better, other), difference in tests.items():
         # A setting that keeps fewer tokens may win, too; here those of equal memory are told.
-        if test.is_proven and tokens[better] == tokens[other]:
-            limits = {end: round(100 * getattr(test.difference, end), 4) for end in ("value", "low", "high")}
+        if difference.is_proven and tokens[better] == tokens[other]:
+            limits = {end: round(100 * getattr(difference, end), 4) for end in ("value", "low", "high")}
             proven.append(
-                {"better": settings[better], "other": settings[other], **limits, "adjusted_p": test.adjusted_p}
+                {"better": settings[better], "other": settings[other], **limits, "adjusted_p": difference.p_holm}
             )
     return {"pairs": len(tests), "proven": proven}
 

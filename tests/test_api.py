@@ -140,13 +140,13 @@ def test_a_column_of_ones_own_is_in_every_form_of_a_cell(run: kvatlas.Run, tmp_p
     ]
     plot_sources([run.path or ""], tmp_path / "m.svg", ReadOptions(metric="half"))
     assert "Half the value" in (tmp_path / "m.svg").read_text()
-    with pytest.raises(kvatlas.KvatlasError, match=r"'watts'; .* the costs mean_kv_tokens, .* half, kv_memory\."):
+    with pytest.raises(kvatlas.KvatlasError, match=r"'watts'; .* the costs mean_kv_tokens, kv_memory, .* half\."):
         kvatlas.open_run(run.path or "", metric="watts").maps()
     for name in ("half", "value", "policy", "kv_memory", "not a name"):
         with pytest.raises(kvatlas.KvatlasError, match="add_column: expected a new name"):
-            kvatlas.add_column(name, "mean_kv_bytes")
-    with pytest.raises(kvatlas.KvatlasError, match=r"unknown source 'traces\.watts'; expected a function, or audit, "):
-        kvatlas.add_column("watts", "traces.watts")
+            kvatlas.add_column(name, "kv_memory")
+    with pytest.raises(kvatlas.KvatlasError, match=r"unknown source 'watts'; expected a function, traces\.N"):
+        kvatlas.add_column("watts", "watts")
 
 
 @pytest.mark.usefixtures("column_list")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, Measure
 
 if TYPE_CHECKING:
     from kvatlas.api import Description, Heatmap, Run, add_column, open_run, register, run, sweep
@@ -28,6 +28,7 @@ __all__ = [
     "Description",
     "Heatmap",
     "KvatlasError",
+    "Measure",
     "Run",
     "__version__",
     "add_column",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvatlas import core
-from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, TRACES, Column, frame_row
+from kvatlas.columns import CELL_COLUMNS, TRACES, Column, frame_row, is_new_name
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.core.settings import columns_of
 from kvatlas.report.result import Result
@@ -312,7 +312,9 @@ def _check_arguments(policy: str, parameters: Mapping[str, Any]) -> None:
 
 
 def register(item: T, name: str = "") -> T:
-    """Make a policy, or a family of benchmarks, known in this process and its workers; also a decorator of policies.
+    """Make a policy, a measure or a family of benchmarks known in this process and its workers.
+
+    It is also a decorator of policies.
 
     A policy has its name in its class; `name` is that of a family: `register(Sum, "SUM")` makes SUM3 a benchmark.
     Workers import the class by its module, so a class of a notebook needs `workers=1`. Raises KvatlasError for an
@@ -322,7 +324,11 @@ def register(item: T, name: str = "") -> T:
     from kvatlas.policies import register as register_policy
 
     family: Any = item
-    if not hasattr(item, "named"):
+    if isinstance(item, core.Measure):
+        from kvatlas.measures import measures
+
+        measures.add(item.name, item)
+    elif not hasattr(item, "named"):
         register_policy(family)
     elif name:
         families.add(name, family)
@@ -347,24 +353,19 @@ def add_column(
 
     Args:
         name: its name everywhere; KvatlasError for one that is taken or is no plain word.
-        source: a field of `kvatlas.core.Cell`, such as `mean_kv_bytes`; the mean of a number of the traces, such as
-            `traces.thinking_tokens`; or a function of a cell. Unknown values are None.
+        source: the mean of a number of the traces, such as `traces.thinking_tokens`; the key of another column, such as
+            `kv_memory`; or a function of a cell. Unknown values are None.
         unit: what is counted, such as `tokens`, `seconds`, `bytes`.
         digits: decimals in files; all if None.
         is_share: values in [0, 1], in percent in files.
         title: what `kvatlas map --metric NAME` and pages call the column as a cost.
     """
-    taken = {"model", "benchmark", "policy", "setting", "baseline", "name", "short", "difference", KV_MEMORY}
-    for column in CELL_COLUMNS:
-        taken |= {column.name, column.frame, column.page}
-    if name in taken or not name.isidentifier():
+    if not is_new_name(name):
         raise KvatlasError(f"add_column: expected a new name in letters, digits and _, got {name!r}.")
-    from kvatlas.results.records import COSTS
-
-    sources = {*(field.name for field in fields(core.Cell)), *(f"{TRACES}{cost}" for cost in COSTS)}
-    if isinstance(source, str) and source.partition(".")[0] not in sources and source not in sources:
+    keys = [column.key for column in CELL_COLUMNS]
+    if isinstance(source, str) and source not in keys and not source.startswith(TRACES):
         raise KvatlasError(
-            f"add_column: unknown source {source!r}; expected a function, or {', '.join(sorted(sources))}."
+            f"add_column: unknown source {source!r}; expected a function, traces.NAME, or one of {', '.join(keys)}."
         )
     CELL_COLUMNS.append(Column(name, source, unit, is_share, digits, None, name, name, True, title))
 

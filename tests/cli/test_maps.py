@@ -1,11 +1,12 @@
 """The command `map` as people use it."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvatlas.columns import cost_names
+from kvatlas.columns import cost_columns
 from kvatlas.core import Setting
 from kvatlas.results import Manifest
 from kvatlas.stats.metrics import METRICS
@@ -160,6 +161,7 @@ FILES = {"map": "a.svg", "view": "a.html", "export": "a.csv", "compare": "a.svg"
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
     setting = Setting.from_parameters("window", kv_budget=96, local_window=8, ratio=0.3)
     plan = manifest([setting], models=["embedded:tiny-llama"], benchmarks=["CHAIN6"], baselines=(), problems=4, axes=())
+    plan = replace(plan, expected=tuple(replace(cell, kv_bytes=(1024, 0)) for cell in plan.expected))
     return store(tmp_path_factory.mktemp("cell") / "run", plan)
 
 
@@ -168,10 +170,10 @@ def metric_words(command: str, run: Path, metric: str, out: Path) -> tuple[objec
 
 
 def test_every_metric_and_cost_of_one_cell_is_drawn(kvatlas: Call, cell: Path, tmp_path: Path) -> None:
-    for metric in (*METRICS, "pass@2", *cost_names()):
+    for metric in (*METRICS, "pass@2", *cost_columns()):
         kvatlas.succeed(*metric_words("map", cell, metric, tmp_path), err="")
         assert metric in (tmp_path / "a.data.csv").read_text().splitlines()[1].split(",")
-        assert metric not in cost_names() or "percent" not in (tmp_path / "a.svg").read_text()
+        assert metric not in cost_columns() or "percent" not in (tmp_path / "a.svg").read_text()
     kvatlas.succeed(*metric_words("view", cell, "pass@2", tmp_path), err="")
     assert "Pass@2 in percent, tiny-llama on CHAIN6, 4 problems" in kvatlas.succeed(
         *metric_words("describe", cell, "pass@2", tmp_path)
@@ -181,7 +183,7 @@ def test_every_metric_and_cost_of_one_cell_is_drawn(kvatlas: Call, cell: Path, t
 
 @pytest.mark.parametrize("command", ["map", "view", "describe", "export", "compare"])
 def test_an_unknown_metric_is_refused_with_all_names(kvatlas: Call, cell: Path, tmp_path: Path, command: str) -> None:
-    sentence = f"Unknown metric 'watts'; expected: {NAMES}, and for maps the costs {', '.join(cost_names())}."
+    sentence = f"Unknown metric 'watts'; expected: {NAMES}, and for maps the costs {', '.join(cost_columns())}."
     assert sentence in kvatlas.refuse(*metric_words(command, cell, "watts", tmp_path))
 
 

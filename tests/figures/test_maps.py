@@ -8,7 +8,6 @@ from itertools import chain, product
 
 import pytest
 
-from kvatlas import models
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.figures import colours
 from kvatlas.figures.findings import panels_title
@@ -16,10 +15,10 @@ from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.panels import cost_of, cost_panels, difference_panels, metric_panels, panels_csv
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report.headline import recommended_words
-from kvatlas.report.map_figure import maps_against, with_kv_bytes
+from kvatlas.report.map_figure import maps_against
 from kvatlas.report.result import Result
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.results.export import marked_csv
+from kvatlas.results.export import marked_csv, write_maps
 from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.csv_tests import bound_tests_of_maps
 from kvatlas.stats.estimates import with_binomial_bounds
@@ -183,23 +182,27 @@ def test_cost_maps_show_every_cost_of_a_run(maps, tmp_path):
     for name, shown in costs.items():
         result = texts(plot(cost_panels(maps, name)), tmp_path)
         assert result.count(shown) + result.count("61") >= 18, name
-        assert cost_of(name).label[1:] in " ".join(result)
+        assert cost_of(name, maps).column.title[1:] in " ".join(result)
     truncated = cost_panels(maps, "truncated")
     wanted = set()
     for cell in chain.from_iterable(map_.cells.values() for map_ in maps):
-        wanted.add(fixed(100 * cell.truncated / (cell.estimate.problems * cell.estimate.samples), 0))
+        wanted.add(fixed(100 * cell.number("truncated") / (cell.estimate.problems * cell.estimate.samples), 0))
     assert {shown.text for item in truncated for shown in item.cells.values()} == wanted
     # A figure has one unit; all of the run took 0.1 s.
-    slow = replace(maps[0], cells={c: replace(cell, seconds_mean=4.0) for c, cell in maps[0].cells.items()})
+    slow = replace(maps[0], cells={c: replace(cell, numbers={"seconds": 4.0}) for c, cell in maps[0].cells.items()})
     assert {cell.text for cell in cost_panels([maps[1], slow], "seconds")[0].cells.values()} == {"0.10"}
 
 
-def test_kv_memory_reckons_with_the_model():
-    cell = Cell(Setting.from_parameters("p"), Estimate(0.5, None, None, None, None), mean_kv_tokens=1024.0)
-    map_ = Map("embedded:tiny-llama", "B", "pass@1", "p", (("a", (1,)), ("b", (1,))), {(1, 1): cell})
-    (panel,) = cost_panels([with_kv_bytes(map_)], "kv_memory")
-    assert panel.cells[1, 1].value == pytest.approx(models.find("embedded:tiny-llama").kv_bytes_per_token / 1024)
-    assert (panel.unit, panel.cells[1, 1].text) == ("in MiB", f"{panel.cells[1, 1].value:.2f}")
+def test_kv_memory_is_drawn_of_a_run_and_of_its_csv_map(tmp_path):
+    plan = manifest(grid("dynts"))
+    plan = replace(plan, expected=tuple(replace(cell, kv_bytes=(1024, 0)) for cell in plan.expected))
+    of_run = maps_of_run(RunData(plan, traces(plan)))
+    write_maps(of_run, tmp_path / "m.csv")
+    for found in (of_run, read_maps(tmp_path / "m.csv")):
+        panel, *_ = cost_panels(found, "kv_memory")
+        tokens = found[0].cells[8, 0.1].number("mean_kv_tokens")
+        assert panel.cells[8, 0.1].value == pytest.approx(tokens, abs=1e-3)
+        assert (panel.unit, panel.cells[8, 0.1].text) == ("in KiB", f"{tokens:.1f}")
 
 
 def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, maps, tmp_path):
@@ -321,7 +324,7 @@ def test_the_margin_is_framed_before_the_plateau(llama):
 def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
     def cell(budget, bits):
         setting = Setting.from_parameters("rkv", kv_budget=budget, **({} if bits == 16 else {"kv_bits": bits}))
-        return Cell(setting, Estimate(0.5, 0.4, 0.6, 60, 1), mean_kv_bytes=64.0 * budget * bits)
+        return Cell(setting, Estimate(0.5, 0.4, 0.6, 60, 1), {"kv_memory": 64.0 * budget * bits})
 
     rows, bits = (128, 256, 512), (4, 8, 16)
     cells = {(row, column): cell(row, column) for row in rows for column in bits}
@@ -329,7 +332,7 @@ def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
     (panel,) = metric_panels([map_])
     assert panel.memory == [[64.0 * row * column for column in bits] for row in rows]
     assert "dashed: equal mean KV memory" in " ".join(texts(plot([panel]), tmp_path))
-    unknown = replace(map_, cells={at: replace(one, mean_kv_bytes=None) for at, one in cells.items()})
+    unknown = replace(map_, cells={at: replace(one, numbers={}) for at, one in cells.items()})
     assert not any(panel.memory for panel in metric_panels([unknown]))
     assert "equal mean KV memory" not in " ".join(texts(map_figure([unknown]), tmp_path))
 

@@ -70,15 +70,16 @@ def test_csv_is_a_map_with_costs_and_baselines(run, tmp_path):
     rows = list(csv.DictReader((tmp_path / "m.csv").open(encoding="utf-8")))
     assert list(rows[0]) == [
         "model", "benchmark", "policy", "local_window", "ratio", "pass_at_1", "low", "high", "problems", "samples",
-        "kept_tokens_mean", "peak_kv_tokens", "stays_tokens", "output_tokens_mean", "truncated", "seconds_mean",
+        "kept_tokens_mean", "kv_bytes_mean", "peak_kv_tokens", "stays_tokens", "output_tokens_mean", "truncated",
+        "seconds_mean",
     ]  # fmt: skip
     assert len(rows) == 10
     # The window, the prompt of 20 tokens, and a tenth of the 44 others.
     assert (rows[0]["stays_tokens"], rows[-1]["stays_tokens"]) == ("56.0", "")
     read = {map_.name: map_ for map_ in read_maps(tmp_path / "m.csv")}
     for map_ in maps_of_run(RunData.open(run)):
-        kept = {coord: cell.stays_tokens for coord, cell in map_.cells.items()}
-        assert {coord: cell.stays_tokens for coord, cell in read[map_.name].cells.items()} == kept
+        kept = {coord: cell.number("stays_tokens") for coord, cell in map_.cells.items()}
+        assert {coord: cell.number("stays_tokens") for coord, cell in read[map_.name].cells.items()} == kept
     assert (rows[0]["local_window"], rows[0]["ratio"], rows[0]["kept_tokens_mean"]) == ("32", "0.1", "60.5")
     assert (rows[-1]["policy"], rows[-1]["local_window"], rows[-1]["ratio"]) == ("full", "", "")
 

@@ -351,7 +351,7 @@ def test_a_status_of_a_later_version_is_unknown_to_this_one(tmp_path: Path, kvat
     run = later_status(tmp_path / "run")
     (cell,) = RunData.open(run).cells
     assert cell.outcomes == {Outcome.CORRECT: 1, Outcome.UNKNOWN: 1}
-    assert cell.cell.truncated == 0
+    assert cell.cell.number("truncated") == 0
     assert outcome_letters(cell, cell.problems, 9) == "ru"
     with Store.open(run) as store:
         key, unknown = list(store.traces())[1]

@@ -34,7 +34,7 @@ def test_one_map_for_each_model_benchmark_and_policy():
     cell = first.cells[8, 0.1]
     assert cell.setting == setting("dynts", 8, 0.1)
     assert (cell.estimate.problems, cell.estimate.samples) == (12, 2)
-    assert (cell.mean_kv_tokens, cell.peak_kv_tokens, cell.output_tokens_mean) == (60.5, 96, 100)
+    assert [cell.number(key) for key in ("mean_kv_tokens", "peak_kv_tokens", "output_tokens")] == [60.5, 96, 100]
 
 
 def test_a_grade_that_is_not_ok_counts_as_wrong():
@@ -43,7 +43,7 @@ def test_a_grade_that_is_not_ok_counts_as_wrong():
     (first, _) = maps_of_run(RunData(plan, [(key, replace(trace, grade=lenient)) for key, trace in traces(plan)]))
     assert first.cells[8, 0.1].estimate.value == 0
     (first, _) = maps_of_run(RunData(plan, traces(plan, lambda _: 0.0), metric="progress"))
-    assert (first.cells[8, 0.1].estimate.value, first.cells[8, 0.1].truncated) == (0.5, 24)
+    assert (first.cells[8, 0.1].estimate.value, first.cells[8, 0.1].number("truncated")) == (0.5, 24)
 
 
 def test_foreign_traces_do_not_count():
@@ -186,8 +186,8 @@ def test_mean_map_averages_cells_and_baselines():
         pair = first.cells[coord], second.cells[coord]
         assert cell.estimate.value == pytest.approx(sum(c.estimate.value for c in pair) / 2)
         assert cell.estimate.problems == 24
-        assert cell.truncated == sum(c.truncated for c in pair)
-    assert mean.baselines["full"].mean_kv_tokens == 60.5
+        assert cell.number("truncated") == sum(c.number("truncated") for c in pair)
+    assert mean.baselines["full"].number("mean_kv_tokens") == 60.5
     assert mean_maps([first, second, mean]) == mean_maps([mean]) == [mean]
     assert mean_maps([first]) == []
 

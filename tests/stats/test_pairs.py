@@ -85,8 +85,8 @@ def test_bytes_of_a_cell_are_those_of_its_tokens() -> None:
     plan = manifest(grid("dynts"))
     plan = replace(plan, expected=tuple(replace(cell, kv_bytes=(100, 7)) for cell in plan.expected))
     for cell in (traces_of_cell.cell for traces_of_cell in RunData(plan, traces(plan)).cells):
-        assert cell.mean_kv_bytes == pytest.approx(100 * cell.mean_kv_tokens + 7)
-        assert cell.peak_kv_bytes == 100 * cell.peak_kv_tokens + 7
+        assert cell.number("kv_memory") == pytest.approx(100 * cell.number("mean_kv_tokens") + 7)
+        assert cell.number("kv_bytes_peak") == 100 * cell.number("peak_kv_tokens") + 7
 
 
 def test_policies_of_files_are_shown_by_their_class():

@@ -119,8 +119,8 @@ def test_bits_are_an_axis_and_bytes_are_known(tmp_path: Path) -> None:
     assert shape.kv_bytes_per_token() == 16 * 32 * 4
     for (bits, _), cell in map_.cells.items():
         token, beside = (16 * 20, 32 * 16 * 32 * 4) if bits == 4 else (16 * 32 * 4, 0)
-        assert cell.mean_kv_bytes == cell.mean_kv_tokens * token + beside
-        assert cell.peak_kv_bytes == cell.peak_kv_tokens * token + beside
+        assert cell.number("kv_memory") == cell.number("mean_kv_tokens") * token + beside
+        assert cell.number("kv_bytes_peak") == cell.number("peak_kv_tokens") * token + beside
 
 
 def test_the_manifest_holds_what_statistics_ask_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kvatlas.core import Status
+from kvatlas.core import Status, Trace
 
 #: The channels of gpt-oss, in which several messages make one turn, and the text between two of them.
 HARMONY = ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>")
@@ -113,6 +113,18 @@ def read_tokens(model: TokenReader, tokens: Sequence[int], finished: bool = True
         thinking = model.text(tokens[:end])
         answer = model.text(tokens[start:])
     return replace(_reading_of_parts(model.tags, thinking, answer, not finished), span=span)
+
+
+def read_trace(trace: Trace, tags: Tags | None) -> Reading:
+    """Read a stored trace; without `tags` of its model by the first published ones that it holds."""
+    cut = not trace.grade.status.ended
+    read = read_text(trace.text, tags if trace.tokens else None, cut)
+    if cut:
+        read = replace(read, status=trace.grade.status)
+    if trace.tokens and trace.usage.thinking_tokens == trace.usage.output_tokens:
+        # Thinking that no tag ended, whatever the tags were.
+        return replace(read, answer=None, status=read.status if cut else Status.NO_ANSWER)
+    return read
 
 
 def _reading_without_end(tags: Tags, text: str, cut: bool) -> Reading:

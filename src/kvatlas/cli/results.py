@@ -180,6 +180,10 @@ def _values_as_text(kind: str, run: Path, read_options: ReadOptions) -> str:
 def grade_command(
     run: options.Run,
     grader: Annotated[str, typer.Option(help="kvatlas, dynts or math-verify.")] = "kvatlas",
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME|FILE.py:NAME", help="Compute this number of each trace instead. Repeat it."),
+    ] = None,
     allow_code: options.AllowCode = False,
     as_json: options.Json = False,
 ) -> None:
@@ -187,9 +191,13 @@ def grade_command(
 
     Maps and reports show the first verdicts unless --metric names the new ones.
     """
-    from kvatlas.results.regrade import regrade
+    from kvatlas.results import regrade as again
 
-    cells = regrade(run, grader, allow_code)
+    if measure:
+        count = again.measure(run, measure)
+        typer.echo(f"{run}: {counted(count, 'trace')} measured by {', '.join(measure)}; describe --long shows them")
+        return
+    cells = again.regrade(run, grader, allow_code)
     print_rows([cell.to_json(grader) for cell in cells], as_json)
     if as_json:
         return

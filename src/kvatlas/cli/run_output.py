@@ -85,8 +85,8 @@ def _print_cell_table(cells: Sequence[CellTraces], margin: float) -> None:
                 "Pass@1": percent_text(estimate.value),
                 "95 %": interval,
                 "problems": estimate.problems,
-                "KV tokens": _whole_number(cell.cell.mean_kv_tokens),
-                "new tokens": _whole_number(cell.cell.output_tokens_mean),
+                "KV tokens": _whole_number(cell.cell.number("mean_kv_tokens")),
+                "new tokens": _whole_number(cell.cell.number("output_tokens")),
                 "traces": ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()),
             }
         )

@@ -71,6 +71,7 @@ from kvatlas.core.traces import (
     Costs,
     EvictionTrace,
     Grade,
+    Measure,
     Outcome,
     Problem,
     Sampling,

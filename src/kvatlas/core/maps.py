@@ -11,8 +11,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 from kvatlas.core.basics import grouped, percent
-from kvatlas.core.settings import BudgetAudit
-from kvatlas.core.traces import Setting, is_reference, reference_words
+from kvatlas.core.traces import Measure, Setting, is_reference, reference_words
 
 T = TypeVar("T")
 
@@ -91,28 +90,23 @@ class Validity:
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting on a map: the estimate and the costs of the setting (means over traces; None on a CSV map).
+    """One setting on a map: the estimate and the numbers of the setting, by the keys of `kvatlas.columns`.
 
-    `seconds_mean` is a trace's share of the wall time of its batches. `unmeasured` counts traces whose metric is
-    unknown; the estimate leaves them out. `stays_tokens` are the tokens after a compression by the setting's rule, the
-    mean over problems, and `stays_share` is their share of the tokens before it. `more` has the values of other columns
-    by their names: means over traces, and what a CSV map says of them.
+    Numbers of the traces are means, `truncated` and other counts are sums, `peak_kv_tokens` is the largest.
+    `seconds` is a trace's share of the wall time of its batches. `stays_tokens` are the tokens after a compression
+    by the setting's rule, the mean over problems, and `stays_share` is their share of the tokens before it. An
+    unknown number is None or missing, as on CSV maps. `measures` declares the numbers that its run or its CSV map
+    has beside the usual ones.
     """
 
     setting: Setting
     estimate: Estimate
-    mean_kv_tokens: float | None = None
-    peak_kv_tokens: int | None = None
-    mean_kv_bytes: float | None = None
-    peak_kv_bytes: int | None = None
-    output_tokens_mean: float | None = None
-    truncated: int | None = None
-    seconds_mean: float | None = None
-    unmeasured: int | None = None
-    audit: BudgetAudit | None = None
-    stays_tokens: float | None = None
-    stays_share: float | None = None
-    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    numbers: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    measures: tuple[Measure, ...] = ()
+
+    def number(self, key: str) -> Any:
+        """Return a number of the setting; None if it is unknown."""
+        return self.numbers.get(key)
 
 
 class NoteKind(StrEnum):
@@ -122,7 +116,6 @@ class NoteKind(StrEnum):
     PARTIAL = "partial"
     MIXED = "mixed"
     FIXED = "fixed"
-    UNMEASURED = "unmeasured"
     LEFT_OUT = "left_out"
     INTERVAL = "interval"
     GRANULARITY = "granularity"

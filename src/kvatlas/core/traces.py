@@ -6,7 +6,7 @@ Lengths are in tokens, shares and grades in [0, 1].
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -377,3 +377,25 @@ class Trace:
     eviction_trace: EvictionTrace | None = None
     token_digest: str = field(default="", compare=False)
     made_with: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A declared number of a stored trace, which cells have as its mean.
+
+    Args:
+        name: its name everywhere.
+        of: the function of a trace and its reading (thinking, answer, status; see `answers/reading.py`) that computes
+            it; None where it is unknown. A run that is read has no function, only its numbers.
+        title: its name in figures and on pages; that in words if empty.
+        unit: what is counted, such as `tokens`.
+        is_share: it is in [0, 1], in percent in files; maps, tests and comparisons take it as a metric.
+        counts: it is 1 for traces of a kind, 0 for others, and cells have the number of these traces.
+    """
+
+    name: str
+    of: Callable[[Trace, Any], float | None] | None = field(default=None, compare=False, repr=False)
+    title: str = ""
+    unit: str = ""
+    is_share: bool = False
+    counts: bool = False

@@ -266,11 +266,11 @@ def _measure_of(curves: Sequence[Map], cost: str | None) -> _CurveMeasure:
     first = curves[0]
     if cost is None:
         return _CurveMeasure(axis_label(first.metric), CostUnit("%"))
-    known_cost = cost_of(cost)
+    known_cost = cost_of(cost, curves)
     values = []
     for curve in curves:
         values += [_curve_point(curve, cell, cost).value for cell in (*curve.cells.values(), *curve.baselines.values())]
-    return _CurveMeasure(known_cost.label, known_cost.unit(values), cost)
+    return _CurveMeasure(known_cost.column.title, known_cost.unit(values), cost)
 
 
 def _curve_names(curves: Sequence[Map], options: FigureOptions) -> list[str]:
@@ -354,7 +354,7 @@ def _curve_point(curve: Map, cell: Cell, cost: str | None) -> _CurvePoint:
         low = None if estimate.low is None else 100 * estimate.low
         high = None if estimate.high is None else 100 * estimate.high
         return _CurvePoint(100 * estimate.value, low, high)
-    value = cost_of(cost).of(cell)
+    value = cost_of(cost, [curve]).of(cell)
     if value is None:
         raise KvatlasError(
             f"The setting {cell.setting} of {curve.model} on {curve.benchmark} does not tell its {cost}."

@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
-from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, cost_columns, cost_names, share_of_traces
+from kvatlas.columns import Column, cost_columns, measures_of, share_of_traces
 from kvatlas.core import (
     FULL,
     REFERENCE,
@@ -26,7 +26,7 @@ from kvatlas.core import (
 )
 from kvatlas.figures import colours, style
 from kvatlas.stats.estimates import common
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast
+from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.pairs import Differences
 from kvatlas.text import axis_label, fixed, grouped_digits, guarded, interval_text, margin_text, percent_text, signed
 
@@ -121,7 +121,7 @@ class Panel:
 
         table = []
         for row in rows:
-            sizes = [self.map.cells[row, column].mean_kv_bytes or 0.0 for column in columns]
+            sizes = [self.map.cells[row, column].number("kv_memory") or 0.0 for column in columns]
             if not all(sizes):
                 return []
             table.append(sizes)
@@ -333,22 +333,23 @@ class CostUnit(NamedTuple):
 _TIMES = (CostUnit("ms", 0.001), CostUnit("s"), CostUnit("h", 3600))
 _BYTES = (CostUnit("bytes"), CostUnit("KiB", 2**10), CostUnit("MiB", 2**20), CostUnit("GiB", 2**30))
 #: The units in which figures print costs of a column's unit; others have one unit, under its name.
-_UNITS = {"seconds": _TIMES, "traces": (CostUnit("%"),)}
+_UNITS = {"seconds": _TIMES, "bytes": _BYTES, "traces": (CostUnit("%"),)}
 #: The unit of columns that count traces: figures show them as shares, which benchmarks of any size have alike.
 _COUNTED = "traces"
 
 
 class Cost(NamedTuple):
-    """A cost that a map's cells carry: its label, its column, and its units."""
+    """A cost that a map's cells carry: its column, and its units."""
 
-    label: str
     column: Column
-    units: tuple[CostUnit, ...] = (CostUnit("tokens"),)
+    units: tuple[CostUnit, ...]
 
     def of(self, cell: Cell) -> float | None:
         """Return the cost of a cell, None if it is not known."""
-        value = self.column.read(cell)
-        return share_of_traces(value, cell) if self.column.unit == _COUNTED else value
+        if self.column.unit == _COUNTED:
+            return share_of_traces(self.column.read(cell), cell)
+        value: float | None = self.column.read(cell)
+        return 100 * value if self.column.is_share and value is not None else value
 
     def known(self, cells: Mapping[K, Cell]) -> dict[K, float]:
         """Return the costs of the cells of which they are known."""
@@ -358,40 +359,37 @@ class Cost(NamedTuple):
     def unit(self, values: Iterable[float]) -> CostUnit:
         """Return the unit in which the largest of the values has at most three digits before the point.
 
-        It has three digits in all, where a cost has several units.
+        It has three digits in all; tokens and traces have none behind the point.
         """
         largest = max(values, default=0.0)
         unit = next((unit for unit in self.units if largest < 1000 * unit.size), self.units[-1])
-        if len(self.units) == 1 or largest <= 0:
+        if self.column.unit in ("tokens", _COUNTED) or largest <= 0:
             return unit
         return unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
 
 
-def cost_of(name: str) -> Cost:
-    """Return the cost that `--metric` knows under a name; raises KvatlasError without one."""
-    columns = cost_columns()
-    if name in columns:
-        column = columns[name]
-        return Cost(column.title, column, _UNITS.get(column.unit, (CostUnit(column.unit),)))
-    if name != KV_MEMORY:
-        raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join(cost_names())}.")
-    return Cost("mean KV memory", next(column for column in CELL_COLUMNS if column.name == "kv_bytes_mean"), _BYTES)
+def cost_of(name: str, maps: Sequence[Map]) -> Cost:
+    """Return the cost that `--metric` knows under a name; raises KvatlasError for one that the maps do not declare."""
+    columns = cost_columns(measures_of(chain.from_iterable(map_.cells.values() for map_ in maps)))
+    if name not in columns:
+        raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join(columns)}.")
+    column = columns[name]
+    return Cost(column, _UNITS.get(column.unit, (CostUnit("%" if column.is_share else column.unit),)))
 
 
 def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
     """Return maps of a cost (see `cost_of`), all in one unit; raises KvatlasError if the maps do not carry it."""
+    cost = cost_of(name, maps)
     costs = []
     for map_ in maps:
-        cost = cost_of(name)
         values = cost.known(map_.cells)
         if not values:
             raise KvatlasError(f"The map of {map_.model} on {map_.benchmark} does not tell {name} of its cells.")
-        costs.append((cost, values))
+        costs.append(values)
 
-    every_value = list(chain.from_iterable(values.values() for _, values in costs))
+    unit = cost.unit(list(chain.from_iterable(values.values() for values in costs)))
     panels = []
-    for map_, (cost, values) in zip(maps, costs, strict=True):
-        unit = cost.unit(every_value)
+    for map_, values in zip(maps, costs, strict=True):
         baselines = []
         for baseline, value in cost.known(map_.baselines).items():
             baselines.append(Baseline(baseline, unit.text(value), value=value / unit.size))
@@ -399,8 +397,8 @@ def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
             Panel(
                 map_,
                 {coord: CellText(value / unit.size, unit.text(value)) for coord, value in values.items()},
-                cost.label,
-                f"in {unit.name}",
+                cost.column.title,
+                f"in {unit.name}" if unit.name else "",
                 palette=cost.column.scale,
                 least=0.02 * max(values.values()) / unit.size or 1.0,
                 digits=unit.digits,
@@ -455,7 +453,7 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
             if contrast is not None:
                 value = 100 * contrast.value
                 limits = f"{signed(100 * contrast.low, 0)} to {signed(100 * contrast.high, 0)}"
-            is_proven = contrast is not None and contrast.p_holm <= LEVEL
+            is_proven = contrast is not None and contrast.is_proven
             mark = LOSES if coord in breaks else ""
             cells[coord] = CellText(value, signed(value, digits), limits, is_proven, mark)
 

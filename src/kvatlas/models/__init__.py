@@ -103,12 +103,12 @@ def _reads_rows(chosen: Options) -> bool:
     return chosen.weights == "int8" and not chosen.adapter
 
 
-def available(entries: Iterable[Mapping[str, Any]]) -> dict[str, ModelHandle]:
+def available(entries: Iterable[str | Mapping[str, Any]]) -> dict[str, ModelHandle]:
     """Return the models of a spec's entries by name, without those that cannot be found here."""
     by_name = {}
     for entry in entries:
         with suppress(KvatlasError):
-            model = find(**entry)
+            model = find(entry) if isinstance(entry, str) else find(**entry)
             by_name[model.name] = model
     return by_name
 

@@ -222,7 +222,7 @@ def chosen_document(cell: Cell | None, choice: Choice) -> Json:
         **cell_document(cell),
         "may_lose": percent(choice.may_lose.get(cell.setting.id)),
         "kept_tokens_mean": rounded(kv_tokens_of(cell), 3),
-        "kept_tokens_measured": cell.mean_kv_tokens is not None,
+        "kept_tokens_measured": cell.number("mean_kv_tokens") is not None,
     }
 
 
@@ -297,14 +297,11 @@ def _coord(memory: EqualMemory, coord: CellCoord) -> Json:
 
 
 def _pair_document(memory: EqualMemory, pair: MemoryPair) -> Json:
-    difference = pair.test.difference
+    difference = pair.difference
     return {
         "better": {**_coord(memory, pair.better), "stays_tokens": round(pair.tokens[0], 3)},
         "other": {**_coord(memory, pair.other), "stays_tokens": round(pair.tokens[1], 3)},
         "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in pair.keeps_more.items()},
-        "difference": percent(difference.value),
-        "low": percent(difference.low),
-        "high": percent(difference.high),
-        "p": rounded_p(difference.p),
-        "adjusted_p": rounded_p(pair.test.adjusted_p),
+        **contrast_document(difference, "difference"),
+        "adjusted_p": rounded_p(difference.p_holm),
     }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from kvatlas.columns import Column, added_columns
 from kvatlas.core import AGAIN, Cell, CellCoord, Claim, Setting, grouped
 from kvatlas.report.memory_sentences import level_sentence, memory_lines
 from kvatlas.report.result import MapResult, Result
@@ -91,6 +92,7 @@ def _environment() -> Environment:
     }
     environment.globals |= {
         "say": say,
+        "added_tables": added_tables,
         "changes_table": changes_table,
         "marks_legend": marks_legend,
         "limits_table": limits_table,
@@ -122,9 +124,8 @@ def listed_items(items: Iterable[str]) -> str:
 def memory_text(cell: Cell) -> str:
     """Return the mean KV memory of a cell: bytes, where they are known and so decide, and tokens."""
     tokens = f"{kv_tokens_of(cell) or 0:,.0f} KV tokens"
-    if cell.mean_kv_bytes is None:
-        return tokens
-    return f"{bytes_text(cell.mean_kv_bytes)}, {tokens}"
+    size = cell.number("kv_memory")
+    return tokens if size is None else f"{bytes_text(size)}, {tokens}"
 
 
 def place_on_axes(coord: CellCoord, one: Any) -> str:
@@ -180,20 +181,38 @@ def grid_table(result: Result, one: MapResult) -> str:
 
     The largest vertical value is on top, as in figures.
     """
-    (down, rows), (across, columns) = one.map.axes
     name = f"{model_name(one.map.model)} {one.map.policy_words}".strip()
     if len({grid.map.benchmark for grid in result.grids}) > 1:
         name += f" on {one.map.benchmark}"
 
-    lines = []
-    for row in reversed(rows):
-        line = [str(row)]
-        for column in columns:
-            cell = one.map.cells.get((row, column))
-            loss = one.losses.get((row, column))
-            line.append("–" if cell is None else _exact_percent(one, cell.estimate.value) + _loss_mark(loss))
-        lines.append(line)
-    return markdown_table([f"{name}: {down} \\ {across}", *map(str, columns)], lines)
+    texts = {}
+    for coord, cell in one.map.cells.items():
+        texts[coord] = _exact_percent(one, cell.estimate.value) + _loss_mark(one.losses.get(coord))
+    return _table_on_axes(one, name, texts)
+
+
+def added_tables(one: MapResult) -> list[str]:
+    """Return a table of each number that a user added to the cells of a map: measures, and titled columns."""
+    tables = []
+    for column in added_columns(list(one.map.cells.values())):
+        texts = {coord: number_text(column, cell) for coord, cell in one.map.cells.items()}
+        tables.append(_table_on_axes(one, column.page_words()["choice"], texts))
+    return tables
+
+
+def number_text(column: Column, cell: Cell) -> str:
+    """Return the number of a cell in a column, shares and counts of traces in percent."""
+    value = column.page_value(cell)
+    if value is None or isinstance(value, str):
+        return value or "–"
+    return f"{value:.4g}"
+
+
+def _table_on_axes(one: MapResult, title: str, texts: Mapping[CellCoord, str]) -> str:
+    """Return a text of each cell of a map; the largest vertical value is on top, as in figures."""
+    (down, rows), (across, columns) = one.map.axes
+    lines = [[str(row), *(texts.get((row, column), "–") for column in columns)] for row in reversed(rows)]
+    return markdown_table([f"{title}: {down} \\ {across}", *map(str, columns)], lines)
 
 
 def _loss_mark(loss: SettingLoss | None) -> str:
@@ -279,7 +298,8 @@ def settings_table(table: SettingTable) -> str:
     header = ["Setting", axis_label(table.metric), "95 %"]
     if has_losses:
         header += ["Points lost", "95 %"]
-    header += ["KV tokens", "New tokens", "Seconds"]
+    added = added_columns([row.cell for row in table.rows])
+    header += ["KV tokens", "New tokens", "Seconds", *(column.page_words()["choice"] for column in added)]
 
     rows = []
     for row in table.rows:
@@ -293,10 +313,11 @@ def settings_table(table: SettingTable) -> str:
             fields += [percent_text(row.loss.value), f"{percent_text(row.loss.low)} to {percent_text(row.loss.high)}"]
         elif has_losses:
             fields += ["–", "–"]
-        for cost in (cell.mean_kv_tokens, cell.output_tokens_mean):
+        for cost in (cell.number("mean_kv_tokens"), cell.number("output_tokens")):
             fields.append("–" if cost is None else f"{cost:,.0f}")
-        fields.append("–" if cell.seconds_mean is None else f"{cell.seconds_mean:.3g}")
-        rows.append(fields)
+        seconds = cell.number("seconds")
+        fields.append("–" if seconds is None else f"{seconds:.3g}")
+        rows.append([*fields, *(number_text(column, cell) for column in added)])
     return markdown_table(header, rows)
 
 

@@ -118,7 +118,6 @@ class MapResult:
             "cells": len(map_.cells),
             "problems": self.problems,
             "samples": self.samples,
-            "unmeasured": max((cell.unmeasured or 0 for cell in map_.cells.values()), default=0),
             "mean": percent(self.mean),
             "min": percent(min(self.values)),
             "max": percent(max(self.values)),

@@ -8,9 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas import models
-from kvatlas.columns import KV_MEMORY, cost_names
-from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
+from kvatlas.columns import Column, cost_columns, measures_of
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Measure, Note, NoteKind, is_of_policy, percent
 from kvatlas.figures.curves import curves_csv, line_figure
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.panels import (
@@ -35,7 +34,8 @@ from kvatlas.stats.against_policy import against_policy, rows_of_policy
 from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
-from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, differences_of_runs
+from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.pairs import Comparison, differences_of_run, differences_of_runs
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name, signed
 
@@ -76,10 +76,15 @@ def plot_sources(
     check_figure(out)
     options = options or ReadOptions(metric=None)
     show = show or MapOptions()
-    cost = options.metric if options.metric in cost_names() else None
+    opened = open_sources(sources, replace(options, metric=None))
+    cost = options.metric if options.metric in _costs_of(opened) else None
     metric = None if cost else options.metric or "pass@1"
     read = replace(options, metric=metric)
-    result = Evidence(open_sources(sources, read), read)
+    if metric:
+        opened = open_sources(
+            [replace(one, metric=metric) if isinstance(one, RunData) else one for one in opened], read
+        )
+    result = Evidence(opened, read)
 
     if any(not run.has_maps for run in result.opened_runs):
         if show.against:
@@ -101,8 +106,6 @@ def plot_sources(
 
     maps = [one.map for one in (means_of(result) if show.mean else result.maps)]
     if cost:
-        if cost == KV_MEMORY:
-            maps = [with_kv_bytes(map_) for map_ in maps]
         return _draw_panels(result, cost_panels(maps, cost), out, show)
     for map_ in maps:
         if options.metric and map_.metric != options.metric:
@@ -118,6 +121,17 @@ def plot_sources(
     return save(metric_figure(result, maps, show, losses), out, data=data)
 
 
+def _costs_of(sources: Sequence[Source]) -> dict[str, Column]:
+    """Return the costs of runs and maps by name; measures in [0, 1] are metrics of a run, and costs of a CSV map."""
+    measures: list[Measure] = []
+    for source in sources:
+        if isinstance(source, RunData):
+            measures += [one for one in source.manifest.measures if not (one.is_share or one.counts)]
+        else:
+            measures += measures_of(chain.from_iterable(map_.cells.values() for map_ in source))
+    return cost_columns(measures)
+
+
 def _check_heatmap_options(show: MapOptions, figure: str) -> None:
     """Raise KvatlasError for options of heatmaps beside another `figure`, which would go without a word."""
     given = {
@@ -129,25 +143,6 @@ def _check_heatmap_options(show: MapOptions, figure: str) -> None:
     for option, is_given in given.items():
         if is_given:
             raise KvatlasError(f"{option} is for runs with two axes, and this figure shows {figure}; leave it out.")
-
-
-def with_kv_bytes(map_: Map) -> Map:
-    """Return a map whose cells of unknown KV bytes have their tokens times the bytes of a token of the model."""
-    cells = [*map_.cells.values(), *map_.baselines.values()]
-    if all(cell.mean_kv_bytes is not None for cell in cells):
-        return map_
-    token_bytes = models.find(map_.model).kv_bytes_per_token
-
-    def completed(cell: Cell) -> Cell:
-        if cell.mean_kv_bytes is not None or cell.mean_kv_tokens is None:
-            return cell
-        return replace(cell, mean_kv_bytes=token_bytes * cell.mean_kv_tokens)
-
-    return replace(
-        map_,
-        cells={coord: completed(cell) for coord, cell in map_.cells.items()},
-        baselines={name: completed(cell) for name, cell in map_.baselines.items()},
-    )
 
 
 def losses_of_means(result: Evidence) -> Losses:
@@ -284,8 +279,6 @@ def _draw_lines(result: Evidence, out: Path, cost: str | None, policy: str | Non
             raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(every)}.")
         curves = chosen
 
-    if cost == KV_MEMORY:
-        curves = [with_kv_bytes(curve) for curve in curves]
     title = "" if cost else short_headline(result.choices, result.comparisons)
     figure = line_figure(curves, cost=cost, title=title, options=show.figure)
     return save(figure, out, data=curves_csv(curves, cost))
@@ -336,7 +329,7 @@ def maps_against(maps: Sequence[Map], runs: Sequence[RunData], against: str, oth
                     f"{names}."
                 )
             others[map_.name] = replace(map_, cells=dict.fromkeys(map_.cells, map_.baselines[against]))
-        paired: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
+        paired: dict[MapName, Mapping[CellCoord, Contrast]] = {}
         for run in runs:
             paired |= differences_of_run(run, against)
         return ComparedMaps(maps, against, others, paired)
@@ -383,7 +376,7 @@ def _compared_maps(
     if not partners:
         raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
 
-    contrasts: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
+    contrasts: dict[MapName, Mapping[CellCoord, Contrast]] = {}
     for run in runs:
         for other_run in other_runs:
             contrasts |= differences_of_runs(run, other_run, partner_of)

@@ -124,7 +124,7 @@ def _memory_sentence(memory: EqualMemory) -> str:
     pairs = f"{count} pair{'' if count == 1 else 's'}"
     best = memory.best
     if best is not None:
-        difference = best.test.difference
+        difference = best.difference
         better, other = (f"{tokens:,.0f}" for tokens in best.tokens)
         kept = f"both keep {better}" if better == other else f"they keep {better} and {other}"
         if best.keeps_more:
@@ -134,7 +134,7 @@ def _memory_sentence(memory: EqualMemory) -> str:
         return (
             f"at equal memory {cell_place(best.better, memory.axes)} is {percent_text(difference.value)} points above "
             f"{cell_place(best.other, memory.axes)} ({percent_text(difference.low)} to {percent_text(difference.high)} "
-            f"over {pairs}, adjusted p {p_text(best.test.adjusted_p)}); {kept}."
+            f"over {pairs}, adjusted p {p_text(difference.p_holm)}); {kept}."
         )
 
     text = f"at equal memory no window is proven better ({pairs})"

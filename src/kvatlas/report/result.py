@@ -109,8 +109,8 @@ class Result(Evidence):
         map, with its values by benchmark) and notes.
 
         `maps`: one object per map with model, benchmark, metric, policy, axes, cells (how many), problems, samples,
-        unmeasured (the most traces of a cell of which the metric is unknown), mean, min, max, peaks, lowest, estimates
-        (every cell, see `columns.cell_document`, with what it loses against the full cache), baselines, omnibus,
+        mean, min, max, peaks, lowest, estimates (every cell, see `columns.cell_document`, with what it loses against
+        the full cache), baselines, omnibus,
         evidence_of_difference, plateau, may_lose, effects, stability, equal_memory (local windows that keep the same
         number of tokens), method, notes. `means`: the same for the means
         over benchmarks. `comparisons`: first minus second, in points, p-values adjusted over all of them.

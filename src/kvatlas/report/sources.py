@@ -84,7 +84,7 @@ def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
     return kept
 
 
-def open_sources(sources: Sequence[str | Path | RunData | Map], options: ReadOptions) -> tuple[Source, ...]:
+def open_sources(sources: Sequence[str | Path | Map | Source], options: ReadOptions) -> tuple[Source, ...]:
     """Open runs (or their folders), CSV maps, `published:NAME`, and single maps.
 
     Raises KvatlasError for a source that cannot be read, and for options that apply to none of the sources.
@@ -93,7 +93,7 @@ def open_sources(sources: Sequence[str | Path | RunData | Map], options: ReadOpt
     for source in sources:
         if isinstance(source, Map):
             opened.append([source])
-        elif isinstance(source, RunData):
+        elif isinstance(source, RunData | list):
             opened.append(source)
         else:
             opened.append(options.open_source(source))

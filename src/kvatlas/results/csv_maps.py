@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.public import SOURCES
-from kvatlas.columns import Column, csv_columns
+from kvatlas.columns import TRACES, Column, csv_columns
 from kvatlas.core import (
     Cell,
     Estimate,
     KvatlasError,
     Map,
+    Measure,
     Note,
     NoteKind,
     Setting,
@@ -62,10 +63,11 @@ _Coord = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class _MapFile:
-    """The cells and the baselines of a file by map, its axes, and the column of its metric."""
+    """The cells and the baselines of a file by map, its axes, the column of its metric, and columns of measures."""
 
     axes: tuple[str, str]
     column: str
+    measures: tuple[Measure, ...] = ()
     groups: dict[_Name, dict[_Coord, Cell]] = field(default_factory=dict)
     baselines: dict[_Name, Cell] = field(default_factory=dict)
 
@@ -123,7 +125,8 @@ def read_maps(
 
     The form is that of `write_maps`: UTF-8, fields separated by commas, the columns model, benchmark, two axes
     (local_window and ratio, or two others; the first is vertical), the metric in percent (pass_at_1), and optionally
-    policy and the declared `csv_columns`. A row without axis values is a baseline of its benchmark. Without a column
+    policy and the declared `csv_columns`. Columns behind the metric that no one declared are measures, numbers that
+    are kept as they are. A row without axis values is a baseline of its benchmark. Without a column
     `problems` the argument counts, else the known size of the benchmark; without a column `samples` the argument.
     Raises KvatlasError for every fault of the file, and for missing cells unless `partial`, which notes them on the
     map.
@@ -181,11 +184,16 @@ def _file_text(name: str) -> str:
     return text
 
 
-def _axes_and_metric(name: str, header: list[str]) -> tuple[tuple[str, str], str]:
-    """Return the two axes and the column of the metric."""
+def _axes_and_metric(name: str, header: list[str]) -> tuple[tuple[str, str], str, tuple[Measure, ...]]:
+    """Return the two axes, the column of the metric, and measures: unknown columns behind the metric."""
     values = [column for column in header if _VALUES.fullmatch(column)]
     others = ["model", "benchmark", "policy", *values, *(column.name for column in csv_columns()), *MARKS]
     axes = [column for column in header if column not in others]
+    measures: list[str] = []
+    if len(axes) > 2 and len(values) == 1:
+        metric = header.index(values[0])
+        measures = [column for column in axes if header.index(column) > metric]
+        axes = axes[: -len(measures)] if measures else axes
     named = {"model", "benchmark"} <= set(header) and len(set(header)) == len(header)
     if not named or len(values) != 1 or len(axes) != 2 or not all(axes):
         raise KvatlasError(
@@ -193,7 +201,7 @@ def _axes_and_metric(name: str, header: list[str]) -> tuple[tuple[str, str], str
             f"(local_window, ratio), one metric in percent (pass_at_1), and any of policy, "
             f"{', '.join(column.name for column in csv_columns())}."
         )
-    return (axes[0], axes[1]), values[0]
+    return (axes[0], axes[1]), values[0], tuple(map(Measure, measures))
 
 
 def _fields(where: str, record: Mapping[str | None, Any], needed: Sequence[str]) -> dict[str, str]:
@@ -226,11 +234,12 @@ def _cell_of_row(
     if not 0 <= value <= 100:
         raise KvatlasError(f"{where}: {table.column} is {fields[table.column]}; expected a percentage from 0 to 100.")
 
-    cell = _cell_of_numbers(where, fields, value / 100, defaults)
+    cell = _cell_of_numbers(where, fields, value / 100, table.measures, defaults)
     _check_limits(where, table.column, value, cell.estimate)
     traces = _traces_of(cell)
-    if cell.truncated is not None and traces is not None and cell.truncated > traces:
-        raise KvatlasError(f"{where}: truncated is {cell.truncated:,}; expected up to {traces:,}, problems x samples.")
+    truncated = cell.number("truncated")
+    if truncated is not None and traces is not None and truncated > traces:
+        raise KvatlasError(f"{where}: truncated is {truncated:,}; expected up to {traces:,}, problems x samples.")
 
     policy = fields.get("policy") or defaults.get("policy", "")
     coord = None
@@ -245,7 +254,9 @@ def _cell_of_row(
     if coord is not None and "kv_budget" in defaults:
         rule = Setting.from_parameters(policy, **{**parameters, **_PUBLISHED_RULE})
         kept = stays(rule, [_PUBLISHED_PROMPT])
-        cell = cell if kept is None else replace(cell, stays_tokens=kept.tokens, stays_share=kept.share)
+        if kept is not None:
+            of_rule = {"stays_tokens": kept.tokens, "stays_share": kept.share}
+            cell = replace(cell, numbers={**cell.numbers, **of_rule})
     return coord, cell
 
 
@@ -284,32 +295,29 @@ def _window_share(where: str, text: str) -> str:
     return f"{share:.6f}".rstrip("0").rstrip(".") + "%"
 
 
-def _cell_of_numbers(where: str, fields: Mapping[str, str], value: float, defaults: Mapping[str, Any]) -> Cell:
-    """Return a cell of this value, without a setting, with what the declared columns of the row say of it.
+def _cell_of_numbers(
+    where: str, fields: Mapping[str, str], value: float, measures: tuple[Measure, ...], defaults: Mapping[str, Any]
+) -> Cell:
+    """Return a cell of this value, without a setting, with what the other columns of the row say of it.
 
     The problems and samples of rows that do not say them are the defaults, else the known size of the benchmark.
     """
+    columns = csv_columns(measures)
     source = SOURCES.get(fields["benchmark"])
     numbers = {name: defaults[name] for name in ("problems", "samples") if name in defaults}
     numbers = {"problems": source.size if source else None, "samples": None, **numbers}
-    numbers |= {
-        column.name: _column_value(where, column, fields) for column in csv_columns() if fields.get(column.name)
-    }
+    numbers |= {column.name: _column_value(where, column, fields) for column in columns if fields.get(column.name)}
 
-    # A column is a field of the cell, a field of its estimate, or kept under its own name.
     of_estimate: dict[str, Any] = {"low": None, "high": None}
     of_cell: dict[str, Any] = {}
-    more: dict[str, Any] = {}
-    for column in csv_columns():
+    for column in columns:
         if column.name not in numbers:
             continue
-        if not column.is_field:
-            more[column.name] = numbers[column.name]
-        elif str(column.source).startswith("estimate."):
-            of_estimate[str(column.source).removeprefix("estimate.")] = numbers[column.name]
+        if column.estimate_field:
+            of_estimate[column.estimate_field] = numbers[column.name]
         else:
-            of_cell[str(column.source)] = numbers[column.name]
-    return Cell(Setting(""), Estimate(value, **of_estimate), more=more, **of_cell)
+            of_cell[column.key] = numbers[column.name]
+    return Cell(Setting(""), Estimate(value, **of_estimate), of_cell, measures)
 
 
 def _column_value(where: str, column: Column, fields: Mapping[str, str]) -> Any:
@@ -321,6 +329,9 @@ def _column_value(where: str, column: Column, fields: Mapping[str, str]) -> Any:
     else:
         value = _field_number(where, column.name, text, column.least)
         least, most = (-_ROUNDING, 100 + _ROUNDING) if column.is_share else (0, _MOST)
+        if column.source == TRACES + column.name and column.least is None:
+            # A measure may be below 0.
+            least = -_MOST
         if not least <= value <= most:
             expected = "a percentage from 0 to 100" if column.is_share else f"a number from 0 to {_MOST:,}"
             raise KvatlasError(f"{where}: {column.name} is {text}; expected {expected}.")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from kvatlas.columns import VALUE, csv_columns
+from kvatlas.columns import VALUE, csv_columns, measures_of
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Trace, importing, reason
 from kvatlas.core.settings import CAP, CAP_COLUMN, columns_of
 from kvatlas.results.store import Store
@@ -130,7 +130,8 @@ def csv_text(maps: Sequence[Map]) -> str:
         if [name for name, _ in map_.axes] != axes or map_.metric != metric:
             raise KvatlasError("One CSV map holds one metric over the same two axes; the given maps differ in them.")
 
-    columns = [VALUE, *csv_columns()]
+    cells = itertools.chain.from_iterable((*map_.cells.values(), *map_.baselines.values()) for map_ in maps)
+    columns = [VALUE, *csv_columns(measures_of(cells))]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     header = [value_column(metric), *(column.name for column in columns[1:])]

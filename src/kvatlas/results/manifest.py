@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, model_validator
 from kvatlas.core import (
     AGAIN,
     KvatlasError,
+    Measure,
     Problem,
     Setting,
     SettingFacts,
@@ -293,6 +294,16 @@ class _StoredProvenance(BaseModel, extra="allow", strict=True):
     extensions: int = 0
 
 
+class _StoredMeasure(BaseModel, strict=True):
+    """The form of a measure in a store."""
+
+    name: str
+    title: str = ""
+    unit: str = ""
+    is_share: bool = False
+    counts: bool = False
+
+
 class _StoredManifest(BaseModel, strict=True):
     """The form of a manifest in a store, whoever wrote it: what `Manifest.to_json` gives."""
 
@@ -304,6 +315,7 @@ class _StoredManifest(BaseModel, strict=True):
     about: dict[str, dict[str, dict[str, Any]]] = {}
     contents: dict[str, dict[str, str]] = {}
     clusters: dict[str, dict[str, str]] = {}
+    measures: list[_StoredMeasure] = []
 
 
 @dataclass(frozen=True)
@@ -313,6 +325,7 @@ class Manifest:
     `about[benchmark][problem]` describes the difficulty of a problem (L, B, N, S of a maze).
     `contents[benchmark][problem]` is the digest of a problem's content; a run has one version of each problem.
     `clusters[benchmark][problem]` names what a problem shares with others; it lacks problems without.
+    `measures` are the numbers that its traces have beside costs and grades.
     `spec` and `provenance` hold no secrets: every manifest, also one that is read, has `***` in their place.
     """
 
@@ -323,6 +336,7 @@ class Manifest:
     about: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     contents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     clusters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    measures: tuple[Measure, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("spec", "provenance"):
@@ -382,6 +396,11 @@ class Manifest:
         imported = earlier.provenance.get("imported", {})
         lacking = [cell for cell in earlier.expected if cell.name not in names]
         return [cell for cell in lacking if f"{cell.model} {cell.benchmark}" not in imported]
+
+    def with_measures(self, measures: Iterable[Measure]) -> Manifest:
+        """Return this promise with further measures, in place of those of the same names."""
+        by_name = {measure.name: measure for measure in (*self.measures, *measures)}
+        return replace(self, measures=tuple(by_name.values()))
 
     def with_cells(self, cells: Sequence[Expected], **provenance: Any) -> Manifest:
         """Return this promise with cells in place of those of the same names, and with further provenance."""
@@ -448,6 +467,7 @@ class Manifest:
             about=_merged(earlier.about, self.about),
             contents=_merged(earlier.contents, self.contents),
             clusters=self._clusters_with(earlier),
+            measures=earlier.with_measures(self.measures).measures,
         )
 
     def _clusters_with(self, earlier: Manifest) -> dict[str, dict[str, str]]:
@@ -471,6 +491,7 @@ class Manifest:
             "axes": [[name, list(values)] for name, values in self.axes],
             "expected": [cell.to_json() for cell in self.expected],
             "problems": problems,
+            "measures": [_StoredMeasure.model_validate(vars(measure)).model_dump() for measure in self.measures],
         }
 
     @classmethod
@@ -488,6 +509,7 @@ class Manifest:
         spec = {name: value for name, value in data["spec"].items() if name != "allocate"}
         expected = tuple(Expected.from_stored(cell, stored.problems) for cell in stored.expected)
         axes = tuple((name, tuple(values)) for name, values in stored.axes)
+        measures = tuple(Measure(**measure.model_dump()) for measure in stored.measures)
         # Manifests of earlier versions lack the fields that came later.
         values = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        return cls(**{**values, "axes": axes, "expected": expected, "spec": spec})
+        return cls(**{**values, "axes": axes, "expected": expected, "spec": spec, "measures": measures})

@@ -60,7 +60,7 @@ class RefusedTraceError(KvatlasError):
         """Return one error of several: the first sentence, and how many there are besides."""
         if len(errors) == 1:
             return errors[0]
-        return cls(f"{errors[0]} {len(errors) - 1:,} more cannot be stored either.")
+        return cls(f"{errors[0]} {len(errors) - 1:,} more were refused, too.")
 
 
 def check_cell(model: str, benchmark: str, setting: Setting, problems: Sequence[str], samples: int) -> None:

@@ -1,4 +1,4 @@
-"""Regrading of the stored traces of a run by another grader or version.
+"""Further numbers of the stored traces of a run: verdicts of another grader or version, and measures.
 
 The first grade of a trace stays; the new verdict is a further metric, `graded:NAME`.
 """
@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvatlas import benchmarks, models
-from kvatlas.answers import reading
+from kvatlas import benchmarks, measures, models
 from kvatlas.answers.grading import OWN
-from kvatlas.answers.reading import Reading, Tags
+from kvatlas.answers.reading import Reading, Tags, read_trace
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.base import grade_reading
 from kvatlas.benchmarks.public import Questions
 from kvatlas.class_files import permit
-from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace, digest
+from kvatlas.core import Grade, KvatlasError, Measure, Problem, Setting, Status, digest
+from kvatlas.measures import TraceMeasurer
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import Key
 from kvatlas.results.store import Store
@@ -91,7 +91,7 @@ def regrade(folder: Path, grader: str = OWN, allow_code: bool = False) -> list[R
                     "does not know; grade the run with that version."
                 )
 
-            read = _read_again(trace, tags.get(trace.model))
+            read = read_trace(trace, tags.get(trace.model))
             # Many traces of a problem have the same answer, which is graded once.
             graded = (trace.benchmark, trace.problem, read)
             if graded not in grades:
@@ -108,6 +108,46 @@ def regrade(folder: Path, grader: str = OWN, allow_code: bool = False) -> list[R
     with Store.create(folder) as store:
         store.put_metrics(metrics)
     return list(cells.values())
+
+
+def measure(folder: Path, names: Sequence[str]) -> int:
+    """Compute measures for all traces of a run and return their number; `names` are theirs, or FILE.py:NAME.
+
+    Raises KvatlasError for a measure that cannot be used, and for a run without traces.
+    """
+    permit(*names)
+    found = [measures.find(name) for name in names]
+    with Store.create(folder) as store:
+        manifest = store.manifest()
+        count = fill_measures(store, manifest, found)
+        if not count:
+            raise KvatlasError(f"The run {str(folder)!r} has no traces to measure yet.")
+        store.put_manifest(manifest.with_measures(found))
+    return count
+
+
+def start_measuring(store: Store, manifest: Manifest, found: Sequence[Measure]) -> None:
+    """Compute measures for each trace that is added to a store from now on, and for those that lack them."""
+    if found:
+        store.measured = TraceMeasurer(found, _think_tags(manifest)).measured
+        declared = store.manifest(empty=manifest).measures
+        fill_measures(store, manifest, [one for one in found if one not in declared])
+
+
+def fill_measures(store: Store, manifest: Manifest, found: Sequence[Measure]) -> int:
+    """Compute measures for the traces of a store in one transaction, and return the number of traces."""
+    if not found:
+        return 0
+    measurer = TraceMeasurer(found, _think_tags(manifest))
+    again = {one.name for one in store.manifest(empty=manifest).measures} & {one.name for one in found}
+    metrics: dict[Key, Mapping[str, Any]] = {}
+    for run_key, trace in store.traces():
+        others = {name: value for name, value in trace.grade.metrics.items() if name not in again}
+        measured = measurer.measured(replace(trace, grade=replace(trace.grade, metrics=others)))
+        key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
+        metrics[key] = measured.grade.metrics
+    store.put_metrics(metrics)
+    return len(metrics)
 
 
 def _is_right(grade: Grade) -> bool:
@@ -158,14 +198,3 @@ def _think_tags(manifest: Manifest) -> dict[str, Tags]:
     if kept:
         return kept
     return {name: model.tags for name, model in models.available(manifest.spec.get("models", ())).items()}
-
-
-def _read_again(trace: Trace, tags: Tags | None) -> Reading:
-    cut = not trace.grade.status.ended
-    read = reading.read_text(trace.text, tags if trace.tokens else None, cut)
-    if cut:
-        read = replace(read, status=trace.grade.status)
-    if trace.tokens and trace.usage.thinking_tokens == trace.usage.output_tokens:
-        # Thinking that no tag ended, whatever the tags were.
-        return replace(read, answer=None, status=read.status if cut else Status.NO_ANSWER)
-    return read

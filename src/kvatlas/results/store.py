@@ -11,7 +11,7 @@ import sqlite3
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -99,6 +99,8 @@ class Store:
         self.path = path
         self._file_id = _file_id(path)
         self._made_with = ""
+        #: Fills the measures of the run in each trace that is added.
+        self.measured: Callable[[Trace], Trace] = lambda trace: trace
         self._names: dict[str, int] = {}
         self._cached_name_id = lru_cache(1 << 16)(self._name_id)
         self._checked = time.monotonic()
@@ -212,11 +214,16 @@ class Store:
     def add_all(self, traces: Iterable[tuple[str, Trace]]) -> None:
         """Write traces with their run keys in one transaction.
 
-        Raises RefusedTraceError for traces that could not be read again; the others are stored before it is raised.
+        Raises RefusedTraceError for traces that could not be read again, and for those whose measures fail, which are
+        stored without them; the others are stored before it is raised.
         """
         refused: list[RefusedTraceError] = []
         with self._transaction():
             for run_key, trace in traces:
+                try:
+                    trace = self.measured(trace)
+                except KvatlasError as error:
+                    refused.append(RefusedTraceError(f"{error} The trace is stored without its measures."))
                 try:
                     row = row_of(run_key, trace)
                 except RefusedTraceError as error:

@@ -393,7 +393,7 @@ def choice_of(
         names[0] if len(names) == 1 else mean_of(len(names)),
         len(settings),
         by_memory=by_memory,
-        by_time=cheapest(timed, [cell.seconds_mean for cell in timed], limits),
+        by_time=cheapest(timed, [cell.number("seconds") for cell in timed], limits),
         deployable=cheapest_of(certain),
         control=control,
         vacuous=reason,
@@ -411,7 +411,7 @@ def choice_of(
 
 def _way_of(cells: Sequence[CellTraces]) -> str:
     """Return the way in which a setting saves, one of `WAYS`; "" for one that compresses no trace and has no cap."""
-    compresses = any(bool((cell.traces["compressions"] > 0).any()) for cell in cells)
+    compresses = any(bool((cell.numbers("compressions") > 0).any()) for cell in cells)
     if CAP not in cells[0].setting.values:
         return "kept" if compresses else ""
     return "both" if compresses else "written"
@@ -455,8 +455,8 @@ def _mean_work(cells: Sequence[CellTraces]) -> float | None:
     works = []
     for cell in cells:
         token_bytes, tail_bytes = cell.expected.kv_bytes or (1, 0)
-        kept = cell.traces["mean_kv_tokens"] * token_bytes + tail_bytes
-        works.append(float((kept * cell.traces["output_tokens"])[cell.is_stored].mean()))
+        kept = cell.numbers("mean_kv_tokens") * token_bytes + tail_bytes
+        works.append(float((kept * cell.numbers("output_tokens"))[cell.is_stored].mean()))
     mean = math.fsum(works) / len(works)
     return None if math.isnan(mean) else mean
 
@@ -486,8 +486,8 @@ def _saving_of_cells(
 
     memory = kept / kept_by_full
     work = None
-    if chosen.output_tokens_mean is not None and full.output_tokens_mean:
-        written = chosen.output_tokens_mean / full.output_tokens_mean
+    if chosen.number("output_tokens") is not None and full.number("output_tokens"):
+        written = chosen.number("output_tokens") / full.number("output_tokens")
         work = memory * written
         if is_capped:
             benchmarks = {cell.benchmark for cell in cells}
@@ -535,7 +535,7 @@ def choices_of_maps(
             len(map_.cells),
             len(tests.plateau),
             by_memory=cheapest(members, kv_costs(members)),
-            by_time=cheapest(members, [cell.seconds_mean for cell in members]),
+            by_time=cheapest(members, [cell.number("seconds") for cell in members]),
             highest=max(cell.estimate.value for cell in map_.cells.values()),
             may_lose={map_.cells[coord].setting.id: lost for coord, lost in tests.may_lose.items()},
             vacuous=reason,
@@ -559,12 +559,13 @@ def with_recommended(maps: Sequence[Map], every_choice: Sequence[Choice]) -> lis
 
 def kv_tokens_of(cell: Cell) -> float | None:
     """Return the KV tokens that a cell keeps: measured, else what the published rule leaves; None if unknown."""
-    return kept_by_rule(cell.setting) if cell.mean_kv_tokens is None else cell.mean_kv_tokens
+    tokens: float | None = cell.number("mean_kv_tokens")
+    return kept_by_rule(cell.setting) if tokens is None else tokens
 
 
 def kv_costs(cells: Sequence[Cell]) -> list[float | None]:
     """Return the mean KV bytes of the cells if all are known, else the tokens that they keep."""
-    sizes = [cell.mean_kv_bytes for cell in cells]
+    sizes = [cell.number("kv_memory") for cell in cells]
     return [kv_tokens_of(cell) for cell in cells] if None in sizes else sizes
 
 

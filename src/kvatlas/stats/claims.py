@@ -67,7 +67,7 @@ def why_not_these(manifests: Sequence[Manifest], metric: str, cells: Sequence[Ce
 
 def most_copied(cells: Iterable[CellTraces]) -> float:
     """Return the largest share of problems of a cell on which two samples are one long text (`copied_share`)."""
-    shares = [copied_share(cell.token_digest, cell.traces["output_tokens"] >= LONG_TEXT) for cell in cells]
+    shares = [copied_share(cell.token_digest, cell.numbers("output_tokens") >= LONG_TEXT) for cell in cells]
     return max(shares, default=0.0)
 
 

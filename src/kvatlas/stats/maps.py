@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, product
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from kvatlas.columns import cell_columns
 from kvatlas.core import (
-    BudgetAudit,
     Cell,
     KvatlasError,
     Map,
@@ -51,7 +51,6 @@ def maps_of_run(run: RunData) -> list[Map]:
     baselines = select(run.cells, baseline=True)
     shown = list(chain.from_iterable(groups.values()))
     check_complete(shown + baselines, run.partial)
-    check_measured(shown, run.metric, run.partial)
 
     maps = []
     for name, group in groups.items():
@@ -100,26 +99,6 @@ def mixed_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
     return (Note(NoteKind.MIXED, f"MIXED: {listed}"),)
 
 
-def check_measured(cells: Sequence[CellTraces], metric: str, partial: bool) -> None:
-    """Raise KvatlasError where the metric is known of no trace of a benchmark, so that its map would be missing."""
-    unknown = [cell for cell in cells if cell.stored and not cell.measured]
-    if unknown and (not partial or len(unknown) == len(cells)):
-        first = unknown[0]
-        raise KvatlasError(
-            f"{metric} is unknown of all {first.stored} traces of {first.model} on {first.benchmark}: none of them has "
-            "an answer; choose another metric, or leave them out with --partial."
-        )
-
-
-def unmeasured_notes(cells: Sequence[CellTraces], metric: str) -> tuple[Note, ...]:
-    """Return a note if the metric is unknown of some traces: the same of all cells, which read the same ones."""
-    most = max(cells, key=lambda cell: cell.unmeasured)
-    if not most.unmeasured:
-        return ()
-    about = f"{most.unmeasured} of {most.stored} traces of {most.benchmark}"
-    return (Note(NoteKind.UNMEASURED, f"{about} have no answer and are left out of {metric}"),)
-
-
 def _map_of_group(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Map:
     """Return the map of the cells of a group."""
     by_coord = {cell.coord(run.axes): cell for cell in group}
@@ -135,7 +114,7 @@ def _map_of_group(name: MapName, run: RunData, group: Sequence[CellTraces], base
         if len(values) == 1 and values != {None} and term not in run.fix:
             notes.append(Note(NoteKind.FIXED, f"{term}={values.pop()}"))
     notes += [*partial_note((*group, *baselines)), *mixed_note((*group, *baselines))]
-    notes += [*unmeasured_notes(group, run.metric), *_off_map_notes(run, name)]
+    notes += _off_map_notes(run, name)
 
     return Map(
         name.model,
@@ -257,52 +236,11 @@ def mean_maps(maps: Sequence[Map]) -> list[Map]:
 def mean_cell(cells: Sequence[Cell]) -> Cell:
     """Return the mean of the cells of one setting over several benchmarks.
 
-    A cost is known if it is known of all of them.
+    A number is known if it is known of all of them.
     """
-    more = {}
-    for name in cells[0].more:
-        more[name] = _merge(_plain_mean, [cell.more.get(name) for cell in cells])
-
-    return Cell(
-        cells[0].setting,
-        mean_over_benchmarks([cell.estimate for cell in cells]),
-        mean_kv_tokens=_merge(_plain_mean, [cell.mean_kv_tokens for cell in cells]),
-        peak_kv_tokens=_merge(max, [cell.peak_kv_tokens for cell in cells]),
-        mean_kv_bytes=_merge(_plain_mean, [cell.mean_kv_bytes for cell in cells]),
-        peak_kv_bytes=_merge(max, [cell.peak_kv_bytes for cell in cells]),
-        output_tokens_mean=_merge(_plain_mean, [cell.output_tokens_mean for cell in cells]),
-        truncated=_merge(sum, [cell.truncated for cell in cells]),
-        seconds_mean=_merge(_plain_mean, [cell.seconds_mean for cell in cells]),
-        unmeasured=_merge(sum, [cell.unmeasured for cell in cells]),
-        audit=_mean_audit([cell.audit for cell in cells]),
-        stays_tokens=_merge(_plain_mean, [cell.stays_tokens for cell in cells]),
-        stays_share=_merge(_plain_mean, [cell.stays_share for cell in cells]),
-        more=more,
-    )
-
-
-def _mean_audit(audits: Sequence[BudgetAudit | None]) -> BudgetAudit | None:
-    """Return the audit over all benchmarks, which weigh equally; None if one is unknown."""
-    known_audits = [audit for audit in audits if audit is not None]
-    if len(known_audits) < len(audits):
-        return None
-    return BudgetAudit(
-        problems=sum(audit.problems for audit in known_audits),
-        median=_plain_mean([audit.median for audit in known_audits]),
-        worst=min(audit.worst for audit in known_audits),
-        none=_plain_mean([audit.none for audit in known_audits]),
-        no_choice=_plain_mean([audit.no_choice for audit in known_audits]),
-    )
-
-
-def _merge(rule: Callable[[list[N]], N], values: Sequence[N | None]) -> N | None:
-    """Apply a rule to the values; None if one is unknown."""
-    known_values = [value for value in values if value is not None]
-    return rule(known_values) if len(known_values) == len(values) else None
-
-
-def _plain_mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    columns = [column for column in cell_columns(cells[0].measures) if column.key in cells[0].numbers]
+    numbers = {column.key: column.over_benchmarks(cells) for column in columns}
+    return Cell(cells[0].setting, mean_over_benchmarks([cell.estimate for cell in cells]), numbers, cells[0].measures)
 
 
 #: The vertical axis of a map of curves.
@@ -319,7 +257,6 @@ def curves_of_run(run: RunData) -> list[Map]:
         raise KvatlasError(f"A curve has one axis and this run varies {len(run.varied)} ({', '.join(run.varied)}).")
     cells = [cell for cell in run.cells if run.fits(cell)]
     check_complete(cells, run.partial, "curve")
-    check_measured(cells, run.metric, run.partial)
     notes = run_notes(run, cells)
     measured = [cell for cell in cells if cell.measured]
     if len(run.varied) != 1:
@@ -347,7 +284,7 @@ def curves_of_run(run: RunData) -> list[Map]:
             ((POLICY, tuple(lines)), (axis, values)),
             {coord: by_coord[coord].cell for coord in product(lines, values) if coord in by_coord},
             {names[cell.setting.id]: cell.cell for cell in beside_grid},
-            _notes_of_curves(run.metric, list(lines.values()), notes),
+            _notes_of_curves(list(lines.values()), notes),
         )
         curves.append(curve)
     return curves
@@ -371,13 +308,12 @@ def _single_column(metric: str, group: Sequence[CellTraces], notes: Sequence[Not
         ((POLICY, tuple(name for name, _ in points)), ("", (metric,))),
         points,
         {},
-        _notes_of_curves(metric, [group], notes),
+        _notes_of_curves([group], notes),
     )
 
 
-def _notes_of_curves(metric: str, curves: Sequence[Sequence[CellTraces]], notes: Sequence[Note]) -> tuple[Note, ...]:
-    """Return the notes of the run between those of its curves: what cannot be compared first, unknown traces last."""
+def _notes_of_curves(curves: Sequence[Sequence[CellTraces]], notes: Sequence[Note]) -> tuple[Note, ...]:
+    """Return the notes of the run behind those of its curves: what cannot be compared."""
     reasons = [checked.reason for checked in map(validity_of, curves) if checked is not None]
     vacuous = [Note(NoteKind.VACUOUS, f"VACUOUS: {reason}") for reason in reasons if reason]
-    unmeasured = chain.from_iterable(unmeasured_notes(cells, metric) for cells in curves)
-    return tuple(dict.fromkeys((*vacuous, *notes, *unmeasured)))
+    return tuple(dict.fromkeys((*vacuous, *notes)))

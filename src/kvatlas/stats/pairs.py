@@ -141,18 +141,8 @@ def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     return tuple(replace(comparison, p_holm=p) for comparison, p in zip(comparisons, adjusted_p, strict=True))
 
 
-@dataclass(frozen=True)
-class CellDifference(Contrast):
-    """A cell minus what it is compared with, with its own interval and p-value.
-
-    `p_holm` is adjusted over the cells of the map: where it is at most 0.05 the difference is proven.
-    """
-
-    p_holm: float = math.nan
-
-
 #: Cell minus what it is compared with, in [-1, 1], by map and place on its axes.
-Differences = Mapping[MapName, Mapping[CellCoord, CellDifference]]
+Differences = Mapping[MapName, Mapping[CellCoord, Contrast]]
 
 #: The cells of a map by their places, each with what it is compared with.
 _Sides = dict[CellCoord, CellPair]
@@ -204,7 +194,7 @@ def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], 
 
     # Of a mean over benchmarks the places that all of them have.
     look, samples = run.look
-    differences: dict[MapName, dict[CellCoord, CellDifference]] = {}
+    differences: dict[MapName, dict[CellCoord, Contrast]] = {}
     for name, benchmarks in with_means(sides).items():
         shared = set(benchmarks[0]).intersection(*benchmarks[1:])
         coords = [coord for coord in benchmarks[0] if coord in shared]
@@ -216,7 +206,7 @@ def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], 
         contrasts = {coord: contrast for coord, contrast in found if contrast is not None}
         adjusted_p = holm([contrast.p for contrast in contrasts.values()])
         for (coord, contrast), p in zip(contrasts.items(), adjusted_p, strict=True):
-            differences[name][coord] = CellDifference(**vars(contrast), p_holm=p)
+            differences[name][coord] = replace(contrast, p_holm=p)
     return differences
 
 

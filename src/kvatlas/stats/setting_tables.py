@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvatlas.core import Cell, Note, NoteKind, grouped, mean_of
 from kvatlas.stats.losses import SettingLoss
-from kvatlas.stats.maps import check_complete, check_measured, mean_cell, run_notes, unmeasured_notes
+from kvatlas.stats.maps import check_complete, mean_cell, run_notes
 from kvatlas.stats.run_data import RunData, short_names
 from kvatlas.stats.table import CellTraces
 
@@ -48,11 +48,10 @@ class SettingTable:
 def setting_tables(run: RunData, losses: Mapping[str, Mapping[str, SettingLoss]]) -> list[SettingTable]:
     """Return the table of each model of a run without maps; `losses` by model and setting id.
 
-    Raises KvatlasError if traces are missing and the run is not `partial`, and for a metric that is known of no trace.
+    Raises KvatlasError if traces are missing and the run is not `partial`.
     """
     cells = [cell for cell in run.cells if run.fits(cell)]
     check_complete(cells, run.partial, "table")
-    check_measured(cells, run.metric, run.partial)
     measured = [cell for cell in cells if cell.measured]
     notes = run_notes(run, cells)
     return [
@@ -83,7 +82,7 @@ def _table_of_model(
         rows.append(SettingRow(names[setting], mean, by_benchmark, losses.get(setting)))
 
     rows.sort(key=_rank)
-    table_notes = [*notes, *unmeasured_notes(cells, metric)]
+    table_notes = list(notes)
     if left_out:
         text = f"settings without traces of every benchmark are left out: {', '.join(left_out)}"
         table_notes.append(Note(NoteKind.LEFT_OUT, text))
@@ -93,5 +92,5 @@ def _table_of_model(
 
 def _rank(row: SettingRow) -> tuple[float, float]:
     """Return a key that puts the highest value first, of equal ones the one that keeps the fewest tokens."""
-    kept = row.cell.mean_kv_tokens
+    kept = row.cell.number("mean_kv_tokens")
     return -row.cell.estimate.value, math.inf if kept is None else kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, chain, pairwise
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.columns import cost_names, means_of_traces
+from kvatlas.columns import TRACES, cell_columns, cost_columns
 from kvatlas.core import (
     BudgetAudit,
     Cell,
     CellCoord,
     Claim,
     Estimate,
-    Grade,
     KvatlasError,
     Outcome,
     Setting,
@@ -49,7 +48,52 @@ Estimates = Callable[[], list[Estimate | None]]
 #: The numbers of a trace that a table copies from its record, and their type with the codes that follow them.
 _COPIED = ("status", "correct", "progress", *TRACE_COSTS, "answer", "token_digest")
 _PLACE = np.dtype([*((name, RECORD[name]) for name in _COPIED), ("made_with", "<i4"), ("metrics", "<i4")])
-_STATUSES = {code: status for status, code in STATUS.items()}
+#: The numbers of a trace that its record has.
+RECORDED = ("progress", *TRACE_COSTS)
+#: The outcomes by the names that they have as numbers of traces.
+_OUTCOMES = {outcome.name.lower(): outcome for outcome in Outcome}
+
+
+class TraceNumbers(Mapping[str, Floats]):
+    """The numbers of the traces of a table by name [places], NaN where a trace is missing or its number unknown.
+
+    Costs and progress are those of the records, an outcome as `truncated` is 1 for its traces and 0 for others, and all
+    others are `measured`: metrics of benchmarks, measures, verdicts of other graders.
+    """
+
+    def __init__(self, records: NDArray[np.void], measured: Mapping[str, Floats]) -> None:
+        self.measured = dict(measured)
+        self._records = records
+
+    def __getitem__(self, name: str) -> Floats:
+        if name in RECORDED:
+            return self._records[name]
+        if name not in _OUTCOMES:
+            return self.measured[name]
+        outcome = _OUTCOMES[name]
+        is_graded = outcome in (Outcome.CORRECT, Outcome.WRONG)
+        status = self._records["status"]
+        found = status == STATUS[Status.OK if is_graded else Status[outcome.name]]
+        if is_graded:
+            found &= (self._records["correct"] > 0) == (outcome is Outcome.CORRECT)
+        return np.where(status > 0, found, math.nan)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**dict.fromkeys((*RECORDED, *_OUTCOMES)), **self.measured})
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def within(self, span: slice) -> TraceNumbers:
+        """Return the numbers of the traces of a cell."""
+        return TraceNumbers(self._records[span], {name: values[span] for name, values in self.measured.items()})
+
+    def put(self, places: Ints, measured: Mapping[str, Floats]) -> None:
+        """Note that the traces at these places were replaced; they have the numbers `measured`, and no others."""
+        for values in self.measured.values():
+            values[places] = math.nan
+        for name, values in measured.items():
+            self.measured.setdefault(name, np.full(len(self._records), math.nan))[places] = values
 
 
 class TraceTable:
@@ -57,8 +101,7 @@ class TraceTable:
 
     Cells are in the manifest's order, problems in the order of their names. `records` [places] has the numbers
     of each trace: `status` is 0 where it is missing, costs are NaN where they are unknown, `made_with` and `metrics`
-    are codes of the texts in `versions` and `kinds`. `measured[name]` [places] is a metric of the benchmark itself, NaN
-    where it is no number.
+    are codes of the texts in `versions` and `kinds`. `numbers[name]` [places] is any number of the traces.
     """
 
     def __init__(self, manifest: Manifest, stored: Iterable[TraceColumns] = ()) -> None:
@@ -79,9 +122,9 @@ class TraceTable:
 
         self.usual_controls = usual_controls(cell.setting.policy for cell in cells if not cell.baseline)
         self.records: NDArray[np.void] = np.zeros(ends[-1], _PLACE)
-        for name in ("progress", *TRACE_COSTS):
+        for name in RECORDED:
             self.records[name] = math.nan
-        self.measured: dict[str, Floats] = {}
+        self.numbers = TraceNumbers(self.records, {})
         self.versions: dict[str, int] = {}
         self.kinds: dict[str, int] = {}
         for columns in stored:
@@ -101,12 +144,7 @@ class TraceTable:
             self.records[name][places] = np.array(table_codes, int)[text_of_row]
 
         # A trace that replaces an earlier one may lack some of its metrics.
-        for values in self.measured.values():
-            values[places] = math.nan
-        for name, values in columns.metrics().items():
-            if name not in self.measured:
-                self.measured[name] = np.full(len(self.records), math.nan)
-            self.measured[name][places] = values[rows]
+        self.numbers.put(places, {name: values[rows] for name, values in columns.metrics().items()})
 
     def _rows_and_places(self, columns: TraceColumns) -> tuple[Ints, Ints]:
         """Return the rows of the promised traces, and the place of each."""
@@ -156,13 +194,10 @@ class TraceTable:
         A trace without an answer has 0 of a benchmark's own metric.
         """
         status = self.records["status"]
-        if metric == "progress":
-            values = self.records["progress"]
-        elif metric in METRICS or rule(metric) is not None:
-            values = (self.records["correct"] > 0) & (status == STATUS[Status.OK])
-        else:
-            values = np.nan_to_num(self.measured.get(metric, np.full(len(status), math.nan)))
-        return np.where(status > 0, values, math.nan)
+        if metric == "pass@1" or rule(metric) is not None:
+            return self.numbers["correct"]
+        values = self.numbers.get(metric, np.full(len(status), math.nan))
+        return np.where(status > 0, np.nan_to_num(values), math.nan)
 
     def check(self, metric: str, among: Sequence[TraceTable] = ()) -> None:
         """Raise KvatlasError if not all traces have this metric as a share; it names the metrics of all the tables."""
@@ -181,7 +216,7 @@ class TraceTable:
         samples = min((cell.samples for cell in promised), default=1)
         of_benchmarks = set.intersection(*(table._benchmark_metrics() for table in tables))
         valid = [*METRICS, *([f"pass@K, maj@K (K up to {samples})"] if samples > 1 else []), *sorted(of_benchmarks)]
-        costs = ", ".join(cost_names())
+        costs = ", ".join(cost_columns(self.manifest.measures))
         raise KvatlasError(f"Unknown metric {metric!r}; expected: {', '.join(valid)}, and for maps the costs {costs}.")
 
     def _benchmark_metrics(self) -> set[str]:
@@ -192,14 +227,16 @@ class TraceTable:
         kind_of_trace = self.records["metrics"]
         is_answered = np.isin(status, [STATUS[status] for status in Status if status.answered])
 
-        found = set(self.measured)
+        declared = {measure.name: measure.is_share or measure.counts for measure in self.manifest.measures}
+        found = {name for name in self.numbers.measured if declared.get(name, True)}
+        # Measures, and other graders, may tell of a trace without an answer: one without their number is unknown.
+        of_every_trace = {name for name in found if name in declared or name.startswith("graded:")}
         for kind in np.unique(kind_of_trace[is_answered]):
             found.intersection_update(kinds[kind])
         for kind in np.unique(kind_of_trace[status > 0]):
-            found.difference_update(name for name, is_text in kinds[kind].items() if is_text)
-            # Another grader may read an answer where the first found none, so a trace without its verdict is unknown.
-            found -= {name for name in found if name.startswith("graded:") and name not in kinds[kind]}
-        return {name for name in found if not ((self.measured[name] < 0) | (self.measured[name] > 1)).any()}
+            found -= {name for name, is_text in kinds[kind].items() if is_text}
+            found -= of_every_trace - kinds[kind].keys()
+        return {name for name in found if not ((self.numbers[name] < 0) | (self.numbers[name] > 1)).any()}
 
 
 class CellTraces:
@@ -268,21 +305,11 @@ class CellTraces:
         """True if the metric is known of any trace of this cell."""
         return not bool(np.isnan(self.grades).all())
 
-    @property
-    def unmeasured(self) -> int:
-        """Of how many traces the metric is unknown: they count in costs and in no grade."""
-        return int(np.count_nonzero(self.is_stored & np.isnan(self.grades)))
-
     @cached_property
     def outcomes(self) -> Counter[Outcome]:
         """The number of traces with each outcome."""
-        codes, counts = np.unique(2 * self.traces["status"].astype(int) + self.traces["correct"], return_counts=True)
-        found = Counter[Outcome]()
-        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-            # Status 0 is a missing trace.
-            if code > 1:
-                found[Grade(bool(code % 2), 0.0, None, _STATUSES[code // 2]).outcome] += count
-        return found
+        counts = {outcome: int(np.nansum(self.numbers(name))) for name, outcome in _OUTCOMES.items()}
+        return +Counter(counts)
 
     @property
     def made_with(self) -> Counter[str]:
@@ -293,7 +320,7 @@ class CellTraces:
     @property
     def prompts(self) -> dict[str, int]:
         """The lengths of the problems' prompts that are known."""
-        lengths = np.nan_to_num(self.traces["prompt_tokens"], nan=-1).max(1).tolist()
+        lengths = np.nan_to_num(self.numbers("prompt_tokens"), nan=-1).max(1).tolist()
         return {problem: int(length) for problem, length in zip(self.place, lengths, strict=True) if length >= 0}
 
     @cached_property
@@ -331,41 +358,32 @@ class CellTraces:
                 clusters = np.unique(clusters[~np.isnan(self.grades).all(1)], return_inverse=True)[1]
             estimate = self.rule.estimate(*self._samples(), clusters)
 
-        mean = self._mean("mean_kv_tokens")
-        peak = max(self._costs("peak_kv_tokens"), default=None)
-        mean_bytes = None
-        peak_bytes = None
-        token_bytes, tail_bytes = self.expected.kv_bytes or (0, 0)
-        if token_bytes and mean is not None:
-            mean_bytes = mean * token_bytes + tail_bytes
-        if token_bytes and peak is not None:
-            peak_bytes = int(peak) * token_bytes + tail_bytes
+        measures = self.table.manifest.measures
+        of_traces = [column for column in cell_columns(measures) if str(column.source).startswith(TRACES)]
+        numbers = {column.key: column.of_traces(self._known_numbers) for column in of_traces}
+        token_bytes, sequence_bytes = self.expected.kv_bytes or (0, 0)
+        for key, tokens in (("kv_memory", "mean_kv_tokens"), ("kv_bytes_peak", "peak_kv_tokens")):
+            is_known = token_bytes and numbers[tokens] is not None
+            numbers[key] = numbers[tokens] * token_bytes + sequence_bytes if is_known else None
+        numbers["audit"] = self.audit
+        if self.stays:
+            numbers |= {"stays_tokens": self.stays.tokens, "stays_share": self.stays.share}
+        return Cell(self.setting, estimate, numbers, measures)
 
-        return Cell(
-            self.setting,
-            estimate,
-            mean_kv_tokens=mean,
-            peak_kv_tokens=None if peak is None else int(peak),
-            mean_kv_bytes=mean_bytes,
-            peak_kv_bytes=peak_bytes,
-            output_tokens_mean=self._mean("output_tokens"),
-            truncated=self.outcomes[Outcome.TRUNCATED],
-            seconds_mean=self._mean("seconds"),
-            unmeasured=self.unmeasured,
-            audit=self.audit,
-            stays_tokens=self.stays.tokens if self.stays else None,
-            stays_share=self.stays.share if self.stays else None,
-            more=means_of_traces(self._mean),
-        )
+    def numbers(self, name: str) -> Floats:
+        """Return a number of the traces [problem, sample], NaN where it is unknown."""
+        return self._numbers[name].reshape(self.grades.shape)
 
-    def _costs(self, cost: str) -> list[float]:
-        """Return a cost of every stored trace; nothing if it is unknown of one."""
-        values = self.traces[cost][self.is_stored]
+    @property
+    def _numbers(self) -> TraceNumbers:
+        return self.table.numbers.within(self.table.spans[self._index])
+
+    def _known_numbers(self, name: str) -> list[float]:
+        """Return a number of every stored trace; nothing if it is unknown of one."""
+        if name not in self._numbers:
+            return []
+        values = self.numbers(name)[self.is_stored]
         return [] if np.isnan(values).any() else values.tolist()
-
-    def _mean(self, cost: str) -> float | None:
-        values = self._costs(cost)
-        return math.fsum(values) / len(values) if values else None
 
     @cached_property
     def audit(self) -> BudgetAudit | None:

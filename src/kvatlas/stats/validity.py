@@ -85,10 +85,10 @@ def has_budget(cell: CellTraces) -> bool:
 
 def is_compressed(cell: CellTraces) -> Flags:
     """Return the traces of a cell that were compressed, or whose thinking a cap ended: the others lose nothing."""
-    found = cell.traces["compressions"] > 0
+    found = cell.numbers("compressions") > 0
     cap = cell.setting.values.get(CAP)
     if cap is not None:
-        found = found | (cell.traces["thinking_tokens"] >= cap)
+        found = found | (cell.numbers("thinking_tokens") >= cap)
     return np.asarray(found)
 
 
@@ -98,7 +98,7 @@ def count_compressed(cells: Iterable[CellTraces]) -> tuple[int, int]:
     compressed = 0
     for cell in filter(has_budget, cells):
         # Unknown numbers of compressions are NaN and count in neither.
-        is_known = cell.traces["compressions"] >= 0
+        is_known = cell.numbers("compressions") >= 0
         traces += int(is_known.sum())
         compressed += int((is_known & is_compressed(cell)).sum())
     return traces, compressed

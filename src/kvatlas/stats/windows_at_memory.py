@@ -14,7 +14,7 @@ import numpy as np
 from kvatlas.core import CellCoord, Claim, Map, Stays, ascending, windows_apart
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, means_of_clusters, strata_of_clusters
 from kvatlas.stats.numerics.equal_memory import (
-    PairTest,
+    Pair,
     compare_pairs,
     dominance_pairs,
     line_estimate,
@@ -42,7 +42,7 @@ class MemoryPair:
     other: CellCoord
     tokens: tuple[float, float]
     keeps_more: Mapping[str, float]
-    test: PairTest
+    difference: Contrast
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,20 @@ class EqualMemory:
     widening: float = 1.0
 
     @cached_property
-    def tests(self) -> list[PairTest]:
+    def tests(self) -> dict[Pair, Contrast]:
         """The settings that keep no more tokens than a setting of another window, against that."""
         return compare_pairs(self.values, self.strata, dominance_pairs(self.tokens, self.window), self.widening)
 
     @cached_property
     def best(self) -> MemoryPair | None:
         """The surest proof that a window is better at equal memory; None without one."""
-        test = strongest(self.tests)
-        return None if test is None else self._pair(test)
+        pair = strongest(self.tests)
+        return None if pair is None else self._pair(pair)
 
     @cached_property
     def proven(self) -> list[MemoryPair]:
         """All settings that are proven better than one of another window that keeps no fewer tokens."""
-        return [self._pair(test) for test in self.tests if test.is_proven]
+        return [self._pair(pair) for pair, difference in self.tests.items() if difference.is_proven]
 
     @cached_property
     def estimate(self) -> MemoryEstimate | None:
@@ -120,12 +120,12 @@ class EqualMemory:
             is_whole = np.zeros(len(self.strata), bool)
         return self.values[is_whole], self.strata[is_whole]
 
-    def _pair(self, test: PairTest) -> MemoryPair:
-        better, other = test.pair
+    def _pair(self, pair: Pair) -> MemoryPair:
+        better, other = pair
         tokens = (float(self.tokens[better]), float(self.tokens[other]))
         more = {name: float(kept[better] - kept[other]) for name, kept in self.by_benchmark.items()}
         keeps_more = {name: difference for name, difference in more.items() if difference >= ONE_TOKEN / 2}
-        return MemoryPair(self.coords[better], self.coords[other], tokens, keeps_more, test)
+        return MemoryPair(self.coords[better], self.coords[other], tokens, keeps_more, self.tests[pair])
 
 
 def memory_of(
@@ -194,8 +194,9 @@ def level_stays(maps: Sequence[Map], axis: str) -> dict[Any, Stays]:
     for map_ in maps:
         side = [name for name, _ in map_.axes].index(axis)
         for coord, cell in map_.cells.items():
-            if cell.stays_tokens is None:
+            tokens = cell.number("stays_tokens")
+            share = cell.number("stays_share")
+            if tokens is None:
                 return {}
-            share = math.nan if cell.stays_share is None else cell.stays_share
-            by_level.setdefault(coord[side], []).append(Stays(cell.stays_tokens, share))
+            by_level.setdefault(coord[side], []).append(Stays(tokens, math.nan if share is None else share))
     return {level: Stays(*map(fmean, zip(*cells, strict=True))) for level, cells in by_level.items()}

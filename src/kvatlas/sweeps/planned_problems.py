@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from kvatlas import benchmarks
+from kvatlas import benchmarks, measures
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.public import Questions
-from kvatlas.core import MAX_NEW_TOKENS, Claim, Problem
+from kvatlas.core import MAX_NEW_TOKENS, Claim, Measure, Problem
 from kvatlas.results import Expected, Manifest
 from kvatlas.results.manifest import clusters_of, contents_of
 from kvatlas.sweeps.spec import Spec
@@ -64,6 +65,11 @@ class PlannedProblems:
                 return Claim.LIKE
         return Claim.THESE
 
+    @cached_property
+    def measures(self) -> tuple[Measure, ...]:
+        """The measures of the spec; raises KvatlasError for one that cannot be used."""
+        return tuple(measures.find(name) for name in self.spec.measures)
+
     @property
     def sizes(self) -> list[int]:
         """The units of problems like these of each benchmark: its problems, of which those of a cluster are one."""
@@ -92,6 +98,7 @@ class PlannedProblems:
             about=self.about,
             contents={name: contents_of(problems) for name, problems in self.problems.items()},
             clusters=self.clusters,
+            measures=self.measures,
         )
 
     def provable(self, tested: Sequence[TestedSetting], axes: Sequence[str] = ()) -> Provable:

@@ -14,6 +14,7 @@ from kvatlas.core import KvatlasError, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.results import Expected, Key, Manifest, Store
 from kvatlas.results.records import RefusedTraceError
+from kvatlas.results.regrade import start_measuring
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors, local, needs_text
 from kvatlas.sweeps.plan import Plan, WorkItem, provenance
 from kvatlas.sweeps.worker import Job
@@ -87,6 +88,7 @@ def sweep(
         store.set_aside(plan.contents_by_key())
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         driver = SweepDriver(plan, store, run, pool, batch_size, on_trace, on_message)
+        start_measuring(store, promise, plan.measures)
         store.put_manifest(promise)
         expected = plan.expected()
         for model in plan.models:

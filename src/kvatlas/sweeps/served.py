@@ -32,6 +32,7 @@ from kvatlas.engines.client import Endpoint
 from kvatlas.engines.command import Command, check_distinct, read_serve_params
 from kvatlas.engines.server import READY_SECONDS, Server, ServerError, end_orphans
 from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results.regrade import start_measuring
 from kvatlas.stats.orders import TestedSetting
 from kvatlas.sweeps.planned_problems import PlannedProblems, with_limit
 from kvatlas.sweeps.spec import SERVED, SERVED_SETTING_KEYS, ModelSpec, SettingSpec, Spec, Value
@@ -418,6 +419,7 @@ class _Driver:
         kept = [one for one in sessions if (one["served"], one["setting"]) in promised]
         commands = {**earlier.provenance.get("commands", {}), **now.provenance["commands"]}
         self.manifest = now.with_cells([], sessions=kept, commands=commands)
+        start_measuring(self.store, self.manifest, self.plan.measures)
         self.store.put_manifest(self.manifest)
 
     def run(self) -> None:

@@ -204,7 +204,7 @@ class Spec(BaseModel):
     `problems_like_these`, or `auto`, which a plan resolves. `looks` are numbers of samples after which the run may be
     read. `full_samples` are those of the full cache, one to four times `samples`; left to the plan they are twice as
     many on GPUs. `controls` are policies of which nothing is claimed but that they lose; without the key `random` and
-    `window` beside another policy.
+    `window` beside another policy. `measures` are numbers of each trace that the run stores (docs/api.md).
 
     Of served models (docs/engines.md): `reference` are keys of a server for the reference alone. `serve_params` is a
     file of `vllm bench sweep serve` in place of axes. `concurrency` questions are open at a time. `tests` are Holm's,
@@ -233,6 +233,7 @@ class Spec(BaseModel):
     serve_params: str = ""
     concurrency: Integer = Field(default=32, ge=1, le=4096)
     tests: Literal["each", "in_order"] = "each"
+    measures: list[str] = []
 
     @field_validator("settings", "baseline", "models", "benchmarks", mode="before")
     @classmethod
@@ -438,9 +439,9 @@ def _refuse_problem_file(path: Path) -> None:
 
 
 def named_classes(data: Mapping[str, Any]) -> list[str]:
-    """Return the policies and benchmarks that a spec names, as data that is not yet checked."""
+    """Return the policies, benchmarks and measures that a spec names, as data that is not yet checked."""
     names: list[Any] = []
-    for key, name_key in (("settings", "policy"), ("baseline", "policy"), ("benchmarks", "name")):
+    for key, name_key in (("settings", "policy"), ("baseline", "policy"), ("benchmarks", "name"), ("measures", "")):
         value = data.get(key) or []
         entries = value if isinstance(value, list | tuple) else [value]
         names += [entry.get(name_key) if isinstance(entry, Mapping) else entry for entry in entries]

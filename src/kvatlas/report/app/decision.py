@@ -68,7 +68,7 @@ def _model_document(
 ) -> Json:
     """Return a model's own sizes, and its settings: the offered one, then the proven ones, the cheapest first."""
     full_cells = [cell for cell in select(run.cells, model=choice.model) if is_reference(cell.setting) and cell.stored]
-    full_tokens = float(np.mean([cell.cell.mean_kv_tokens or np.nan for cell in full_cells]))
+    full_tokens = float(np.mean([cell.cell.number("mean_kv_tokens") or np.nan for cell in full_cells]))
     token_bytes = (full_cells[0].expected.kv_bytes or (None, None))[0]
     own_sizes = None
     if weights is not None and token_bytes is not None and not np.isnan(full_tokens):

@@ -14,11 +14,9 @@ from kvatlas.core import (
     REFERENCE,
     Cell,
     CellCoord,
-    Grade,
     Map,
     Outcome,
     Setting,
-    Status,
     percent,
     reference_words,
     rounded,
@@ -29,7 +27,6 @@ from kvatlas.report.description import recommendation
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
 from kvatlas.results import Expected
-from kvatlas.results.records import STATUS
 from kvatlas.stats.choice import Choice, with_recommended
 from kvatlas.stats.map_tests import MapTests
 from kvatlas.stats.maps import curves_of_run, mean_maps
@@ -102,7 +99,7 @@ class PageCells:
         if index is None:
             index = self._add(place.model, place.benchmark, cell.setting)
         if self.documents[index]["value"] is None:
-            self.documents[index] |= {column.page: column.page_value(cell) for column in page_columns()}
+            self.documents[index] |= {column.page: column.page_value(cell) for column in page_columns(cell.measures)}
             self.documents[index]["difference"] = None if difference is None else _points_and_limits(difference)
         return index
 
@@ -302,11 +299,7 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
 
 def outcome_letters(cell: CellTraces, problems: Sequence[str], samples: int) -> str:
     """Return the outcomes of a cell's first samples, one letter for each problem and sample, samples side by side."""
-    status = cell.traces["status"][:, :samples]
-    correct = cell.traces["correct"][:, :samples] > 0
-    letters = np.full(status.shape, MISSING)
-    for name, code in STATUS.items():
-        outcome = Grade(True, 1.0, None, name).outcome
-        letters[status == code] = LETTERS[outcome]
-    letters[(status == STATUS[Status.OK]) & ~correct] = LETTERS[Outcome.WRONG]
+    letters = np.full(cell.grades[:, :samples].shape, MISSING)
+    for outcome, letter in LETTERS.items():
+        letters[cell.numbers(outcome.name.lower())[:, :samples] == 1] = letter
     return "".join(cell.in_order(letters, problems, MISSING).ravel().tolist())

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from kvatlas.core import KvatlasError, described
-from kvatlas.report.app.page import app_page, json_for_script
+from kvatlas.report.app.page import app_page, json_for_script, measures_of_runs
 from kvatlas.report.app.run_source import AppRun
 from kvatlas.results.store import Store
 
@@ -42,7 +42,7 @@ class AppServer(ThreadingHTTPServer):
     def __init__(self, runs: Sequence[AppRun], port: int = 0, token: str = "") -> None:
         self.runs = {run.name: run for run in runs}
         self.token = token or secrets.token_urlsafe(24)
-        self.page = app_page("server")
+        self.page = app_page("server", measures=measures_of_runs(runs))
         self.failures: dict[str, str] = {}
         self._end = threading.Event()
         try:

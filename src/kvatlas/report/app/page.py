@@ -6,7 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.columns import page_columns
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, Measure
 from kvatlas.figures import colours
 from kvatlas.report.app.documents import MARKS, RIGHT, Json, maps_of
 from kvatlas.report.app.run_source import AppRun, Place, address_name, trace_address
@@ -65,11 +65,12 @@ def _made_visible(value: Any) -> Any:
     return value
 
 
-def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
+def app_page(source: str, documents: Mapping[str, Any] | None = None, measures: Iterable[Measure] = ()) -> str:
     """Return the HTML of the app.
 
     Args:
         source: `server`, `files`, or `embedded` for a page that holds its documents.
+        measures: those of the runs that it shows.
         documents: the documents of an embedded source by address, compressed in the page.
     """
     web = resources.files("kvatlas.report.app") / "web"
@@ -80,7 +81,7 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
         "source": source,
         "scales": {scale: colours.colour_steps(scale) for scale in colours.SCALES},
         "lines": colours.LINES,
-        "columns": [column.page_words() for column in page_columns() if column.title],
+        "columns": [column.page_words() for column in page_columns(measures) if column.title],
         "marks": MARKS,
     }
 
@@ -95,6 +96,11 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
         connect="" if source == "embedded" else "connect-src 'self'; ",
         page=json_for_script(constants),
     )
+
+
+def measures_of_runs(runs: Iterable[AppRun]) -> list[Measure]:
+    """Return the measures that the runs declare."""
+    return list(dict.fromkeys(chain.from_iterable(run.data.manifest.measures for run in runs)))
 
 
 def _policy_hash(text: str) -> str:
@@ -113,7 +119,8 @@ def write_bundle(runs: Sequence[AppRun], folder: Path) -> int:
         with Store.open(run.folder) as store:
             run.refresh(store)
 
-    texts = {"index.html": app_page("files"), "data/runs.json": json_for_script([run.summary() for run in runs])}
+    page = app_page("files", measures=measures_of_runs(runs))
+    texts = {"index.html": page, "data/runs.json": json_for_script([run.summary() for run in runs])}
     for name, text in texts.items():
         _write_document(folder / name, text)
 
@@ -151,7 +158,7 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
     documents = {address: run.answer(address) for address in ("run", "about", *run.addresses())}
     documents |= {trace_address(place): trace for place, trace in traces.items()}
     named = {f"{run.name}/{address}": document for address, document in documents.items()}
-    page = app_page("embedded", {"runs": [{**run.summary(), "held": len(traces)}], **named})
+    page = app_page("embedded", {"runs": [{**run.summary(), "held": len(traces)}], **named}, data.manifest.measures)
     with replacing(out) as partial_file:
         partial_file.write_text(page, "utf-8", newline="")
     return len(traces) == run.done
@@ -166,7 +173,7 @@ def check_page(out: Path) -> None:
 
 def _traces_of_page(run: AppRun, per_cell: int) -> dict[Place, Json]:
     """Return the page's traces, at most `TRACES_LIMIT` bytes of them."""
-    tokens = sum(float(np.nansum(cell.traces["output_tokens"])) for cell in run.data.cells)
+    tokens = sum(float(np.nansum(cell.numbers("output_tokens"))) for cell in run.data.cells)
     # A token takes about seven bytes of the page; only where all may fit are all tried.
     most = run.promised if per_cell and 7 * tokens < TRACES_LIMIT else per_cell
     cells = sorted(range(len(run.marks)), key=lambda cell: not run.is_recommended(cell))

@@ -263,7 +263,7 @@ class AppRun:
     def cell(self, cell_index: int) -> Json:
         """Return the number of new tokens of each trace of a cell, 0 where it is missing or unknown."""
         cell = self.data.cells[cell_index]
-        tokens = np.nan_to_num(cell.traces["output_tokens"]).astype(int)
+        tokens = np.nan_to_num(cell.numbers("output_tokens")).astype(int)
         return {"lengths": cell.in_order(tokens, self.problems[cell.benchmark], 0).ravel().tolist()}
 
     def trace(self, number: int, problem: int, sample: int, *, whole: bool = True) -> Json:

@@ -27,12 +27,21 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Contrast:
-    """A difference or correlation with its limits, and the two-sided p-value of "none"; NaN where it has none."""
+    """A difference or correlation with its limits, and the two-sided p-value of "none"; NaN where it has none.
+
+    `p_holm` is adjusted over all differences that are tested together.
+    """
 
     value: float
     low: float
     high: float
     p: float = float("nan")
+    p_holm: float = float("nan")
+
+    @property
+    def is_proven(self) -> bool:
+        """True if it is proven among all that are tested together."""
+        return self.p_holm <= LEVEL
 
 
 def normal_quantile(one_sided_level: float) -> float:

@@ -19,7 +19,7 @@ estimate and no proof: between two settings the truth need not be straight, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -34,24 +34,6 @@ from kvatlas.stats.numerics.multiple import holm
 _TINY = 1e-9
 #: The numbers of a better setting and of the one that it is compared with.
 Pair = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class PairTest:
-    """A pair of settings, the first minus the second, with its p-value after Holm's adjustment.
-
-    `difference` has limits that hold for all pairs of the map together, each side at 5 %, so that the lower one is
-    above 0 wherever the largest distance is proven. Its limits are NaN where nothing is proven.
-    """
-
-    pair: Pair
-    difference: Contrast
-    adjusted_p: float
-
-    @property
-    def is_proven(self) -> bool:
-        """True if the first setting of the pair is proven to be better."""
-        return self.adjusted_p <= LEVEL
 
 
 def dominance_pairs(tokens: Floats, window: Ints) -> list[Pair]:
@@ -69,14 +51,16 @@ def dominance_pairs(tokens: Floats, window: Ints) -> list[Pair]:
     return pairs
 
 
-def compare_pairs(values: Floats, strata: Ints, pairs: Sequence[Pair], widening: float = 1.0) -> list[PairTest]:
-    """Test for each pair of columns of `values` [units, settings] if the first is better, adjusted over the pairs.
+def compare_pairs(values: Floats, strata: Ints, pairs: Sequence[Pair], widening: float = 1.0) -> dict[Pair, Contrast]:
+    """Return the first minus the second of each pair of columns of `values` [units, settings], if the first is better.
 
+    Limits hold for all pairs of the map together, each side at 5 %, so that the lower one is above 0 wherever the
+    largest distance is proven; they are NaN where nothing is proven.
     A value that is missing is NaN and counts against the first of a pair. At an early look limits lie `widening` times
     as far away (`looks`).
     """
     if not pairs:
-        return []
+        return {}
     first, second = np.array(pairs).T
     differences = (values[:, first] - values[:, second]).T
     lowest = np.where(np.isnan(differences), -1.0, differences)
@@ -98,14 +82,14 @@ def compare_pairs(values: Floats, strata: Ints, pairs: Sequence[Pair], widening:
         z = widening * normal_quantile(LEVEL / len(pairs))
         low[is_proven] = lower_limit(lowest[is_proven], -1.0, 1.0, z, strata)
         high[is_proven] = upper_limit(highest[is_proven], -1.0, 1.0, z, strata)
-    contrasts = map(Contrast, means.tolist(), low.tolist(), high.tolist(), p.tolist())
-    return [PairTest(*row) for row in zip(pairs, contrasts, adjusted.tolist(), strict=True)]
+    contrasts = map(Contrast, means.tolist(), low.tolist(), high.tolist(), p.tolist(), adjusted.tolist())
+    return dict(zip(pairs, contrasts, strict=True))
 
 
-def strongest(tests: Sequence[PairTest]) -> PairTest | None:
+def strongest(tests: Mapping[Pair, Contrast]) -> Pair | None:
     """Return the proven pair of the smallest p-value, of equal ones the largest difference; None without one."""
-    proven = [test for test in tests if test.is_proven]
-    return min(proven, key=lambda test: (test.difference.p, -test.difference.value), default=None)
+    proven = [pair for pair, difference in tests.items() if difference.is_proven]
+    return min(proven, key=lambda pair: (tests[pair].p, -tests[pair].value), default=None)
 
 
 def line_weights(tokens: Floats, low: float, high: float) -> Floats:
