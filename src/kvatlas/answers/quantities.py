@@ -175,7 +175,7 @@ _PART = r"(\d+(?:\.\d+)?)\s*([^\W\d_]+)\.?,?(?:\s*(?<![^\W_])and\s+|\s*)"
 def by_unit(text: str) -> dict[str, Fraction]:
     """Return the numbers of a quantity in several units, `3 hours and 30 minutes`, by unit; empty for another text."""
     parts = re.findall(_PART, text) if re.fullmatch(rf"(?:{_PART}){{2,}}", text) else []
-    numbers = {_unit_name(word): Fraction(number) for number, word in parts}
+    numbers = {_unit_name(word): Fraction(digits) for digits, word in parts}
     return numbers if len(numbers) == len(parts) and "" not in numbers else {}
 
 

@@ -387,8 +387,8 @@ def _card_of_log(log: SampleLog) -> Card:
     if task_config:
         rules = {name: task_config.get(name) for name in _GRADING}
         others = {name: value for name, value in task_config.items() if name not in (*_GRADING, *_OF_ROWS)}
-        for name, part in (("grading rules", rules), ("task configuration", others)):
-            values[name] = digest_of(_ADDRESS.sub("", json.dumps(part, default=str, sort_keys=True)))[:8]
+        for name, entries in (("grading rules", rules), ("task configuration", others)):
+            values[name] = digest_of(_ADDRESS.sub("", json.dumps(entries, default=str, sort_keys=True)))[:8]
 
     arguments = config.get("model_args")
     if isinstance(arguments, str):

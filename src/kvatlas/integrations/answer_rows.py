@@ -234,8 +234,9 @@ def import_answers(
             for row, setting in answers.rows()
         )
         store.put_manifest(manifest)
-    answered_count = sum(len(samples) for of_cell in by_cell.values() for samples in of_cell.values())
-    return len(set(settings)), sum(len(cell.problems) * cell.samples for cell in cells.values()) - answered_count
+    answered_count = sum(sum(map(len, of_cell.values())) for of_cell in by_cell.values())
+    promised_count = sum(len(cell.problems) * cell.samples for cell in cells.values())
+    return len(set(settings)), promised_count - answered_count
 
 
 @dataclass(frozen=True)

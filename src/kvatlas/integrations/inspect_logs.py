@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -400,7 +401,7 @@ def _check_whole_log(read: EvalLog, epochs: int, where: str) -> None:
     # Samples that ended in an error are in the log, too.
     missing = len(ids) * epochs - len(seen)
     if missing:
-        first = next(id_ for id_ in ids for epoch in range(1, epochs + 1) if (id_, epoch) not in seen)
+        first = next(id_ for id_, epoch in product(ids, range(1, epochs + 1)) if (id_, epoch) not in seen)
         of_all = f"{missing:,} of the {len(ids) * epochs:,} samples of its data set and epochs"
         raise KvatlasError(f"{where} lacks {of_all} (first {first!r}); expected the whole log.")
 
