@@ -211,7 +211,10 @@ def number_text(column: Column, cell: Cell) -> str:
 def _table_on_axes(one: MapResult, title: str, texts: Mapping[CellCoord, str]) -> str:
     """Return a text of each cell of a map; the largest vertical value is on top, as in figures."""
     (down, rows), (across, columns) = one.map.axes
-    lines = [[str(row), *(texts.get((row, column), "–") for column in columns)] for row in reversed(rows)]
+    lines = []
+    for row in reversed(rows):
+        in_row = [texts.get((row, column), "–") for column in columns]
+        lines.append([str(row), *in_row])
     return markdown_table([f"{title}: {down} \\ {across}", *map(str, columns)], lines)
 
 
