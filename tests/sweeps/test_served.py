@@ -138,8 +138,10 @@ def test_one_setting_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
     assert "ValueError: fp9 is no dtype" in str(error.value)
     settings = {setting for setting, *_ in stored(folder)}
     assert settings == {"reference", "served(words=--kv-cache-dtype=fp8)", "again"}
-    # What could be served is read without the one that could not.
-    assert "Values" in str(open_run(folder).describe())
+    # What could be served is read without the one that could not, and that one is named.
+    described = str(open_run(folder).describe())
+    assert "Values" in described
+    assert re.search(r"fake .*ends-at-once.* is left out of the run: \S", described)
 
 
 def fields_of_again(folder: Path) -> tuple[str, int]:
@@ -163,7 +165,7 @@ def test_a_repaired_setting_is_asked_and_the_reference_again_after_it(tmp_path: 
     # All questions of a setting may fail as well as its start.
     with pytest.raises(KvatlasError, match="questions failed"):
         run_sweep(spec("short-prompts"), folder)
-    assert "bf16" not in str(open_run(folder).describe())
+    assert "fake kv_cache_dtype=bf16 is left out of the run: 4 questions failed" in str(open_run(folder).describe())
     earlier, starts = fields_of_again(folder)
     assert starts == 1
 
@@ -173,7 +175,9 @@ def test_a_repaired_setting_is_asked_and_the_reference_again_after_it(tmp_path: 
         "Starting the server of fake again",
     ]
     assert len(stored(folder)) == 4 * 4
-    assert "bf16" in str(open_run(folder).describe())
+    described = str(open_run(folder).describe())
+    assert "bf16" in described
+    assert "left out" not in described
     later, starts = fields_of_again(folder)
     assert (later != earlier, starts) == (True, 2)
     assert run_sweep(spec("fine"), folder) == []

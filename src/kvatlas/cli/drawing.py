@@ -86,7 +86,7 @@ def compare_command(
     if len(runs) == 2 and not of_systems:
         _print_agreement(runs[0], runs[1], as_json)
         return
-    from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure, save_pairwise
+    from kvatlas.figures.pairwise import check_panels, long_names, names_of, pairwise_figure, save_pairwise
     from kvatlas.figures.style import check_figure
     from kvatlas.stats.systems import pairs_of
 
@@ -96,6 +96,9 @@ def compare_command(
     check_panels(systems)
     pairs = pairs_of(systems)
     shown = names_of(systems)
+    if any(note.kind is NoteKind.LEFT_OUT for note in notes):
+        # Where the settings were chosen for the reader, their names say which.
+        shown = long_names(systems)
     written = []
     if out is not None:
         figure = pairwise_figure(systems, pairs, metric, notes, options=options.figure_options(look))
@@ -110,6 +113,8 @@ def compare_command(
         typer.echo(compared.in_words(shown[i], shown[j]))
     if len(pairs) > 1:
         typer.echo("Each pair is judged by itself.")
+    for note in notes:
+        typer.echo(f"Note: {note.text}.")
 
 
 def _print_agreement(first: Path, second: Path, as_json: bool) -> None:

@@ -78,10 +78,10 @@ def names_of(systems: Sequence[ModelSetting]) -> list[str]:
         if len(policies) > 1 or not values:
             words.append(policies[setting.policy])
         names.append(" ".join([*words, ", ".join(values)]).strip())
-    return names if len(set(names)) == len(names) else _long_names(systems)
+    return names if len(set(names)) == len(names) else long_names(systems)
 
 
-def _long_names(systems: Sequence[ModelSetting]) -> list[str]:
+def long_names(systems: Sequence[ModelSetting]) -> list[str]:
     """Return the names of the systems with the model and all parameters."""
     settings = whole_names(system.setting for system in systems)
     return [f"{system.model} {settings[system.setting.id]}" for system in systems]
@@ -372,7 +372,7 @@ def _lead_lines(pair: Pair, is_proven: bool, inches: float, options: FigureOptio
 def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], metric: str) -> list[Path]:
     """Write the figure, and next to it `NAME.data.csv`: a row for every problem, a column for every system."""
     means = [system.means() for system in systems]
-    columns = [f"{metric}: {name}" for name in _long_names(systems)]
+    columns = [f"{metric}: {name}" for name in long_names(systems)]
     rows: list[list[Any]] = [["benchmark", "problem", "L", *columns]]
     for key in dict.fromkeys(chain.from_iterable(means)):
         values = [round(of_system[key], 6) if key in of_system else "" for of_system in means]

@@ -287,6 +287,8 @@ class _StoredProvenance(BaseModel, extra="allow", strict=True):
     tags: dict[str, _StoredTags] = {}
     imported: dict[str, dict[str, Any]] = {}
     attempts: dict[str, int] = {}
+    #: Settings of a served run that could not be asked, each with the reason.
+    left_out: dict[str, str] = {}
     #: Benchmarks whose clusters were changed after the first traces.
     reclustered: list[str] = []
     #: Whether this manifest took the place of another one after its first traces.

@@ -278,7 +278,8 @@ class RunData:
     def claim_notes(self) -> list[Note]:
         """Notes on the claim and on the look at the run."""
         look, samples = self.look
-        texts = []
+        left_out = self.manifest.provenance.get("left_out", {})
+        texts = [f"{setting} is left out of the run: {fault}" for setting, fault in left_out.items()]
         for benchmark, clusters in self.manifest.clusters.items():
             texts.append(
                 f"{benchmark}: {len(clusters):,} problems share questions, passages, seeds or templates, in "

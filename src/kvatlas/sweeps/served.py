@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas import __version__, benchmarks
-from kvatlas.core import AGAIN, KvatlasError, Setting, digest
+from kvatlas.core import AGAIN, KvatlasError, Setting, digest, reason
 from kvatlas.engines.asking import (
     AskedCell,
     ask_missing,
@@ -418,7 +418,7 @@ class _Driver:
         sessions = earlier.provenance.get("sessions", ())
         kept = [one for one in sessions if (one["served"], one["setting"]) in promised]
         commands = {**earlier.provenance.get("commands", {}), **now.provenance["commands"]}
-        self.manifest = now.with_cells([], sessions=kept, commands=commands)
+        self.manifest = now.with_cells([], sessions=kept, commands=commands, left_out={})
         start_measuring(self.store, self.manifest, self.plan.measures)
         self.store.put_manifest(self.manifest)
 
@@ -435,7 +435,7 @@ class _Driver:
                     without_reference.add(served.model)
                 elif served.setting != AGAIN and not self._has_answers(served):
                     # Of a setting that cannot be served the maps of the others say nothing.
-                    self._leave_out(served)
+                    self._leave_out(served, reason(error))
                 self._fail(served, str(error))
 
         if self.failures:
@@ -587,14 +587,15 @@ class _Driver:
                 f"{benchmark}), as with another chat template."
             )
         if fault:
-            self._leave_out(served)
+            self._leave_out(served, fault)
             raise ServerError(f"{fault} It is left out.")
 
-    def _leave_out(self, served: ServedSetting) -> None:
-        """Take a setting out of what the run promises; a later start promises it again."""
+    def _leave_out(self, served: ServedSetting, fault: str) -> None:
+        """Take a setting out of what the run promises, and note why; a later start promises it again."""
         name = (served.model, served.setting)
         kept = tuple(cell for cell in self.manifest.expected if (cell.model, cell.setting) != name)
-        self._put(replace(self.manifest, expected=kept))
+        reasons = {**self.manifest.provenance["left_out"], served.title: fault}
+        self._put(replace(self.manifest, expected=kept).with_cells([], left_out=reasons))
 
     def _put(self, manifest: Manifest) -> None:
         self.manifest = manifest
