@@ -228,13 +228,13 @@ class Server:
         return self._error(f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}")
 
     def _error(self, clause: str) -> ServerError:
-        """Return an error with the last lines of the log."""
+        """Return an error: a line that says what happened, and the last lines of the log."""
         sentence = f"The server of {self.name} {clause}."
         log = self.start_folder / LOG
         if log.is_file():
             text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text("utf-8", "replace")[-8_000:])
             lines = [line[:300] for line in text.splitlines() if line.strip()]
-            sentence += f" Its log {str(log)!r} " + ("ends with:" if lines else "is empty.")
+            sentence += f"\nIts log {str(log)!r} " + ("ends with:" if lines else "is empty.")
             sentence = "\n".join([sentence, *lines[-8:]])
         return ServerError(self.launch.secrets.mask(sentence))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas import __version__, benchmarks
-from kvatlas.core import AGAIN, KvatlasError, Setting, digest, reason
+from kvatlas.core import AGAIN, KvatlasError, Setting, digest
 from kvatlas.engines.asking import (
     AskedCell,
     ask_missing,
@@ -435,7 +435,8 @@ class _Driver:
                     without_reference.add(served.model)
                 elif served.setting != AGAIN and not self._has_answers(served):
                     # Of a setting that cannot be served the maps of the others say nothing.
-                    self._leave_out(served, reason(error))
+                    # The log stays on this machine: the first line alone goes into the run.
+                    self._leave_out(served, str(error).partition("\n")[0])
                 self._fail(served, str(error))
 
         if self.failures:
@@ -594,7 +595,7 @@ class _Driver:
         """Take a setting out of what the run promises, and note why; a later start promises it again."""
         name = (served.model, served.setting)
         kept = tuple(cell for cell in self.manifest.expected if (cell.model, cell.setting) != name)
-        reasons = {**self.manifest.provenance["left_out"], served.title: fault}
+        reasons = {**self.manifest.provenance["left_out"], served.title: fault.rstrip(".")}
         self._put(replace(self.manifest, expected=kept).with_cells([], left_out=reasons))
 
     def _put(self, manifest: Manifest) -> None:
