@@ -215,7 +215,8 @@ def test_settings_are_not_compared_with_the_reference_of_another_command(tmp_pat
     assert stored(folder) == before
 
     # With all settings, or in place of them, nothing is left to compare wrongly.
-    run_sweep(changed | {"axes": {"kv_cache_dtype": ["fp8", "bf16"]}}, folder)
+    said = run_sweep(changed | {"axes": {"kv_cache_dtype": ["fp8", "bf16"]}}, folder)
+    assert "The commands of 4 settings are others than before, so these are asked anew." in said[0]
     with Store.open(folder) as store:
         commands = store.manifest().provenance["commands"].values()
     assert all("--say hi" in command for command in commands)

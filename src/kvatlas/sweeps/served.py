@@ -417,7 +417,14 @@ class _Driver:
         promised = {(cell.model, cell.setting.id) for cell in now.expected}
         sessions = earlier.provenance.get("sessions", ())
         kept = [one for one in sessions if (one["served"], one["setting"]) in promised]
-        commands = {**earlier.provenance.get("commands", {}), **now.provenance["commands"]}
+        earlier_commands = earlier.provenance.get("commands", {})
+        commands = {**earlier_commands, **now.provenance["commands"]}
+        changed_count = sum(commands[name] != command for name, command in earlier_commands.items())
+        if changed_count:
+            self.on_message(
+                f"The commands of {counted(changed_count, 'setting')} are others than before, so these are asked anew. "
+                "Their earlier answers stay in the folder and count again when the spec is put back."
+            )
         self.manifest = now.with_cells([], sessions=kept, commands=commands, left_out={})
         start_measuring(self.store, self.manifest, self.plan.measures)
         self.store.put_manifest(self.manifest)
