@@ -18,6 +18,7 @@ from typing import Any
 
 import arena
 import autopsies
+import engine_maps
 import error_rates
 import fresh_problems
 import real_gpu
@@ -39,6 +40,7 @@ AUDITABLE = {
     "trace_length": trace_length,
     "equal_arms": autopsies,
     "second_looks": second_looks,
+    "engine_maps": engine_maps,
 }
 
 

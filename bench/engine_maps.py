@@ -1,0 +1,157 @@
+"""The numbers of docs/findings/engines.md: a map of llama.cpp's cache types, from outcomes by problem.
+
+    python bench/engine_maps.py runs/llama-cpp --out bench/results/engine_maps.json
+
+The texts of a run written from outcomes stand for equal and changed ones, so that `kvatlas` counts both again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from common import arguments, keep
+from kvatlas.core import Grade, Setting, Status, Trace
+from kvatlas.report.result import analyse
+from kvatlas.report.view_options import ReadOptions
+from kvatlas.results import Expected, Manifest, Store
+from kvatlas.stats.numerics.bounded import mean_difference
+from outcomes import NO_COSTS, Json, from_hex, to_hex
+
+PAGES = ("docs/findings/engines.md",)
+
+
+def outcomes_of(folder: Path) -> Json:
+    """Return right answers, changed texts and new tokens of each setting of a run, by problem."""
+    with Store.open(folder) as store:
+        manifest = store.manifest()
+        traces: dict[str, dict[str, Trace]] = {}
+        for _, trace in store.traces():
+            traces.setdefault(trace.setting.id, {})[trace.problem] = trace
+    cells = [cell for cell in manifest.expected if cell.setting.id in traces]
+    problems = list(cells[0].problems)
+    reference = traces[next(cell for cell in cells if cell.baseline).setting.id]
+    settings = []
+    for cell in cells:
+        found = traces[cell.setting.id]
+        if len(found) < len(problems):
+            # A setting that the clock cut is not read.
+            continue
+        entry = {
+            "policy": cell.setting.policy,
+            "values": cell.setting.values,
+            "baseline": cell.baseline,
+            "kv_bytes": cell.kv_bytes and list(cell.kv_bytes),
+            "right": to_hex([found[problem].grade.correct for problem in problems]),
+            "changed": to_hex([found[problem].text != reference[problem].text for problem in problems]),
+            "truncated": to_hex([found[problem].grade.status is Status.TRUNCATED for problem in problems]),
+            "output_tokens": [found[problem].usage.output_tokens for problem in problems],
+        }
+        settings.append(entry)
+    return {
+        "model": cells[0].model,
+        "benchmark": cells[0].benchmark,
+        "problems": problems,
+        "spec": manifest.spec,
+        "settings": settings,
+    }
+
+
+def write_run(outcomes: Json, folder: Path) -> None:
+    """Write a run with these outcomes, in which a changed text names its setting."""
+    cells = []
+    traces = []
+    for entry in outcomes["settings"]:
+        setting = Setting.from_parameters(entry["policy"], **entry["values"])
+        place = (outcomes["model"], outcomes["benchmark"])
+        problems = tuple(outcomes["problems"])
+        kv_bytes = entry["kv_bytes"] and tuple(entry["kv_bytes"])
+        cells.append(Expected(*place, setting, str(setting), problems, 1, entry["baseline"], kv_bytes))
+        bits = [from_hex(entry[name]) for name in ("right", "changed", "truncated")]
+        for problem, right, changed, truncated, tokens in zip(problems, *bits, entry["output_tokens"], strict=True):
+            text = f"{setting} {problem}" if changed else problem
+            grade = Grade(right, float(right), "", Status.TRUNCATED if truncated else Status.OK)
+            usage = replace(NO_COSTS, output_tokens=tokens)
+            traces.append((str(setting), Trace(*place, problem, 0, setting, (), text, grade, usage)))
+    axes = tuple((name, tuple(values)) for name, values in outcomes["spec"]["axes"].items())
+    with Store.create(folder) as store:
+        store.put_manifest(Manifest(axes, tuple(cells), outcomes["spec"], {}))
+        store.add_all(traces)
+
+
+def numbers_of(outcomes: Json) -> Json:
+    """Return Pass@1, loss and changed texts of each setting, and q4_0 keys minus q4_0 values, in points."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        write_run(outcomes, run)
+        result = analyse([run], ReadOptions()).to_dict()
+    choice = result["recommendation"]["all"][0]
+    loss_of = {entry["setting"]: entry for entry in choice["losses"]}
+
+    rows: list[Json] = []
+    right_of: dict[tuple[str, str], list[bool]] = {}
+    for entry in outcomes["settings"]:
+        right = from_hex(entry["right"])
+        row = {
+            "setting": str(Setting.from_parameters(entry["policy"], **entry["values"])),
+            "right": sum(right),
+            "changed": sum(from_hex(entry["changed"])),
+            "truncated": sum(from_hex(entry["truncated"])),
+            "tokens": sum(entry["output_tokens"]) / len(right),
+        }
+        loss = loss_of.get(row["setting"])
+        if loss is not None:
+            row |= {name: loss[name] for name in ("loses", "loses_low", "loses_high", "shown", "broken")}
+            right_of[entry["values"]["k"], entry["values"]["v"]] = right
+        rows.append(row)
+    return {
+        "problems": len(outcomes["problems"]),
+        "settings": rows,
+        "effects": [
+            {name: effect[name] for name in ("axis", "p", "adjusted_p", "levels")} for effect in result["effects"]
+        ],
+        "keys_minus_values": keys_minus_values(right_of),
+    }
+
+
+def keys_minus_values(right_of: dict[tuple[str, str], list[bool]]) -> Json | None:
+    """Return the mean of settings with q4_0 keys minus that of settings with q4_0 values; None if one is missing."""
+    types = list(dict.fromkeys(key for key, _ in right_of))
+    keys = [right_of.get(("q4_0", other)) for other in types]
+    values = [right_of.get((other, "q4_0")) for other in types]
+    if None in keys or None in values:
+        return None
+    difference = np.mean(np.array(keys, float), axis=0) - np.mean(np.array(values, float), axis=0)
+    contrast = mean_difference(difference)
+    return {name: round(100 * getattr(contrast, name), 4) for name in ("value", "low", "high")}
+
+
+def lines(numbers: Json) -> list[str]:
+    """Return the lines of the page that hold the numbers."""
+    rows = []
+    for row in numbers["settings"]:
+        cells = [
+            row["setting"],
+            f"{row['right']} of {numbers['problems']}",
+            str(row["changed"]),
+            f"{row['tokens']:.0f}",
+        ]
+        if "loses" in row:
+            cells.append(f"{row['loses']:.1f} ({row['loses_low']:.1f} to {row['loses_high']:.1f})")
+        else:
+            cells.append("–")
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def main() -> None:
+    options = arguments(__doc__, "run")
+    outcomes = outcomes_of(options.run)
+    keep(options, outcomes=outcomes, numbers=numbers_of(outcomes))
+
+
+if __name__ == "__main__":
+    main()
