@@ -480,7 +480,7 @@ def test_a_page_that_lacks_traces_says_so_and_shows_every_question(
 
 @pytest.mark.usefixtures("column_list")
 def test_a_run_of_single_settings_is_a_table_that_sorts(opened: Callable[..., Any], tmp_path: Path) -> None:
-    add_column("prompt_tokens", "traces.prompt_tokens", unit="tokens", digits=3, title="prompt length")
+    add_column("prompt_length", "traces.prompt_tokens", unit="tokens", digits=3, title="prompt length")
     settings = [Setting.from_parameters(name, kv_budget=64) for name in ("dynts", "h2o", "random", "rkv", "snapkv")]
     folder = store_run(tmp_path / "run", manifest(settings, axes=(), problems=4))
     write_report(open_result([folder]), tmp_path / "report.html")
@@ -501,7 +501,7 @@ def test_a_run_of_single_settings_is_a_table_that_sorts(opened: Callable[..., An
     assert page.locator("#settings-table thead button").all_inner_texts()[-2:] == ["Seconds", "Prompt length"]
     assert page.locator("#settings-table tbody td:last-child").all_inner_texts() == ["20"] * 6
     assert page.evaluate("cellFacts(data.cells[0])").pop() == "prompt length: 20 tokens"
-    assert page.evaluate("Object.keys(measures)").pop() == "prompt_tokens"
+    assert page.evaluate("Object.keys(measures)").pop() == "prompt_length"
 
 
 def test_equal_values_have_an_axis_that_can_be_read(opened: Callable[..., Any], tmp_path: Path) -> None:

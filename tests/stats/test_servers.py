@@ -147,7 +147,15 @@ def test_a_reference_that_drifted_is_said_first_and_nothing_is_recommended(tmp_p
     ],
 )
 def test_servers_of_two_kinds_recommend_nothing(tmp_path: Path, other: dict[str, str], words: str) -> None:
-    first = {"setting": "x", "version": "0.9.0", "node": "a", "gpu": "H100", "started": 1, "concurrency": 32}
+    first = {
+        "served": "tiny",
+        "setting": "x",
+        "version": "0.9.0",
+        "node": "a",
+        "gpu": "H100",
+        "started": 1,
+        "concurrency": 32,
+    }
     result = read(tmp_path / "run", DTYPES, sessions=[first, {**first, "started": 2, **other}], tests="in_order")
     found = recommended(result)
     assert (words in one_page(result)) if words else "its servers" not in one_page(result)

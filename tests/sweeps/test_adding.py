@@ -58,7 +58,8 @@ def test_a_damaged_manifest_is_refused_and_replaced_where_asked(spec_data: Build
     with pytest.raises(KvatlasError, match="the manifest is not what was written"):
         sweep(plan, copy, workers=1)
     sweep(plan, copy, workers=1, replace=True)
-    assert promise(copy) == plan.manifest()
+    # What the run had is unknown, so its tests may have been chosen after the data.
+    assert promise(copy) == plan.manifest().with_cells([], replaced=True)
 
 
 def test_a_setting_after_the_other_makes_one_run(kvatlas: Call, succeed: Callable[..., str], tmp_path: Path) -> None:

@@ -113,4 +113,4 @@ def test_only_copies_of_stores_read_former_traces() -> None:
             if isinstance(function, ast.FunctionDef):
                 calls = [node for node in ast.walk(function) if isinstance(node, ast.Attribute)]
                 users += [function.name for call in calls if call.attr == "traces_of_all_sweeps"]
-    assert sorted(users) == ["_copy_traces", "copy", "traces"]
+    assert sorted(users) == ["copy", "traces"]

@@ -64,15 +64,15 @@ def find_lost(folder: Path, setting: Setting, model: str | None = None) -> list[
     """
     with Store.open(folder) as store:
         manifest = store.manifest()
+        settings = list(dict.fromkeys(cell.setting for cell in manifest.expected))
+        found = _setting_named(settings, setting)
+        _replayable(found)
         plan = make_plan(parse_spec(dict(manifest.spec)))
         tokenizers = {model.name: quick_tokenizer(model.folder) or model.tokenizer for model in plan.models}
 
         def pieces(model: str, tokens: tuple[int, ...]) -> list[str]:
             return token_texts(tokenizers[model], tokens)
 
-        settings = list(dict.fromkeys(cell.setting for cell in manifest.expected))
-        found = _setting_named(settings, setting)
-        _replayable(found)
         all_lost = lost_answers(store, pieces, found)
         lost = [answer for answer in all_lost if answer.trace.usage.compressions != 0]
         of_setting = [trace for _, trace in store.traces() if trace.setting == found]

@@ -257,7 +257,8 @@ def _units(problems: Iterable[str], clusters: Mapping[str, str]) -> set[frozense
 class _StoredModel(BaseModel, extra="allow", strict=True):
     """The names of a model in a stored spec."""
 
-    model: str
+    #: Empty for a server that its command or its address names.
+    model: str = ""
     name: str | None = None
 
 
