@@ -140,9 +140,9 @@ def test_a_reference_that_drifted_is_said_first_and_nothing_is_recommended(tmp_p
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"version": "0.9.1"}, "more than one version (0.9.0, 0.9.1)"),
-        ({"node": "b"}, "more than one node (a, b)"),
-        ({"gpu": "H200"}, "more than one GPU (H100, H200)"),
+        ({"version": "0.9.1"}, "more than one version (0.9.0; 0.9.1)"),
+        ({"node": "b"}, "more than one node (a; b)"),
+        ({"gpu": "H200"}, "more than one GPU (H100; H200)"),
         ({}, ""),
     ],
 )
