@@ -13,10 +13,10 @@ import itertools
 import math
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from io import BytesIO
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -401,7 +401,9 @@ def _check_whole_log(read: EvalLog, epochs: int, where: str) -> None:
     # Samples that ended in an error are in the log, too.
     missing = len(ids) * epochs - len(seen)
     if missing:
-        first = next(id_ for id_, epoch in product(ids, range(1, epochs + 1)) if (id_, epoch) not in seen)
+        # Epochs of a damaged log are of any number: no list of them is made.
+        counts = Counter(id_ for id_, _ in seen)
+        first = next(id_ for id_ in ids if counts[id_] < epochs)
         of_all = f"{missing:,} of the {len(ids) * epochs:,} samples of its data set and epochs"
         raise KvatlasError(f"{where} lacks {of_all} (first {first!r}); expected the whole log.")
 

@@ -148,11 +148,14 @@ def _memory_sentence(memory: EqualMemory) -> str:
     tokens = f"at {low} tokens" if low == high else f"over {low} to {high} tokens"
     other_axis = memory.axes[1 - memory.axes.index(WINDOW)]
     between = "ratios" if other_axis == RATIO else f"values of {other_axis}"
-    return (
+    sentence = (
         f"{text}; {estimate.wide} minus {estimate.narrow} {tokens}: {percent_text(difference.value)} "
         f"({percent_text(difference.low)} to {percent_text(difference.high)}), estimated by straight "
-        f"lines between {between}."
+        f"lines between {between}"
     )
+    if difference.low > 0 or difference.high < 0:
+        sentence += ", which are no measurements, so that this is no proof"
+    return f"{sentence}."
 
 
 def cell_place(coord: CellCoord, axes: tuple[str, str]) -> str:

@@ -241,9 +241,11 @@ def _settings_of_model(
                     kv_bytes=_bytes_of_setting(layer.get("kv_bytes"), values),
                 )
             )
-    commands = {served.label: served.command for served in settings[1:]}
-    if len(commands) < len(settings) - 1:
-        raise KvatlasError("Two settings have the same values; name each once.")
+    commands: dict[str, Command] = {}
+    for served in settings[1:]:
+        if served.label in commands:
+            raise KvatlasError(f"Two settings have the same values, {served.label}; name each once.")
+        commands[served.label] = served.command
     check_distinct(reference, commands)
     return [*settings, ServedSetting(name, AGAIN, reference, 1)]
 
