@@ -258,7 +258,7 @@ class _StoredModel(BaseModel, extra="allow", strict=True):
     """The names of a model in a stored spec."""
 
     #: Empty for a server that its command or its address names.
-    model: str = ""
+    model: str
     name: str | None = None
 
 
