@@ -3,7 +3,7 @@
     python examples/depth_curves.py runs/mazes --out curves.png
 
 `--by` takes another difficulty that the problems tell: B (locked doors), N (noise), S (shuffle) or n (size, of chains
-and ledgers); the decay is that of L alone. `--policy` names systems as in `kvatlas compare`.
+and ledgers); the decay is that of L alone. `--policy` names systems, by words as `kvatlas compare` takes them.
 
 L0 is fitted by maximum likelihood to single outcomes. Its interval holds the depths that a score test does not reject:
 the weighted sum of a problem's right answers minus the expected ones, in units of its standard deviation at that depth.

@@ -43,14 +43,12 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
     assert said.splitlines()[:2] == [str(out), str(out.with_suffix(".data.csv"))]
     assert said.splitlines()[2].startswith("A full is ahead of A window by ")
     assert len(said.splitlines()) == 6
-    said = kvatlas.succeed("compare", run, "--out", out, "--policy", "window", "--policy", "A full", "--json")
+    said = kvatlas.succeed("compare", run, "window", "A full", "--out", out, "--json")
     (pair,) = json.loads(said)["pairs"]
     assert (pair["x"], pair["y"], pair["problems"]) == ("window", "full", 40)
     assert pair["above"] + pair["on"] + pair["below"] == pytest.approx(1)
     assert pair["difference"]["value"] < 0 < pair["above"]
-    said = kvatlas.succeed(
-        "compare", run, "--out", out, "--benchmark", "SEQBENCH-6x6-B1", "--json", "--policy", "window", "--policy", "B"
-    )
+    said = kvatlas.succeed("compare", run, "window", "B", "--out", out, "--benchmark", "SEQBENCH-6x6-B1", "--json")
     assert json.loads(said)["pairs"][0]["problems"] == 40
     err = kvatlas.refuse("compare", run, "--out", out, "--benchmark", "AIME24")
     assert err == "kvatlas: No run has the benchmark 'AIME24'; there are: SEQBENCH-6x6-B1.\n"
@@ -89,8 +87,8 @@ def test_missing_traces_are_refused_unless_asked_for(kvatlas: Call, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("compare", "RUN", "--policy", "A full"), "needs two or more systems; there is 1"),
-        (("compare", "RUN", "--policy", "C"), "'C' fits none of the systems"),
+        (("compare", "RUN", "A full"), "needs two or more systems; there is 1"),
+        (("compare", "RUN", "C"), "'C' fits none of the systems"),
     ],
 )
 def test_wrong_input_is_one_sentence(

@@ -245,7 +245,7 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("export run --out traces.xls", ("'traces.xls'",), (".csv", ".jsonl")),
     ("export run --format excel --out x", ("format", "'excel'"), ("csv, cells, latex",)),
     (
-        "compare run --policy 'dynts local_window=17 ratio=0.1' --policy random --out p.png",
+        "compare run 'dynts local_window=17 ratio=0.1' random --out p.png",
         ("local_window=17",),
         ("4, 8",),
     ),

@@ -126,7 +126,7 @@ def test_a_served_cell_is_asked_graded_and_kept_as_a_run(
     assert document["full"]["verdict"] in said[1]
     assert said[2:] == [f"ok: {check['sentence']}" for check in document["checks"]]
     assert RunData.open(out).cells[0].stored == 8
-    kvatlas.succeed("compare", run, out, "--out", tmp_path / "a.png", "--policy", "served", "--policy", "full")
+    kvatlas.succeed("compare", run, out, "served", "full", "--out", tmp_path / "a.png")
     kvatlas.succeed("map", out, "--out", tmp_path / "map.png")
 
 

@@ -55,9 +55,7 @@ def test_answers_of_any_program_make_a_run_that_everything_reads(kvatlas: Call, 
     code, out, _ = kvatlas("gate", f"{run}@reference", f"{run}@served window=256", "--json")
     assert code == 1
     assert json.loads(out)["lost"] == PROBLEMS - 2
-    kvatlas.succeed(
-        "compare", run, "--policy", "reference", "--policy", "served window=512", "--out", tmp_path / "c.png"
-    )
+    kvatlas.succeed("compare", run, "reference", "served window=512", "--out", tmp_path / "c.png")
 
 
 def test_a_changed_file_replaces_the_answers_of_the_former_one(kvatlas: Call, tmp_path: Path) -> None:

@@ -383,7 +383,7 @@ def test_commands_read_such_a_run(tmp_path: Path, kvatlas: Call) -> None:
     kvatlas.succeed("map", folder, "--out", tmp_path / "map.png")
     kvatlas.succeed("export", folder, "--format", "csv", "--out", tmp_path / "map.csv")
     compared = ["served kv_cache_dtype=fp8 seed=1", "served kv_cache_dtype=bf16 seed=1"]
-    kvatlas.succeed("compare", folder, "--policy", compared[0], "--policy", compared[1], "--out", tmp_path / "p.png")
+    kvatlas.succeed("compare", folder, *compared, "--out", tmp_path / "p.png")
     code, out, err = kvatlas("gate", f"{folder}@reference", f"{folder}@{compared[0]}")
     assert (code, err) == (3, ""), out + err
     # Categories stay in the order of the spec.

@@ -305,8 +305,8 @@ def found_columns(row: Row, named: Mapping[str, str]) -> dict[str, str]:
 def context_column(row: Row, named: Mapping[str, str], where: str = "The file") -> str | None:
     """Return the column whose text stands before the question; None without one.
 
-    A column that the user names comes first, then the only one of a usual name. A user who names the question's column
-    alone gets no other.
+    It is the column that the user names, else the only column with a usual name. If the user names only the column of
+    the question, no context is added.
     """
     if "context" in named or "question" in named:
         return named.get("context")

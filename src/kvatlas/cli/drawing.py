@@ -59,10 +59,9 @@ def map_command(
 
 @app.command("compare")
 def compare_command(
-    inputs: options.Inputs,
+    inputs: options.RunsAndSystems,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw pairs of systems: PNG, SVG or PDF.")] = None,
     metric: options.Metric = "pass@1",
-    policy: options.Systems = None,
     benchmark: Annotated[list[str] | None, typer.Option(help="Only this benchmark. Repeat it for more.")] = None,
     partial: options.Partial = False,
     as_json: options.Json = False,
@@ -74,7 +73,7 @@ def compare_command(
     without systems are compared token by token, and the exit code is 1 if they do not hold the same.
     """
     runs = [Path(name) for name in inputs if Path(name).is_dir()]
-    names = [name for name in inputs if not Path(name).is_dir()] + (policy or [])
+    names = [name for name in inputs if not Path(name).is_dir()]
     if not runs:
         raise KvatlasError(
             f"compare: expected folders of runs, then systems of them, got {', '.join(inputs)}. Two maps are compared "

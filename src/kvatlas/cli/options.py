@@ -182,9 +182,9 @@ Metric = Annotated[str, typer.Option(help="pass@1, progress, pass@K, maj@K, or o
 Partial = Annotated[bool, typer.Option("--partial", help="Accept missing traces; maps and figures say so.")]
 Fix = Annotated[list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Hold an axis to one value.")]
 OnlyPolicy = Annotated[str | None, typer.Option("--policy", help="Only this policy's maps.")]
-Systems = Annotated[
-    list[str] | None,
-    typer.Option("--policy", metavar="CELL", help="A system, as 'R1-Qwen full' or 'dynts ratio=0.3'. Repeat it."),
+RunsAndSystems = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN... [SYSTEM...]", help="Runs, then systems, as 'R1-Qwen full' or 'dynts ratio=0.3'."),
 ]
 LoseAtMost = Annotated[
     float | None, typer.Option(callback=margin, metavar="POINTS", help="Margin; default: the sweep's own, 3.")

@@ -382,25 +382,22 @@ def sweep_command(
                 on_trace=(lambda done, total: None) if quiet else count_display("sweep", "answers"),
                 on_message=message_display(quiet),
             )
-        _warn_of_run(out, quiet)
-        if not quiet:
-            note(f"Finished. Next: kvatlas describe {out}, or kvatlas view {out}")
-        return
-    plan = dataclasses.replace(make_plan(changed_spec), changes=changes)
-    warn(plan.warnings, quiet)
-    with _traces_are_kept(out):
-        decode(
-            plan,
-            out,
-            executor=executor,
-            address=address,
-            workers=workers,
-            batch_size=batch_size,
-            replace=replace,
-            allow_code=allow_code,
-            on_trace=progress_display(quiet, verbose),
-            on_message=message_display(quiet),
-        )
+    else:
+        plan = dataclasses.replace(make_plan(changed_spec), changes=changes)
+        warn(plan.warnings, quiet)
+        with _traces_are_kept(out):
+            decode(
+                plan,
+                out,
+                executor=executor,
+                address=address,
+                workers=workers,
+                batch_size=batch_size,
+                replace=replace,
+                allow_code=allow_code,
+                on_trace=progress_display(quiet, verbose),
+                on_message=message_display(quiet),
+            )
     _warn_of_run(out, quiet)
     if not quiet:
         note(f"Finished. Next: kvatlas describe {out}, or kvatlas view {out}")

@@ -43,7 +43,7 @@ class MeasuredCell:
 
     @classmethod
     def from_run(cls, folder: Path, name: str = "", allow_code: bool = False) -> MeasuredCell:
-        """Return the cell that `name` stands for (words as `compare --policy` takes), else the recommended one.
+        """Return the cell that `name` stands for (words as `compare` takes), else the recommended one.
 
         With `allow_code` the code of files that the run names may run. Raises KvatlasError if there is not exactly one
         such cell, or if the run is not a sweep.

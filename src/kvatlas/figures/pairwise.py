@@ -93,7 +93,7 @@ def check_panels(systems: Sequence[ModelSetting]) -> None:
     if panels > MOST_PANELS:
         raise KvatlasError(
             f"{len(systems)} systems make {panels:,} panels, and a figure holds at most {MOST_PANELS} (8 systems); "
-            "name those to compare with --policy, as in --policy full --policy 'dynts local_window=16 ratio=0.3'."
+            "name those to compare, as in compare RUN full 'dynts local_window=16 ratio=0.3'."
         )
 
 

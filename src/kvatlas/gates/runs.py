@@ -46,7 +46,7 @@ _ENDINGS = {code: str(Outcome[status.name]) for status, code in STATUS.items() i
 
 
 def side_of_run(folder: Path, cell: str, name: str, options: SideOptions) -> Side:
-    """Return the side of a cell of a run, named by words as `compare --policy` takes them; "" for the only one."""
+    """Return the side of a cell of a run, named by words as `compare` takes them; "" for the only one."""
     run = RunData.open(folder)
     metric = options.metric or "pass@1"
     if rule(metric) is not None:
