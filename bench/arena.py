@@ -119,7 +119,7 @@ def rows_of(table: AgainstTable) -> list[Json]:
         contrast = row.contrast
         numbers = {name: round(100 * getattr(contrast, name), 2) for name in ("value", "low", "high")}
         shared = {name: row.partner.values[name] for name in ("keep_prompt", "kv_budget")}
-        rows.append({"name": row.name, **shared, **numbers, "proven": row.is_proven})
+        rows.append({"name": row.name, **shared, **numbers, "proven": contrast.excludes_zero})
     return rows
 
 

@@ -279,7 +279,7 @@ def judge_pairs(result: Result, design: Design, truths: Mapping[str, np.ndarray]
             proven.append((contrast.low > 0 or contrast.high < 0) and not missed[-1])
             # The adjusted p-values are of the claim of the run.
             is_wrong = abs(difference) <= EXACT or difference * one.difference.value < 0
-            wrong_tests.append(is_wrong and one.p_holm <= 0.05)
+            wrong_tests.append(is_wrong and one.difference.p_holm <= 0.05)
         if missed:
             note.error(f"{claim_name} pairs, any interval", any(missed))
             note.each(f"{claim_name} pairs, one interval", np.array(missed))

@@ -17,7 +17,7 @@ import kvatlas
 from kvatlas.core import Setting
 from kvatlas.report.result import Result, analyse
 from kvatlas.stats.choice import Choice
-from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.numerics.arrays import Difference
 from outcomes import Json, write_run
 
 PAGES = ("docs/findings/embedded.md",)
@@ -69,12 +69,12 @@ def values_of(setting: Setting) -> dict[str, Any]:
     return {name: setting.values[name] for name in ("kv_budget", "local_window", "ratio")}
 
 
-def losses_of(result: Result, model: str) -> dict[str, SettingLoss]:
+def losses_of(result: Result, model: str) -> dict[str, Difference]:
     choice = next(one for one in result.choices if one.model == model)
     return {str(choice.settings[id_]): loss for id_, loss in (choice.losses or {}).items()}
 
 
-def judged(choice: Choice, chosen: Setting, fresh: dict[str, SettingLoss]) -> dict[str, Any]:
+def judged(choice: Choice, chosen: Setting, fresh: dict[str, Difference]) -> dict[str, Any]:
     """The demo's choice and its marks beside the losses on fresh problems."""
     losses = {str(choice.settings[id_]): loss for id_, loss in (choice.losses or {}).items()}
     of_policy = {name: loss for name, loss in losses.items() if name in fresh and name.startswith(POLICY)}
@@ -93,7 +93,7 @@ def judged(choice: Choice, chosen: Setting, fresh: dict[str, SettingLoss]) -> di
     }
 
 
-def document(setting: str, losses: dict[str, SettingLoss]) -> dict[str, Any]:
+def document(setting: str, losses: dict[str, Difference]) -> dict[str, Any]:
     loss = losses[setting]
     points = {"loses": loss.value, "low": loss.low, "high": loss.high, "limit": loss.limit}
     return {"setting": setting, **{name: round(100 * share, 1) for name, share in points.items()}}

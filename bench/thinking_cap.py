@@ -115,9 +115,8 @@ def pair_numbers(cells: Sequence[CellTraces], rows: Sequence[Json], pairs: Seque
     for kept, cap in pairs:
         sides = list(zip(at(cells, kept, UNLIMITED), at(cells, ALL, cap), strict=True))
         difference = difference_of_cells(sides, Claim.LIKE, [Claim.LIKE])
-        limits = {name: round(100 * getattr(difference, name), 4) for name in ("value", "low", "high")}
         works = {"work_kept": costs[kept, UNLIMITED], "work_cap": costs[ALL, cap]}
-        found.append({"kept": kept, "cap": cap, **works, **limits, "p": round(difference.p, 8)})
+        found.append({"kept": kept, "cap": cap, **works, **difference.in_percent(), "p": round(difference.p, 8)})
     return found
 
 

@@ -17,7 +17,7 @@ from kvatlas.deploy.verify import _equal_texts
 from kvatlas.models import find
 from kvatlas.results import Store
 from kvatlas.results.records import text_digest
-from kvatlas.stats.paired import Equivalence, verified
+from kvatlas.stats.paired import Equivalence, paired_difference, problems_to_decide, standing
 from kvatlas.stats.run_data import RunData
 from tests.command_line import Call
 from tests.serve.running import served
@@ -289,7 +289,7 @@ def test_wrong_words_end_in_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("reference", "served", "problems", "standing"),
+    ("reference", "served", "problems", "decided"),
     [
         (0.6, 0.6, 4000, Equivalence.EQUIVALENT),
         (0.6, 0.4, 400, Equivalence.WORSE),
@@ -297,18 +297,19 @@ def test_wrong_words_end_in_a_sentence(
         (0.6, 0.6, 40, Equivalence.UNDECIDED),
     ],
 )
-def test_the_interval_decides(reference: float, served: float, problems: int, standing: Equivalence) -> None:
+def test_the_interval_decides(reference: float, served: float, problems: int, decided: Equivalence) -> None:
     draw = np.random.default_rng(5)
     sides = [
         {("CHAIN", str(n)): {0: float(draw.random() < share)} for n in range(problems)} for share in (reference, served)
     ]
-    result = verified(sides[0], sides[1], 0.05)
-    assert result.standing is standing
-    assert result.loss.problems == problems
+    loss = paired_difference(sides[0], sides[1])
+    assert standing(loss, 0.05) is decided
+    assert loss.problems == problems
     # How many problems more it takes is said where it is open, and nowhere else.
-    if result.needed is not None:
-        assert standing is Equivalence.UNDECIDED
-        assert result.needed > problems
+    needed = problems_to_decide(sides[0], sides[1], loss, 0.05)
+    if needed is not None:
+        assert decided is Equivalence.UNDECIDED
+        assert needed > problems
 
 
 def test_a_second_verification_says_what_is_old_and_again_asks_anew(

@@ -20,7 +20,7 @@ from kvatlas.report.result import open_result
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.stats.choice import choices
 from kvatlas.stats.losses import losses_of
-from kvatlas.stats.paired import Difference
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_data import RunData
 from tests.figures.conftest import faults
@@ -49,8 +49,8 @@ def test_losses_are_counted_on_both_sides_of_the_margin(llama: list[Map]) -> Non
 
 
 def compared(model: str, value: float, p_holm: float) -> Comparison:
-    difference = Difference(value, value - 0.03, value + 0.03, 0.001, problems=10, pairs=10)
-    return Comparison(model, "2 benchmarks", "pass@1", "dynts", "random", 4, difference, p_holm=p_holm)
+    difference = Difference(value, value - 0.03, value + 0.03, 0.001, p_holm, problems=10, pairs=10)
+    return Comparison(model, "2 benchmarks", "pass@1", "dynts", "random", 4, difference)
 
 
 def words_of(figure) -> list[str]:

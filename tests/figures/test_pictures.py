@@ -26,7 +26,7 @@ from kvatlas.report.view_options import ReadOptions
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.against_policy import against_policy
 from kvatlas.stats.maps import mean_maps
-from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import pairs_of, systems_of
 from tests.figures.conftest import dense, faults, pixels
@@ -208,7 +208,7 @@ def test_every_kind_of_map_frames_its_cells_and_labels_its_bars(llama: list[Map]
                 of_map = {}
                 for coord, cell in map_.cells.items():
                     lost = map_.full.estimate.value - cell.estimate.value
-                    of_map[coord] = Contrast(lost, lost - 0.05, lost + 0.05)
+                    of_map[coord] = Difference(lost, lost - 0.05, lost + 0.05)
                 losses[map_.name] = of_map
             panels = loss_panels(maps, losses)
         figure = plot(panels, one_bar=has_losses, shared=has_losses, options=replace(options, dark=dark))

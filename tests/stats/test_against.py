@@ -39,7 +39,7 @@ def test_each_setting_meets_the_policy_with_the_same_values() -> None:
     assert {row.partner.policy for row in table.rows} == {"random"}
     assert [row.name for row in table.rows] == ["window", "window", *["rkv(mix=0.1)"] * 2, *["rkv(mix=0.5)"] * 2]
     assert [row.group for row in table.rows] == [(("keep_prompt", keeps),) for keeps in (True, False)] * 3
-    assert [row.is_proven for row in table.rows] == [False, False, True, True, True, True]
+    assert [row.contrast.excludes_zero for row in table.rows] == [False, False, True, True, True, True]
     assert against_title([table]) == "Of 6 settings 4 are proven above random and 0 below it"
     means = {cell.setting: cell.cell.estimate.value for cell in run.cells if cell.benchmark == "CHAIN6"}
     assert 0.2 < means[setting("rkv", True, mix=0.1)] - means[setting("random", True)] < 0.6
@@ -108,7 +108,7 @@ def test_the_figure_has_a_filled_mark_for_each_proven_setting() -> None:
     marks = [line for line in panel.lines if line.get_marker() not in ("None", None, "")]
     filled = [line for line in marks if line.get_markerfacecolor() == line.get_color()]
     assert len(marks) == 6
-    assert len(filled) == sum(row.is_proven for row in table.rows) == 4
+    assert len(filled) == sum(row.contrast.excludes_zero for row in table.rows) == 4
     # Rows are in the order of their mean differences, the highest on top.
     names = [text.get_text() for text in panel.get_yticklabels()]
     assert names[-1] == "window"

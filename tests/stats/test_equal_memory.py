@@ -130,8 +130,8 @@ def test_a_window_that_costs_at_equal_memory_is_found_and_the_estimate_holds_it(
             assert tests[best].p_holm <= 0.05
         estimate = line_estimate(values, strata, TOKENS, WINDOW)
         assert estimate is not None
-        assert estimate.windows == (3, 0)
-        held += estimate.difference.low <= -0.12 <= estimate.difference.high
+        assert estimate.about["windows"] == (3, 0)
+        held += estimate.low <= -0.12 <= estimate.high
     assert found >= 23
     assert held >= 22
 

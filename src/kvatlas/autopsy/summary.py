@@ -23,7 +23,7 @@ from kvatlas.core import Estimate, Trace, percent
 from kvatlas.report.description import say
 from kvatlas.results import Key, Manifest
 from kvatlas.stats.estimates import pass_at_1
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast
+from kvatlas.stats.numerics.arrays import LEVEL, Difference
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.run_data import short_names
@@ -219,13 +219,8 @@ def _share_of_problems(items: Sequence[Autopsy], values: Sequence[float]) -> Est
 def _difference_in_points(items: Sequence[Autopsy], differences: Sequence[float]) -> Values:
     """Return the mean of a difference for each item in points, with its interval and the p-value of 0."""
     grouped = _problem_values(items, differences)
-    contrast: Contrast = mean_difference(np.array([_average(values) for values in grouped.values()]))
-    return {
-        "value": percent(contrast.value),
-        "low": percent(contrast.low),
-        "high": percent(contrast.high),
-        "p": contrast.p,
-    }
+    difference: Difference = mean_difference(np.array([_average(values) for values in grouped.values()]))
+    return {**difference.in_percent(), "p": difference.p}
 
 
 def _average(values: Sequence[float]) -> float:

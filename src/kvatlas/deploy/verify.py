@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__, policies
 from kvatlas.answers.reading import JOINED, read_text
-from kvatlas.core import Claim, KvatlasError, Sampling, Trace, grouped, is_reference, reference_words
+from kvatlas.core import Claim, KvatlasError, Sampling, Trace, grouped, is_reference, percent, reference_words
 from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.engines.asking import (
     AskedAnswers,
@@ -29,9 +29,8 @@ from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.claims import LONG_TEXT, MOST_COPIED
-from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.texts import NEAR, Departures, departure_p, most_unseen
-from kvatlas.stats.paired import Equivalence, length_shift, verified
+from kvatlas.stats.paired import Equivalence, length_shift, paired_difference, problems_to_decide, standing
 from kvatlas.stats.table import ProblemKey
 from kvatlas.sweeps.plan import run_key
 from kvatlas.sweeps.spec import parse_spec
@@ -191,25 +190,22 @@ def _loss_against(
     for benchmark, problem, sample in served:
         # An answer to a trace that the run lacks is a missing pair.
         grades[0].setdefault((benchmark, problem), {}).setdefault(sample, math.nan)
-    result = verified(grades[0], grades[1], margin, claim, [Claim.LIKE] if refused else list(Claim), clusters)
+    claims = [Claim.LIKE] if refused else list(Claim)
+    loss = paired_difference(grades[0], grades[1], claim, claims, clusters)
 
     limits: dict[str, Any] = {one.value: {"refused": refused} for one in Claim}
-    for one, contrast in result.loss.claims.items():
-        limits[one.value] = {"verdict": result.standings[one].value, **_loss_interval(contrast)}
+    for name, of_claim in loss.claims.items():
+        ends = {"loses_low": percent(of_claim.low), "loses_high": percent(of_claim.high)}
+        limits[name] = {"verdict": standing(of_claim, margin).value, **ends}
     return {
         "claim": claim.value,
-        "verdict": result.standing.value,
-        "loses": round(100 * result.loss.value, 4),
-        **_loss_interval(result.loss),
+        "verdict": standing(loss, margin).value,
+        **loss.in_percent("loses", "loses_low", "loses_high"),
         "limits": limits,
-        "problems": result.loss.problems,
-        "pairs": result.loss.pairs,
-        "needed": result.needed,
+        "problems": loss.problems,
+        "pairs": loss.pairs,
+        "needed": problems_to_decide(grades[0], grades[1], loss, margin, clusters),
     }
-
-
-def _loss_interval(loss: Contrast) -> dict[str, float]:
-    return {"loses_low": round(100 * loss.low, 4), "loses_high": round(100 * loss.high, 4)}
 
 
 def _values_by_problem(traces: Traces, value: Callable[[Trace], float]) -> dict[ProblemKey, dict[int, float]]:

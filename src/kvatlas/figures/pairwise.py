@@ -27,7 +27,7 @@ from kvatlas.figures.style import (
     wrapped,
     write_above,
 )
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.run_data import shown_policies, whole_names
 from kvatlas.stats.systems import ModelSetting, Pair
@@ -343,7 +343,7 @@ class _ValueBins(NamedTuple):
         return numbers.astype(int)
 
 
-def _lead_text(difference: Contrast) -> str:
+def _lead_text(difference: Difference) -> str:
     """Return the lead of the system that is ahead with its limits: `80 points (74 to 86)`."""
     ends = [difference.low, difference.high] if difference.value >= 0 else [-difference.high, -difference.low]
     # Whole points from 10 on.

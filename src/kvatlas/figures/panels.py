@@ -26,7 +26,7 @@ from kvatlas.core import (
 )
 from kvatlas.figures import colours, style
 from kvatlas.stats.estimates import common
-from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Differences
 from kvatlas.text import axis_label, fixed, grouped_digits, guarded, interval_text, margin_text, percent_text, signed
 
@@ -204,7 +204,7 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
     return panels
 
 
-def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord, Contrast]]) -> list[Panel]:
+def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord, Difference]]) -> list[Panel]:
     """Return maps of what each cell loses against the full cache, in points; colours begin beyond the margin.
 
     The `losses` are paired by problem, of every cell of maps that have a full cache and a margin.
@@ -309,7 +309,7 @@ def _metric_tests(map_: Map) -> TestedCells | None:
     return None
 
 
-def interval_widths(estimates: Iterable[Estimate | Contrast]) -> list[float]:
+def interval_widths(estimates: Iterable[Estimate | Difference]) -> list[float]:
     """Return the widths of intervals in points: a scale narrower than their mean would show noise."""
     return [
         100 * (estimate.high - estimate.low)

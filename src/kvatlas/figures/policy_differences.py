@@ -169,7 +169,7 @@ def _draw_differences(panel: Axes, table: AgainstTable, rows: _GroupRows, option
         contrast = row.contrast
         if options.intervals is not False:
             panel.plot([100 * contrast.low, 100 * contrast.high], [place, place], color=colour, lw=0.7, zorder=2)
-        face = colour if row.is_proven else options.colours.ground
+        face = colour if contrast.excludes_zero else options.colours.ground
         panel.plot(100 * contrast.value, place, _marker(index), color=colour, mfc=face, ms=2.8, mew=0.8, zorder=3)
 
 
@@ -202,7 +202,6 @@ def against_csv(tables: Sequence[AgainstTable]) -> str:
             contrast = row.contrast
             setting = row.setting.shown_as(shown[row.setting.policy])
             partner = row.partner.shown_as(shown[row.partner.policy])
-            numbers = [round(100 * value, 4) for value in (contrast.value, contrast.low, contrast.high)]
             names = map(guarded, (table.model, setting, partner))
-            rows.append([*names, *numbers, int(row.is_proven)])
+            rows.append([*names, *contrast.in_percent().values(), int(contrast.excludes_zero)])
     return style.rows_csv(rows)

@@ -153,14 +153,14 @@ def gate_figure(result: JudgedChange, options: FigureOptions | None = None) -> F
 def _draw_limits(panel: Axes, result: JudgedChange, options: FigureOptions) -> None:
     """Draw the loss of each task and of the mean with its limits, and the margin."""
     judgement = result.judgement
-    rows = [(task.task, task.limits[judgement.claim]) for task in judgement.tasks[:MOST_TASKS]]
+    rows = [(task.task, task.losses[judgement.claim]) for task in judgement.tasks[:MOST_TASKS]]
     if len(rows) > 1:
-        rows.insert(0, ("mean", judgement.limits[judgement.claim]))
+        rows.insert(0, ("mean", judgement.losses[judgement.claim]))
     rows.reverse()
-    for place, (_, limits) in enumerate(rows):
-        reach = [[100 * (limits.loss - limits.low)], [100 * (limits.high - limits.loss)]]
+    for place, (_, loss) in enumerate(rows):
+        reach = [[100 * (loss.value - loss.low)], [100 * (loss.high - loss.value)]]
         colour = options.colours.ink
-        panel.errorbar([100 * limits.loss], [place], xerr=reach, color=colour, marker="o", markersize=3.5, capsize=2)
+        panel.errorbar([100 * loss.value], [place], xerr=reach, color=colour, marker="o", markersize=3.5, capsize=2)
 
     panel.axvline(0, color=options.colours.soft, linewidth=0.5)
     panel.axvline(100 * judgement.margin, color=options.colours.warning, linewidth=1)

@@ -11,10 +11,11 @@ import numpy as np
 
 from kvatlas.core import NO_ANSWERS, NOT_ENDED, Claim, percent
 from kvatlas.gates.cards import ENTRIES, MOST_NEW_TOKENS, UNKNOWN
-from kvatlas.gates.judgement import EXIT_CODES, Judgement, LossLimits, TaskVerdict, Verdict
+from kvatlas.gates.judgement import EXIT_CODES, Judgement, TaskVerdict, Verdict
 from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
 from kvatlas.gates.pairing import PairedAnswers
 from kvatlas.stats.claims import MOST_COPIED, copies_clause
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.text import counted, fixed, margin_text, percent_text, signed, visible
 
 #: Problems that the text names.
@@ -24,6 +25,8 @@ _READ = 200
 _MANY = 0.05
 #: The most decimals of a limit that lies next to the margin.
 _MOST_DIGITS = 4
+#: The names of a loss and its limits in data.
+_LOSES = ("loses", "loses_low", "loses_high")
 _OF_CLAIM = {
     Claim.THESE: "on these problems, however often they are sampled",
     Claim.LIKE: "for problems like these",
@@ -178,20 +181,19 @@ class JudgedChange:
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain data; shares are in percent, losses in points."""
         judgement = self.judgement
-        decides = judgement.limits[judgement.claim]
+        decides = judgement.losses[judgement.claim]
         is_on_these = judgement.claim is Claim.THESE
 
         limits: dict[str, Any] = {}
         for claim in Claim:
-            of_claim = judgement.limits.get(claim)
+            of_claim = judgement.losses.get(claim)
             if of_claim is None:
                 limits[claim.value] = {"refused": judgement.refused}
                 continue
             limits[claim.value] = {
-                **_limits_data(of_claim),
+                **of_claim.in_percent(*_LOSES),
                 "units": of_claim.units,
-                "p_kept": of_claim.p_kept,
-                "p_broken": of_claim.p_broken,
+                **of_claim.about,
                 "kept": of_claim.high <= judgement.margin,
                 "broken": of_claim.low > judgement.margin,
             }
@@ -207,7 +209,7 @@ class JudgedChange:
                 "after": percent(task.after),
                 "lost": task.lost,
                 "gained": task.gained,
-                **_limits_data(task.limits[judgement.claim]),
+                **task.losses[judgement.claim].in_percent(*_LOSES),
             }
             for task in judgement.tasks
         ]
@@ -235,7 +237,7 @@ class JudgedChange:
             "lost": judgement.lost,
             "gained": judgement.gained,
             "missing": percent(self.pairs.missing_share),
-            **_limits_data(decides),
+            **decides.in_percent(*_LOSES),
             "limits": limits,
             "tasks": tasks,
             "reasons": list(judgement.reasons),
@@ -266,7 +268,7 @@ class JudgedChange:
             "flips": judgement.lost + judgement.gained,
             "lost": judgement.lost,
             "gained": judgement.gained,
-            **_limits_data(judgement.limits[judgement.claim]),
+            **judgement.losses[judgement.claim].in_percent(*_LOSES),
         }
 
     def __str__(self) -> str:
@@ -288,10 +290,6 @@ class JudgedChange:
     _repr_markdown_ = __str__
 
 
-def _limits_data(limits: LossLimits) -> dict[str, Any]:
-    return {"loses": percent(limits.loss), "loses_low": percent(limits.low), "loses_high": percent(limits.high)}
-
-
 # -- sentences ---------------------------------------------------------------------------------------------------------
 
 
@@ -299,7 +297,7 @@ def gate_headline(result: JudgedChange) -> str:
     """Return the verdict in a line."""
     judgement = result.judgement
     margin = margin_text(judgement.margin)
-    decides = judgement.limits[judgement.claim]
+    decides = judgement.losses[judgement.claim]
     if judgement.verdict is Verdict.KEEPS:
         most = _points_lost(decides.high, judgement.margin)
         if result.equal_answers:
@@ -317,7 +315,7 @@ def gate_text(result: JudgedChange) -> str:
     """Return the sentences on the claim that decides, on the other one, and on what would settle an open verdict."""
     judgement = result.judgement
     claim = judgement.claim
-    limits = judgement.limits[claim]
+    loss = judgement.losses[claim]
 
     # The answers, and the limits of the claim that decides.
     problems = sum(task.problems for task in judgement.tasks)
@@ -328,20 +326,20 @@ def gate_text(result: JudgedChange) -> str:
         change = f"the score of {counted(judgement.lost, 'problem')} fell and that of {judgement.gained:,} rose"
     mean = " in the mean over tasks" if len(judgement.tasks) > 1 else ""
     words = _OF_CLAIM[claim]
-    units = counted(limits.units, "pair" if claim is Claim.THESE else "problem")
+    units = counted(loss.units, "pair" if claim is Claim.THESE else "problem")
     sentences = [
         f"{counted(problems, 'problem')}{times}: {percent_text(judgement.before)} % of the answers were right before "
         f"and {percent_text(judgement.after)} % after{mean}; {change}.",
-        f"{words[:1].upper()}{words[1:]} it loses {_points_lost(limits.loss, judgement.margin)} points, at most "
-        f"{_points_lost(limits.high, judgement.margin)} and at least {_points_lost(limits.low, judgement.margin)} "
+        f"{words[:1].upper()}{words[1:]} it loses {_points_lost(loss.value, judgement.margin)} points, at most "
+        f"{_points_lost(loss.high, judgement.margin)} and at least {_points_lost(loss.low, judgement.margin)} "
         f"(95 %, {units}).",
     ]
     if result.repeat is not None:
         floor = result.repeat.judgement
-        of_floor = floor.limits[floor.claim]
+        of_floor = floor.losses[floor.claim]
         sentences.append(
             f"Noise floor: between two runs of the side before {floor.lost + floor.gained:,} flip ({floor.lost:,} "
-            f"lost, {floor.gained:,} gained), a loss of {_points_lost(of_floor.loss, floor.margin)} points, at most "
+            f"lost, {floor.gained:,} gained), a loss of {_points_lost(of_floor.value, floor.margin)} points, at most "
             f"{_points_lost(of_floor.high, floor.margin)} and at least {_points_lost(of_floor.low, floor.margin)}."
         )
 
@@ -472,16 +470,16 @@ def _count_text(count: int | None) -> str:
 def _other_claim(judgement: Judgement) -> str:
     """Return a sentence on the claim that does not decide."""
     other = Claim.LIKE if judgement.claim is Claim.THESE else Claim.THESE
-    limits = judgement.limits.get(other)
-    if limits is None:
+    loss = judgement.losses.get(other)
+    if loss is None:
         return f"For these problems alone nothing is claimed: {judgement.refused}."
     if other is Claim.THESE and all(task.samples == (1, 1) for task in judgement.tasks):
         return "With one sample of each problem the limits are the same for these problems alone."
-    most = _points_lost(limits.high, judgement.margin)
+    most = _points_lost(loss.high, judgement.margin)
     if other is Claim.THESE:
         return f"On these problems, however often they are sampled, it loses at most {most} points."
     return (
-        f"For problems like these it may lose up to {most} points: a kind of problem that these {limits.units:,} do "
+        f"For problems like these it may lose up to {most} points: a kind of problem that these {loss.units:,} do "
         "not hold may fail."
     )
 
@@ -520,19 +518,19 @@ def _table_rows(judgement: Judgement, prefix: str) -> list[str]:
         rows.append(
             f"| {prefix}{name} | {task.problems:,} x {_samples_text(task)} | {percent_text(task.before)} | "
             f"{percent_text(task.after)} | {task.lost:,} | {task.gained:,} | "
-            f"{_loss_with_limits(task.limits[judgement.claim], judgement.margin)} | {task.verdict.value} |"
+            f"{_loss_with_limits(task.losses[judgement.claim], judgement.margin)} | {task.verdict.value} |"
         )
     if len(judgement.tasks) > 1:
         rows.append(
             f"| {prefix}mean | {sum(task.problems for task in judgement.tasks):,} | {percent_text(judgement.before)} | "
             f"{percent_text(judgement.after)} | {judgement.lost:,} | {judgement.gained:,} | "
-            f"{_loss_with_limits(judgement.limits[judgement.claim], judgement.margin)} | {judgement.verdict.value} |"
+            f"{_loss_with_limits(judgement.losses[judgement.claim], judgement.margin)} | {judgement.verdict.value} |"
         )
     return rows
 
 
-def _loss_with_limits(limits: LossLimits, margin: float) -> str:
-    texts = [signed(100 * each, _digits(each, margin), "-") for each in (limits.loss, limits.low, limits.high)]
+def _loss_with_limits(loss: Difference, margin: float) -> str:
+    texts = [signed(100 * each, _digits(each, margin), "-") for each in (loss.value, loss.low, loss.high)]
     return f"{texts[0]} ({texts[1]}, {texts[2]})"
 
 

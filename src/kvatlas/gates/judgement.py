@@ -31,7 +31,7 @@ from kvatlas.gates.pairing import AnswerGrid, PairedAnswers, TaskPairs
 from kvatlas.stats.claims import GREEDY, LONG_TEXT, MOST_COPIED, MOST_MISSING, copied_share, copies_clause
 from kvatlas.stats.numerics.arrays import (
     LEVEL,
-    Contrast,
+    Difference,
     means_of_clusters,
     normal_quantile,
     standard_error,
@@ -57,23 +57,8 @@ EXIT_CODES = {Verdict.KEEPS: 0, Verdict.LOSES: 1, Verdict.CANNOT_TELL: 3}
 
 
 @dataclass(frozen=True)
-class LossLimits:
-    """The mean loss under one claim: `low` and `high` are one-sided limits, each at its own level.
-
-    `p_kept` is the p-value of "it loses more than the margin", `p_broken` that of "it loses at most the margin".
-    """
-
-    loss: float
-    low: float
-    high: float
-    p_kept: float
-    p_broken: float
-    units: int
-
-
-@dataclass(frozen=True)
 class TaskVerdict:
-    """One task: shares of right answers, pairs lost and gained, limits by claim, and its verdict by Holm.
+    """One task: shares of right answers, pairs lost and gained, its loss by claim, and its verdict by Holm.
 
     `samples` are those of a problem before and after; each score is the mean of `mean_of` responses.
     """
@@ -86,13 +71,16 @@ class TaskVerdict:
     after: float
     lost: int
     gained: int
-    limits: dict[Claim, LossLimits]
+    losses: dict[Claim, Difference]
     verdict: Verdict = Verdict.CANNOT_TELL
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on all tasks, and why.
+    """The verdict on all tasks, and why: the mean loss by claim, in one-sided limits, each at its own level.
+
+    A loss is about the p-values of "it loses more than the margin" (`p_kept`) and of "it loses at most the margin"
+    (`p_broken`).
 
     `refused` is the reason why these problems cannot be spoken of, if there is one. `needed` is a number of samples of
     each problem, or of problems, by the claim that decides: it would settle the verdict in 80 % of comparisons if the
@@ -103,7 +91,7 @@ class Judgement:
     verdict: Verdict
     claim: Claim
     margin: float
-    limits: dict[Claim, LossLimits]
+    losses: dict[Claim, Difference]
     tasks: tuple[TaskVerdict, ...]
     before: float
     after: float
@@ -113,7 +101,7 @@ class Judgement:
     needed: int | None = None
     needed_other: int | None = None
     reasons: tuple[str, ...] = ()
-    length: Contrast | None = None
+    length: Difference | None = None
     copied: float = 0.0
 
     @property
@@ -141,7 +129,7 @@ def judge_pairs(
     decides = claim or (Claim.THESE if samples > 1 and not refused else Claim.LIKE)
     claims = [Claim.LIKE] if refused else list(Claim)
     level = LEVEL / 2 if len(pairs.tasks) > 1 else LEVEL
-    limits = {each: _loss_limits(pairs.tasks, each, margin, (level, LEVEL)) for each in claims}
+    losses = {each: _mean_loss(pairs.tasks, each, margin, (level, LEVEL)) for each in claims}
     tasks = _task_verdicts(pairs.tasks, claims, decides, margin, level)
 
     # Where something speaks against every proof of keeping, no task keeps anything.
@@ -154,9 +142,9 @@ def judge_pairs(
         ]
     verdict = Verdict.CANNOT_TELL
     if not reasons:
-        if limits[decides].low > margin or any(task.verdict is Verdict.LOSES for task in tasks):
+        if losses[decides].low > margin or any(task.verdict is Verdict.LOSES for task in tasks):
             verdict = Verdict.LOSES
-        elif limits[decides].high <= margin:
+        elif losses[decides].high <= margin:
             verdict = Verdict.KEEPS
 
     needed = None
@@ -170,7 +158,7 @@ def judge_pairs(
         verdict,
         decides,
         margin,
-        limits,
+        losses,
         tuple(tasks),
         float(np.mean([task.before for task in tasks])),
         float(np.mean([task.after for task in tasks])),
@@ -241,20 +229,14 @@ def _losses_by_unit(tasks: Sequence[TaskPairs], claim: Claim) -> tuple[float, Gr
     return float(units.means[0]), Group([0], units.lowest, units.highest, units.strata)
 
 
-def _loss_limits(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: tuple[float, float]) -> LossLimits:
-    """Return the limits of the mean over tasks at the levels of the lower and of the upper one."""
+def _mean_loss(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: tuple[float, float]) -> Difference:
+    """Return the mean over tasks with limits at the levels of the lower and of the upper one."""
     loss, group = _losses_by_unit(tasks, claim)
     low = lower_limit(group.lowest, -1.0, 1.0, normal_quantile(levels[0]), group.strata)
     high = group.upper_limit(normal_quantile(levels[1]))
-    units_above = float(group.score(margin)[0])
-    return LossLimits(
-        loss,
-        float(low[0]),
-        float(high[0]),
-        float(special.ndtr(units_above)),
-        float(special.ndtr(-units_above)),
-        len(group.strata),
-    )
+    score = group.score(margin)[0]
+    p_values = {"p_kept": float(special.ndtr(score)), "p_broken": float(special.ndtr(-score))}
+    return Difference(loss, float(low[0]), float(high[0]), units=len(group.strata), about=p_values)
 
 
 def _task_verdicts(
@@ -263,7 +245,7 @@ def _task_verdicts(
     levels = (level / len(tasks), LEVEL / len(tasks))
     verdicts = []
     for task in tasks:
-        limits = {claim: _loss_limits([task], claim, margin, levels) for claim in claims}
+        losses = {claim: _mean_loss([task], claim, margin, levels) for claim in claims}
         verdicts.append(
             TaskVerdict(
                 task.task,
@@ -273,12 +255,12 @@ def _task_verdicts(
                 float(np.nanmean(task.before.scores)),
                 float(np.nanmean(task.after.scores)),
                 *task.changed,
-                limits,
+                losses,
             )
         )
 
-    kept = holm([verdict.limits[decides].p_kept for verdict in verdicts])
-    broken = holm([verdict.limits[decides].p_broken for verdict in verdicts])
+    kept = holm([verdict.losses[decides].about["p_kept"] for verdict in verdicts])
+    broken = holm([verdict.losses[decides].about["p_broken"] for verdict in verdicts])
     for index in range(len(verdicts)):
         if broken[index] <= level:
             verdicts[index] = replace(verdicts[index], verdict=Verdict.LOSES)
@@ -346,7 +328,7 @@ def _settling_size(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> i
 # -- lengths -----------------------------------------------------------------------------------------------------------
 
 
-def _length_change(tasks: Sequence[TaskPairs]) -> Contrast | None:
+def _length_change(tasks: Sequence[TaskPairs]) -> Difference | None:
     """Return the mean change of lengths, after minus before, with its 95 % limits by problem; None if unknown.
 
     The limits hold for answers up to the longest one that was seen.
@@ -373,4 +355,4 @@ def _length_change(tasks: Sequence[TaskPairs]) -> Contrast | None:
     every = np.concatenate(changes)
     # In steps of a ten-thousandth of the longest: equal changes are counted, however many problems there are.
     contrast = mean_difference(np.round(every / longest, 4), strata)
-    return Contrast(float(every @ weights(strata)), longest * contrast.low, longest * contrast.high, contrast.p)
+    return Difference(float(every @ weights(strata)), longest * contrast.low, longest * contrast.high, contrast.p)

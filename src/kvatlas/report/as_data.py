@@ -9,10 +9,10 @@ from typing import Any
 from kvatlas.columns import cell_document
 from kvatlas.core import Cell, CellCoord, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
-from kvatlas.stats.controls import Changes, Control
-from kvatlas.stats.losses import LossFamily, Required, SettingLoss
+from kvatlas.stats.controls import Changes
+from kvatlas.stats.losses import LossFamily, Required
 from kvatlas.stats.map_tests import PooledEffect, Test
-from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.setting_tables import SettingTable
@@ -33,11 +33,9 @@ def rounded_p(p: float | None) -> float | None:
     return None if p is None or math.isnan(p) else float(f"{p:.4g}")
 
 
-def contrast_document(contrast: Contrast, name: str = "value") -> Json:
+def contrast_document(contrast: Difference, name: str = "value") -> Json:
     """Return a difference under its name with its limits and its p-value."""
-    limits = {name: contrast.value, "low": contrast.low, "high": contrast.high}
-    in_percent = {key: percent(share) if math.isfinite(share) else None for key, share in limits.items()}
-    return {**in_percent, "p": rounded_p(contrast.p)}
+    return {**contrast.in_percent(name), "p": rounded_p(contrast.p)}
 
 
 def stays_document(stays: Stays | None) -> Json:
@@ -50,14 +48,14 @@ def stays_document(stays: Stays | None) -> Json:
     }
 
 
-def loss_values(loss: SettingLoss | None) -> Json:
+def loss_values(loss: Difference | None) -> Json:
     """Return a loss with its interval and the limit that decides."""
     names = {"loses": "value", "loses_low": "low", "loses_high": "high", "loses_limit": "limit"}
     values = {key: percent(getattr(loss, name)) if loss else None for key, name in names.items()}
     return {**values, "loses_limit": None} if loss and loss.is_control else values
 
 
-def setting_loss_document(setting: Setting, loss: SettingLoss, family: LossFamily | None) -> Json:
+def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily | None) -> Json:
     """Return what a setting loses against the full cache, and what it loses where it compressed."""
     among = None if family is None else family.among_compressed(setting.id)
     return {
@@ -76,9 +74,9 @@ def setting_loss_document(setting: Setting, loss: SettingLoss, family: LossFamil
         "missing": loss.missing,
         "look": look_document(family),
         "limits": limits_document(loss, family.refused if family else ""),
-        "by_benchmark": {name: percent(lost) for name, lost in loss.by_benchmark.items()},
-        "traces": loss.traces,
-        "compressed": loss.compressed,
+        "by_benchmark": {name: percent(lost) for name, lost in loss.about["by_benchmark"].items()},
+        "traces": loss.about["traces"],
+        "compressed": loss.about["compressed"],
         "loses_where_compressed": contrast_document(among, "loses") if among else None,
     }
 
@@ -90,7 +88,7 @@ def look_document(family: LossFamily | None) -> Json | None:
     return {"share": family.look.share, "extensions": family.look.extensions}
 
 
-def limits_document(loss: SettingLoss, refused: str = "") -> Json:
+def limits_document(loss: Difference, refused: str = "") -> Json:
     """Return the limits of a loss by each claim, or why a claim cannot be made."""
     found: Json = {}
     for claim in Claim:
@@ -129,13 +127,13 @@ def comparison_document(comparison: Comparison) -> Json:
         **{name: getattr(comparison, name) for name in names},
         **contrast_document(comparison.difference, "difference"),
         "limits": {
-            claim.value: contrast_document(contrast, "difference")
+            str(claim): contrast_document(contrast, "difference")
             for claim, contrast in comparison.difference.claims.items()
         },
         "problems": comparison.difference.problems,
         "pairs": comparison.difference.pairs or None,
         "note": comparison.note or None,
-        "p_holm": rounded_p(comparison.p_holm),
+        "p_holm": rounded_p(comparison.difference.p_holm),
     }
 
 
@@ -176,11 +174,11 @@ def choice_document(choice: Choice) -> Json:
     }
 
 
-def control_document(control: Control | None) -> Json | None:
+def control_document(control: Difference | None) -> Json | None:
     """Return the control of a run, and whether it is proven to lose."""
     if control is None:
         return None
-    return {"setting": str(control.setting), **contrast_document(control.loss, "loses"), "seen": control.is_seen}
+    return {"setting": str(control.about["setting"]), **contrast_document(control, "loses"), "seen": control.low > 0}
 
 
 def changes_document(changes: Changes) -> Json:
@@ -282,11 +280,11 @@ def memory_document(memory: EqualMemory) -> Json:
         "estimate": None
         if estimate is None
         else {
-            "wide": estimate.wide,
-            "narrow": estimate.narrow,
-            "low_tokens": round(estimate.low, 3),
-            "high_tokens": round(estimate.high, 3),
-            **contrast_document(estimate.difference, "difference"),
+            "wide": estimate.about["wide"],
+            "narrow": estimate.about["narrow"],
+            "low_tokens": round(estimate.about["tokens"][0], 3),
+            "high_tokens": round(estimate.about["tokens"][1], 3),
+            **contrast_document(estimate, "difference"),
         },
         "nothing_in_common": [list(pair) for pair in memory.apart],
     }

@@ -14,7 +14,7 @@ from kvatlas.core import AGAIN, Cell, CellCoord, Claim, Setting, grouped
 from kvatlas.report.memory_sentences import level_sentence, memory_lines
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
-from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.run_data import setting_words
 from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.text import axis_label, bytes_text, counted, interval_text, model_name, p_text, percent_text, points_text
@@ -218,7 +218,7 @@ def _table_on_axes(one: MapResult, title: str, texts: Mapping[CellCoord, str]) -
     return markdown_table([f"{title}: {down} \\ {across}", *map(str, columns)], lines)
 
 
-def _loss_mark(loss: SettingLoss | None) -> str:
+def _loss_mark(loss: Difference | None) -> str:
     """Return `*` where a loss of at most the margin is proven, `!` where a larger one is; twice by every claim."""
     if loss is None:
         return ""
@@ -252,7 +252,7 @@ def limits_table(choice: Choice) -> str:
             limits = () if of_claim is None or loss.is_control else (of_claim.limit, of_claim.joint_limit)
             row += [percent_text(limit) for limit in limits] or ["–", "–"]
         pairs = f"{loss.pairs - loss.missing:,} of {loss.pairs:,}" if loss.missing else f"{loss.pairs:,}"
-        rows.append([*row, p_text(loss.p), pairs, f"{loss.compressed:,} of {loss.traces:,}"])
+        rows.append([*row, p_text(loss.p), pairs, f"{loss.about['compressed']:,} of {loss.about['traces']:,}"])
     return markdown_table(header, rows)
 
 
@@ -339,7 +339,7 @@ _COMPARISONS = 20
 
 def setting_comparisons(result: Result) -> str:
     """Return the comparisons of settings, the surest first; of many the first ones."""
-    surest = sorted(result.comparisons, key=lambda one: (one.p_holm, -abs(one.difference.value)))
+    surest = sorted(result.comparisons, key=lambda one: (one.difference.p_holm, -abs(one.difference.value)))
     rows = []
     for comparison in surest[:_COMPARISONS]:
         difference = comparison.difference
@@ -347,7 +347,7 @@ def setting_comparisons(result: Result) -> str:
         model = model_name(comparison.model) if comparison.model != comparison.first else ""
         names = [comparison.first, comparison.second]
         about = comparison.note or model
-        rows.append([*names, points_text(difference.value), limits, p_text(comparison.p_holm), about])
+        rows.append([*names, points_text(difference.value), limits, p_text(difference.p_holm), about])
 
     text = markdown_table(["First", "Second", "First - second", "95 %", "p (Holm)", "Of"], rows)
     left_out = len(surest) - len(rows)
@@ -377,7 +377,7 @@ def comparison_table(result: Result) -> str:
                 points_text(difference.value),
                 f"{points_text(difference.low)} to {points_text(difference.high)}",
                 p_text(difference.p),
-                p_text(comparison.p_holm),
+                p_text(difference.p_holm),
                 comparison.note,
             ]
         )

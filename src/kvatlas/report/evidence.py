@@ -24,8 +24,9 @@ from kvatlas.stats.choice import Choice, choices, choices_of_maps, floor_reason
 from kvatlas.stats.controls import drift_reason
 from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
 from kvatlas.stats.estimates import common
-from kvatlas.stats.losses import GridLosses, SettingLoss, losses_of
+from kvatlas.stats.losses import GridLosses, losses_of
 from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Comparison, adjusted, comparisons
 from kvatlas.stats.run_analysis import join_runs, run_tests, with_regions
 from kvatlas.stats.run_data import RunData, shown_policies
@@ -97,7 +98,7 @@ class MapResult:
         return (*self.map.notes, *self.verdict.notes)
 
     @property
-    def losses(self) -> Mapping[CellCoord, SettingLoss]:
+    def losses(self) -> Mapping[CellCoord, Difference]:
         """Losses against the full cache, empty without one."""
         return self.verdict.losses or {}
 

@@ -13,10 +13,7 @@ from kvatlas.stats.run_data import setting_words, short_names, shown_policies
 from kvatlas.text import fixed, in_words, margin_text, model_name, percent_text
 
 if TYPE_CHECKING:
-    from kvatlas.stats.losses import SettingLoss
-
-#: The level of Holm's p at which a comparison is proven.
-_LEVEL = 0.05
+    from kvatlas.stats.numerics.arrays import Difference
 
 
 def headline(choices: Sequence[Choice], comparisons: Sequence[Comparison]) -> str:
@@ -103,7 +100,7 @@ def _settings_that_keep(choices: Sequence[Choice]) -> str:
 
 def _nothing_kept(choices: Sequence[Choice]) -> str:
     """Return that no setting is proven to keep the margin, or that all are proven to lose more."""
-    losses: list[SettingLoss] = []
+    losses: list[Difference] = []
     for choice in choices:
         losses += [loss for loss in (choice.losses or {}).values() if not loss.is_control]
     broken = sum(loss.is_broken for loss in losses)
@@ -124,7 +121,7 @@ def _policy_ahead(comparisons: Sequence[Comparison]) -> str:
     leads: dict[float, str] = {}
     for (first, second), of_pair in grouped(same_model, lambda one: (one.first, one.second)).items():
         values = [one.difference.value for one in of_pair]
-        is_proven = all(one.p_holm <= _LEVEL for one in of_pair)
+        is_proven = all(one.difference.is_proven for one in of_pair)
         if not is_proven or min(values) <= 0 <= max(values):
             continue
         ahead, behind = (first, second) if values[0] > 0 else (second, first)

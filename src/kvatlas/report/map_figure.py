@@ -32,9 +32,8 @@ from kvatlas.results.csv_maps import PUBLISHED
 from kvatlas.results.export import marked_csv
 from kvatlas.stats.against_policy import against_policy, rows_of_policy
 from kvatlas.stats.choice import with_recommended
-from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
-from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Comparison, differences_of_run, differences_of_runs
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name, signed
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: What the cells of maps lose against the full cache.
-Losses = Mapping[MapName, Mapping[CellCoord, SettingLoss]]
+Losses = Mapping[MapName, Mapping[CellCoord, Difference]]
 
 
 @dataclass(frozen=True)
@@ -329,7 +328,7 @@ def maps_against(maps: Sequence[Map], runs: Sequence[RunData], against: str, oth
                     f"{names}."
                 )
             others[map_.name] = replace(map_, cells=dict.fromkeys(map_.cells, map_.baselines[against]))
-        paired: dict[MapName, Mapping[CellCoord, Contrast]] = {}
+        paired: dict[MapName, Mapping[CellCoord, Difference]] = {}
         for run in runs:
             paired |= differences_of_run(run, against)
         return ComparedMaps(maps, against, others, paired)
@@ -376,7 +375,7 @@ def _compared_maps(
     if not partners:
         raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
 
-    contrasts: dict[MapName, Mapping[CellCoord, Contrast]] = {}
+    contrasts: dict[MapName, Mapping[CellCoord, Difference]] = {}
     for run in runs:
         for other_run in other_runs:
             contrasts |= differences_of_runs(run, other_run, partner_of)

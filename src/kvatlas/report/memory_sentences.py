@@ -143,17 +143,16 @@ def _memory_sentence(memory: EqualMemory) -> str:
     estimate = memory.estimate
     if estimate is None:
         return f"{text}."
-    difference = estimate.difference
-    low, high = (f"{tokens:,.0f}" for tokens in (estimate.low, estimate.high))
+    low, high = (f"{tokens:,.0f}" for tokens in estimate.about["tokens"])
     tokens = f"at {low} tokens" if low == high else f"over {low} to {high} tokens"
     other_axis = memory.axes[1 - memory.axes.index(WINDOW)]
     between = "ratios" if other_axis == RATIO else f"values of {other_axis}"
     sentence = (
-        f"{text}; {estimate.wide} minus {estimate.narrow} {tokens}: {percent_text(difference.value)} "
-        f"({percent_text(difference.low)} to {percent_text(difference.high)}), estimated by straight "
-        f"lines between {between}"
+        f"{text}; {estimate.about['wide']} minus {estimate.about['narrow']} {tokens}: {percent_text(estimate.value)} "
+        f"({percent_text(estimate.low)} to {percent_text(estimate.high)}), estimated by straight lines between "
+        f"{between}"
     )
-    if difference.low > 0 or difference.high < 0:
+    if estimate.excludes_zero:
         sentence += ", which are no measurements, so that this is no proof"
     return f"{sentence}."
 

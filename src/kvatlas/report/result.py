@@ -23,7 +23,6 @@ from kvatlas.report.headline import headline
 from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.sources import open_sources
 from kvatlas.report.view_options import ReadOptions
-from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.run_data import RunData
 
 __all__ = ["MapResult", "Result", "analyse", "open_result"]
@@ -83,7 +82,7 @@ class Result(Evidence):
         broken = set()
         for table in self.tables:
             broken |= {row.name for row in table.rows if row.loss is not None and row.loss.breaks_any}
-        open_pairs = [one for one in self.comparisons if one.p_holm > LEVEL]
+        open_pairs = [one for one in self.comparisons if not one.difference.is_proven]
         names = {str(FULL), str(REFERENCE)}
         return any(names & {one.first, one.second} and broken & {one.first, one.second} for one in open_pairs)
 

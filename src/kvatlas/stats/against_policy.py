@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from kvatlas.core import KvatlasError, Setting, differing, grouped
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, normal_quantile
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, normal_quantile
 from kvatlas.stats.paired import CellPair, paired_values
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
 from kvatlas.stats.table import CellTraces
@@ -19,19 +19,14 @@ class AgainstPolicy:
 
     `name` is the policy, with the values that the other setting lacks; `group` has the values that both share and in
     which the settings of the run differ. The limits of all settings of a model hold at the same time in 95 % of runs
-    (Bonferroni), so `is_proven` needs no further adjustment.
+    (Bonferroni), so that one whose limits exclude 0 is proven without further adjustment.
     """
 
     setting: Setting
     partner: Setting
     name: str
     group: tuple[tuple[str, object], ...]
-    contrast: Contrast
-
-    @property
-    def is_proven(self) -> bool:
-        """True if the limits exclude 0."""
-        return self.contrast.low > 0 or self.contrast.high < 0
+    contrast: Difference
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ import numpy as np
 from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, differing, grouped, is_reference, mean_of
 from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import GREEDY, MOST_MISSING
-from kvatlas.stats.controls import Changes, Control, changes_of, control_of, drift_reason, sessions_reason
+from kvatlas.stats.controls import Changes, changes_of, control_of, drift_reason, sessions_reason
 from kvatlas.stats.losses import (
     GridLosses,
     LossFamily,
     Required,
-    SettingLoss,
     grid_by_benchmark,
 )
 from kvatlas.stats.map_tests import MapTests, PooledEffect
 from kvatlas.stats.maps import mean_cell
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.power import Provable, provable
 from kvatlas.stats.run_data import RunData, setting_words
@@ -76,7 +76,7 @@ class Blocked(NamedTuple):
     """A setting whose own limit is within the margin, and the one before it in its chain that is not proven."""
 
     setting: Setting
-    loss: SettingLoss
+    loss: Difference
     end: Setting
 
 
@@ -88,7 +88,8 @@ class Choice:
 
     With a full cache those are the settings proven to lose at most the `margin` by the claim of the run; `family` has
     the losses, `deployable` is the cheapest setting that is proven by every claim. Of the settings within 1 % of the
-    least cost the one with the smallest limit is chosen. `control` is the run's own test of whether it can see a loss.
+    least cost the one with the smallest limit is chosen. `control` is what
+    the run's own control loses, which tells whether it can see a loss.
     Without (`family` is None) they are the `members` of the plateau, without levels of an axis that are proven worse.
     `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `highest` is the highest value
     of the map, and `may_lose`, by setting id, the most that one of the plateau lies below the best. `vacuous` is the
@@ -105,7 +106,7 @@ class Choice:
     by_memory: Cell | None = None
     by_time: Cell | None = None
     deployable: Cell | None = None
-    control: Control | None = None
+    control: Difference | None = None
     highest: float | None = None
     may_lose: Mapping[str, float] = field(default_factory=dict)
     vacuous: str | None = None
@@ -114,7 +115,7 @@ class Choice:
     is_last: bool = False
     margin: float = LOSE_AT_MOST / 100
     family: LossFamily | None = None
-    losses: Mapping[str, SettingLoss] | None = None
+    losses: Mapping[str, Difference] | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
     savings: Mapping[str, Saving] = field(default_factory=dict)
     ways: Sequence[Way] = ()
@@ -130,7 +131,7 @@ class Choice:
         return bool(self.losses) and self.vacuous is None and not self.withheld
 
     @property
-    def proven(self) -> list[tuple[Setting, SettingLoss]]:
+    def proven(self) -> list[tuple[Setting, Difference]]:
         """The settings proven by the claim of the run, with their losses; of an order of the spec the last ones."""
         if self.family is None or self.losses is None:
             return []
@@ -149,7 +150,7 @@ class Choice:
         return any(CAP in setting.values for setting in self.settings.values())
 
     @property
-    def loss(self) -> SettingLoss | None:
+    def loss(self) -> Difference | None:
         """The loss of the chosen setting against the full cache."""
         chosen = self.by_memory or self.by_time
         return self.losses[chosen.setting.id] if self.losses and chosen is not None else None
@@ -239,7 +240,7 @@ class Choice:
         found: list[tuple[float, float, int, Blocked]] = []
         for id_, end in self.untested.items():
             loss = self.losses[id_]
-            if loss.limit <= self.margin and not loss.is_silent and loss.missing_share <= MOST_MISSING:
+            if loss.limit <= self.margin and not self.family.is_silent(loss) and loss.missing_share <= MOST_MISSING:
                 required = self.family.required_at_stops.get(end.id)
                 count = None if required is None else required.count_of(self.family.claim)
                 effort = math.inf if count is None else count
@@ -265,9 +266,9 @@ class Choice:
     @property
     def worst_benchmark(self) -> tuple[str, float] | None:
         """The benchmark on which the chosen setting lost most, and the loss, where that is beyond the margin."""
-        if self.loss is None or len(self.loss.by_benchmark) < 2:
+        if self.loss is None or len(self.loss.about["by_benchmark"]) < 2:
             return None
-        name, lost = max(self.loss.by_benchmark.items(), key=itemgetter(1))
+        name, lost = max(self.loss.about["by_benchmark"].items(), key=itemgetter(1))
         return (name, lost) if lost > self.margin else None
 
     @property
@@ -280,7 +281,7 @@ class Choice:
         return None if least is None else self.settings[least]
 
     @property
-    def safest(self) -> tuple[Setting, SettingLoss] | None:
+    def safest(self) -> tuple[Setting, Difference] | None:
         """The setting with the smallest joint limit of its loss, and the loss; None where there is no full cache."""
         losses = {id_: loss for id_, loss in (self.losses or {}).items() if not loss.is_control}
         # Of equal limits that with the smallest loss.
@@ -334,7 +335,7 @@ def choice_of(
     family: LossFamily,
     *,
     baselines: Sequence[CellTraces] = (),
-    control: Control | None = None,
+    control: Difference | None = None,
     withheld: str = "",
     changes: Sequence[Changes] = (),
 ) -> Choice:

@@ -12,7 +12,7 @@ noise, which widens limits by itself; with a direction the reference drifted, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -22,7 +22,7 @@ from kvatlas.core import AGAIN, Setting, grouped, is_reference
 from kvatlas.core.settings import CONTROLS, window_in_tokens
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.losses import LossFamily
-from kvatlas.stats.numerics.arrays import Contrast, Flags
+from kvatlas.stats.numerics.arrays import Difference, Flags
 from kvatlas.stats.orders import nominal_bytes
 from kvatlas.stats.paired import paired_values
 from kvatlas.stats.run_data import RunData
@@ -60,21 +60,11 @@ def older_share(setting: Setting) -> float | None:
     return float(ratio) if isinstance(ratio, int | float) else None
 
 
-@dataclass(frozen=True)
-class Control:
-    """The control that keeps least, and what it loses by the claim of the run."""
+def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: LossFamily) -> Difference | None:
+    """Return what the control of a model that keeps least loses on these benchmarks; None in a run without one.
 
-    setting: Setting
-    loss: Contrast
-
-    @property
-    def is_seen(self) -> bool:
-        """Return whether the control is proven to lose."""
-        return self.loss.low > 0
-
-
-def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: LossFamily) -> Control | None:
-    """Return the control of a model on these benchmarks; None in a run without one."""
+    It is about the `setting` of the control, and by the claim of the run.
+    """
     names = list(benchmarks)
     cells = [cell for cell in run.cells if cell.model == model and cell.benchmark in names and cell.measured]
     controls = [cell for cell in cells if should_lose(cell.setting, cell.is_control)]
@@ -84,14 +74,14 @@ def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: Loss
         return None
 
     setting = min(complete, key=lambda setting: nominal_bytes(setting, complete[setting][0].expected.kv_bytes))
-    loss: Contrast | None = family.by_setting.get(setting.id)
+    loss = family.by_setting.get(setting.id)
     if loss is None:
         # A setting outside the grid is in no family.
         full = {cell.benchmark: cell for cell in cells if is_reference(cell.setting)}
         look, samples = run.look
         paired = paired_values([[(cell, full[cell.benchmark])] for cell in complete[setting]]).first(samples)
         loss = paired.units(run.claim).negated().contrasts(stretch=look.widening)[0]
-    return None if loss is None else Control(setting, loss)
+    return None if loss is None else replace(loss, about={"setting": setting})
 
 
 #: The level at which the flips of a reference that is asked again have a direction.

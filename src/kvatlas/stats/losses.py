@@ -13,8 +13,8 @@ import numpy as np
 from kvatlas.core import REFERENCE, Claim, Estimate, Setting, is_reference, reference_words, with_means
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
-from kvatlas.stats.numerics.against_reference import Loss, losses_of_units
-from kvatlas.stats.numerics.arrays import Contrast, Flags, Ints, mean_of_known, weights
+from kvatlas.stats.numerics.against_reference import losses_of_units
+from kvatlas.stats.numerics.arrays import Difference, Flags, Ints, mean_of_known, weights
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
 from kvatlas.stats.orders import IN_ORDER, Orders, TestedSetting, orders_of_claims
@@ -22,70 +22,6 @@ from kvatlas.stats.paired import CellPair, PairedValues, paired_values
 from kvatlas.stats.run_data import RunData, margin_from_points
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import count_compressed, is_compressed
-
-
-@dataclass(frozen=True)
-class SettingLoss(Loss):
-    """The loss of a setting by the claim of its run, and how much of it rests on traces that were compressed.
-
-    Of its `traces` under a KV budget so many were `compressed`; the others equal the full cache's and cannot lose.
-    `claims` has it by each claim that the run can make. Of so many promised `pairs` of traces some are `missing`;
-    `units` are the independent units. `is_silent`: too few traces were compressed for a loss beyond the margin.
-    `by_benchmark` are the losses on each. Of a control nothing is claimed but that it is broken.
-    """
-
-    traces: int = 0
-    compressed: int = 0
-    claims: Mapping[Claim, Loss] = field(default_factory=dict)
-    units: int = 0
-    pairs: int = 0
-    missing: int = 0
-    is_silent: bool = False
-    by_benchmark: Mapping[str, float] = field(default_factory=dict)
-    is_control: bool = False
-
-    @property
-    def keeps_like(self) -> bool:
-        """Return whether a loss of at most the margin is proven by every claim that the run can make.
-
-        Problems like these are among the claims.
-        """
-        return all(loss.is_kept for loss in self.claims.values()) if self.claims else self.is_kept
-
-    @property
-    def breaks_like(self) -> bool:
-        """Return the same of a loss of more than the margin."""
-        return all(loss.is_broken for loss in self.claims.values()) if self.claims else self.is_broken
-
-    @property
-    def keeps_any(self) -> bool:
-        """Return whether a loss of at most the margin is proven on these problems, or by every claim."""
-        return self._of_these.is_kept if self.claims else self.is_kept
-
-    @property
-    def breaks_any(self) -> bool:
-        """Return the same of a loss of more than the margin."""
-        return self._of_these.is_broken if self.claims else self.is_broken
-
-    @property
-    def _of_these(self) -> Loss:
-        return self.claims.get(Claim.THESE) or self.claims[Claim.LIKE]
-
-    def ends_tests(self, claim: Claim) -> bool:
-        """Return whether the settings behind this one in its chain are not tested."""
-        loss = self.claims.get(claim, self)
-        # What was hardly compressed keeps its limit and proves nothing, and those behind it are tested.
-        return not (loss.is_kept or self.is_silent)
-
-    @property
-    def missing_share(self) -> float:
-        """The share of its promised pairs of traces that are missing."""
-        return self.missing / self.pairs if self.pairs else 0.0
-
-    def limit_of(self, claim: Claim) -> float | None:
-        """Return the upper limit of the loss by a claim; None where the run cannot make it."""
-        loss = self.claims.get(claim)
-        return None if loss is None else loss.limit
 
 
 @dataclass(frozen=True)
@@ -98,7 +34,7 @@ class Required:
     """
 
     setting: Setting
-    loss: SettingLoss
+    loss: Difference
     problems_now: int
     samples_now: int
     problems: int | None
@@ -113,7 +49,9 @@ class Required:
 class LossFamily:
     """The losses of all grid settings of a model on the same benchmarks: the family for which 5 % holds.
 
-    `by_setting` has those that share problems of each benchmark with the full cache, by the `claim` of the run.
+    `by_setting` has those that share problems of each benchmark with the full cache, by the `claim` of the run. Each is
+    about the losses `by_benchmark`, and how much of it rests on traces that were compressed: of the `traces` of the
+    setting under a KV budget so many were `compressed`; the others equal the full cache's and cannot lose.
     `orders` are the chains of setting ids by claim in which they are tested (`kvatlas.stats.orders`), `sizes` the
     problems of each benchmark, or their clusters. `paired` has the differences to the full cache in the order of
     `settings`, `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what the full
@@ -122,7 +60,7 @@ class LossFamily:
     """
 
     margin: float
-    by_setting: Mapping[str, SettingLoss]
+    by_setting: Mapping[str, Difference]
     settings: Mapping[str, Setting] = field(default_factory=dict)
     orders: Mapping[Claim, Orders] = field(default_factory=dict)
     sizes: Sequence[int] = ()
@@ -153,15 +91,22 @@ class LossFamily:
         return count
 
     def _ends(self, setting: str, claim: Claim) -> bool:
+        """Return whether the settings behind this one in its chain are not tested."""
         loss = self.by_setting.get(setting)
-        return loss is None or loss.ends_tests(claim)
+        # What was hardly compressed keeps its limit and proves nothing, and those behind it are tested.
+        return loss is None or not (loss.claims.get(claim, loss).is_kept or self.is_silent(loss))
+
+    def is_silent(self, loss: Difference) -> bool:
+        """Return whether too few traces of a setting were compressed for a loss beyond the margin."""
+        traces = int(loss.about["traces"])
+        return traces > 0 and bool(loss.about["compressed"] <= self.margin * traces)
 
     @property
     def is_floor(self) -> bool:
         """Return whether the full cache may solve no more than the margin, so that no loss beyond it could be seen."""
         return self.full is not None and self.full.low is not None and self.full.low <= self.margin
 
-    def among_compressed(self, setting: str) -> Contrast | None:
+    def among_compressed(self, setting: str) -> Difference | None:
         """Return the loss of a setting on the problems with a compressed trace, over the benchmarks that have any.
 
         None where there is no such problem, or no other.
@@ -323,7 +268,7 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
         untested = list(range(len(ids)))
     else:
         untested = np.flatnonzero(paired.missing > MOST_MISSING * paired.pairs).tolist()
-    by_claim: dict[Claim, list[Loss | None]] = {}
+    by_claim: dict[Claim, list[Difference | None]] = {}
     for claim in Claim:
         if claim is Claim.THESE and family.refused:
             continue
@@ -342,7 +287,11 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
     for row, setting in enumerate(ids):
         of_setting = [pair[0] for of_benchmark in pairs if (pair := of_benchmark[row]) is not None]
         has_compressed[row] = _problems_with_compressed(of_setting, paired)
-        claims = {claim: loss for claim, found in by_claim.items() if (loss := found[row]) is not None}
+        claims: dict[str, Difference] = {}
+        for claim, found in by_claim.items():
+            loss = found[row]
+            if loss is not None:
+                claims[claim] = loss
         if claims:
             by_setting[setting] = _setting_loss(family, row, claims, of_setting, names)
     return replace(family, by_setting=by_setting, has_compressed=has_compressed)
@@ -373,37 +322,36 @@ def _problems_with_compressed(cells: Sequence[CellTraces], paired: PairedValues)
 
 
 def _setting_loss(
-    family: LossFamily, row: int, claims: dict[Claim, Loss], cells: Sequence[CellTraces], benchmarks: Sequence[str]
-) -> SettingLoss:
+    family: LossFamily,
+    row: int,
+    claims: Mapping[str, Difference],
+    cells: Sequence[CellTraces],
+    benchmarks: Sequence[str],
+) -> Difference:
     """Return the loss of the setting of a row by the claim of the family, with what it rests on."""
     paired = family.paired
     assert paired is not None
 
     traces, compressed = count_compressed(cells)
-    is_silent = traces > 0 and compressed <= family.margin * traces
-    if is_silent:
-        # What was never compressed could lose nothing, so that it lost nothing proves nothing.
-        claims = {claim: replace(loss, is_kept=False) for claim, loss in claims.items()}
-
-    deciding = claims[family.claim]
-    if family.claim is Claim.LIKE:
-        # Problems like these include these, so both limits have to say so.
-        is_kept = all(loss.is_kept for loss in claims.values())
-        deciding = replace(deciding, is_kept=is_kept, is_broken=all(loss.is_broken for loss in claims.values()))
-
     lost = -paired.values[row]
     by_benchmark = {}
     for stratum, name in enumerate(benchmarks):
         by_benchmark[name] = float(mean_of_known(lost[paired.strata == stratum]))
-    return SettingLoss(
-        **vars(deciding),
-        traces=traces,
-        compressed=compressed,
-        claims=claims,
+
+    loss = replace(
+        claims[family.claim],
+        is_control=cells[0].is_control,
         units=int(paired.pairs[row]) if family.claim is Claim.THESE else paired.units(Claim.LIKE).units(row),
         pairs=int(paired.pairs[row]),
         missing=int(paired.missing[row]),
-        is_silent=is_silent,
-        by_benchmark=by_benchmark,
-        is_control=cells[0].is_control,
+        about={"traces": traces, "compressed": compressed, "by_benchmark": by_benchmark},
     )
+    if family.is_silent(loss):
+        # What was never compressed could lose nothing, so that it lost nothing proves nothing.
+        claims = {claim: replace(of_claim, is_kept=False) for claim, of_claim in claims.items()}
+        loss = replace(loss, is_kept=False)
+    loss = replace(loss, claims=claims)
+    if family.claim is Claim.LIKE:
+        # Problems like these include these, so both limits have to say so.
+        loss = replace(loss, is_kept=loss.keeps_like, is_broken=loss.breaks_like)
+    return loss

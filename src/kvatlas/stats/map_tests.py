@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import CellCoord, Claim, MapName, Note, NoteKind, Stays, with_means
-from kvatlas.stats.losses import GridLosses, SettingLoss, family_of
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, means_of_clusters, strata_of_clusters, weights
+from kvatlas.stats.losses import GridLosses, family_of
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, means_of_clusters, strata_of_clusters, weights
 from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.run_data import Axes, RunData
@@ -61,7 +61,7 @@ class Effect:
     """Each level of one axis minus the mean of the others, with limits and p-values that hold together."""
 
     axis: str
-    levels: tuple[tuple[Any, Contrast], ...]
+    levels: tuple[tuple[Any, Difference], ...]
 
     @property
     def hidden(self) -> float:
@@ -101,7 +101,7 @@ class PooledEffect(Effect):
         return self.is_found and not self.maps
 
     @property
-    def strongest(self) -> tuple[int, Any, Contrast]:
+    def strongest(self) -> tuple[int, Any, Difference]:
         """The level of the smallest p-value, after its number; of equal ones that which differs most."""
         numbered = [(index, level, contrast) for index, (level, contrast) in enumerate(self.levels)]
         return min(numbered, key=lambda item: (item[2].p, -abs(item[2].value)))
@@ -133,7 +133,7 @@ class MapTests:
     p_best: Mapping[CellCoord, float] = field(default_factory=dict)
     may_lose: Mapping[CellCoord, float] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
-    losses: Mapping[CellCoord, SettingLoss] | None = None
+    losses: Mapping[CellCoord, Difference] | None = None
     memory: EqualMemory | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -210,8 +210,8 @@ def map_tests(
         permutations.append(permute_levels(means, strata, _CELL_DRAWS))
     omnibus = Test(0.0, 1.0, TestMethod.PERMUTATION)
     if permutations:
-        p = min(1.0, len(permutations) * min(test.p for test in permutations))
-        omnibus = Test(max(test.statistic for test in permutations), p, TestMethod.PERMUTATION)
+        statistics, p_values = zip(*permutations, strict=True)
+        omnibus = Test(max(statistics), min(1.0, len(p_values) * min(p_values)), TestMethod.PERMUTATION)
 
     # The standard deviation over cells, and that expected if the cells of each problem were in random order.
     spread = 0.0

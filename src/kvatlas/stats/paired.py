@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvatlas.core import Claim, KvatlasError
 from kvatlas.stats.numerics.arrays import (
-    Contrast,
+    Difference,
     Flags,
     Floats,
     Ints,
@@ -41,18 +41,6 @@ _NOTHING_SHARED = "The two have no problem and sample in common, so there is not
 # -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Difference(Contrast):
-    """The mean over benchmarks of the mean over problems of (first - second); `pairs` are samples that both have.
-
-    `claims` has its limits by each claim that the run can make; its own are those of one of them.
-    """
-
-    problems: int = 0
-    pairs: int = 0
-    claims: Mapping[Claim, Contrast] = field(default_factory=dict)
-
-
 def paired_difference(
     first: Outcomes,
     second: Outcomes,
@@ -62,9 +50,10 @@ def paired_difference(
 ) -> Difference:
     """Compare two settings: `first[benchmark, problem][sample]` is a grade in [0, 1], NaN where a trace is missing.
 
-    The limits are those of the `claim`, and by each of the `claims` that can be made. Benchmarks weigh equally, and so
-    do the problems of one, or their `clusters[benchmark][problem]`. Raises KvatlasError where the two have no pair in
-    common.
+    The difference is the mean over benchmarks of the mean over problems of (first - second), on `pairs` of samples that
+    both have. The limits are those of the `claim`, and by each of the `claims` that can be made. Benchmarks weigh
+    equally, and so do the problems of one, or their `clusters[benchmark][problem]`. Raises KvatlasError where the two
+    have no pair in common.
     """
     problems, by_sample = _shared(first, second)
     return _difference_of(_as_values(problems, by_sample, clusters), claim, claims)
@@ -82,15 +71,15 @@ def difference_of_cells(
 
 
 def _difference_of(paired: PairedValues, claim: Claim, claims: Iterable[Claim], look: Look = ONE_LOOK) -> Difference:
-    by_claim = {}
+    by_claim: dict[str, Difference] = {}
     for one in claims:
         (contrast,) = paired.contrasts(one, look=look)
         if contrast is None:
             raise KvatlasError(_NOTHING_SHARED)
         by_claim[one] = contrast
     is_known = ~np.isnan(paired.traces[0])
-    counts = {"problems": int(is_known.any(1).sum()), "pairs": int(is_known.sum())}
-    return Difference(**vars(by_claim[claim]), **counts, claims=by_claim)
+    problems = int(is_known.any(1).sum())
+    return replace(by_claim[claim], problems=problems, pairs=int(is_known.sum()), claims=by_claim)
 
 
 def _shared(first: Outcomes, second: Outcomes) -> tuple[list[ProblemKey], list[dict[int, float]]]:
@@ -151,51 +140,28 @@ class Equivalence(StrEnum):
     UNDECIDED = "not decided"
 
 
-@dataclass(frozen=True)
-class Verification:
-    """The loss of an endpoint against a reference, in [-1, 1], with its 95 % interval by a `claim`, which decides.
-
-    `standings` has what is decided by each claim that can be made. `needed` problems in all would decide it for
-    problems like these with a power of 0.8 at the observed loss; None if decided or not practicable.
-    """
-
-    loss: Difference
-    claim: Claim
-    standings: Mapping[Claim, Equivalence]
-    needed: int | None
-
-    @property
-    def standing(self) -> Equivalence:
-        """The decisions of a pair by the claim."""
-        return self.standings[self.claim]
-
-
-def verified(
+def problems_to_decide(
     reference: Outcomes,
     served: Outcomes,
+    loss: Difference,
     margin: float,
-    claim: Claim = Claim.LIKE,
-    claims: Iterable[Claim] = (Claim.LIKE,),
     clusters: Mapping[str, Mapping[str, str]] | None = None,
-) -> Verification:
-    """Compare grades [problem][sample] on the problems and samples of both; benchmarks weigh equally.
+) -> int | None:
+    """Return the problems in all that would decide the `loss` of an endpoint for problems like these.
 
-    The `claim` decides, among the `claims` that can be made; `clusters[benchmark][problem]` names what problems share.
-    Raises KvatlasError where there is no problem in common.
+    With a power of 0.8 at the observed loss; None if it is decided, or if that is not practicable.
     """
-    loss = paired_difference(reference, served, claim, claims, clusters)
-    standings = {one: _standing(contrast, margin) for one, contrast in loss.claims.items()}
-    needed = None
-    if standings[Claim.LIKE] is Equivalence.UNDECIDED:
-        lost, strata = _differences(reference, served, clusters)
-        # Each of the two limits errs in 2.5 % of cases, as with two sequences.
-        upper = needed_problems(lost, strata, loss.value, margin, sequences=2)
-        lower = needed_problems(-lost, strata, -loss.value, margin, sequences=2)
-        needed = None if upper is None or lower is None else max(upper, lower)
-    return Verification(loss, claim, standings, needed)
+    if standing(loss.claims[Claim.LIKE], margin) is not Equivalence.UNDECIDED:
+        return None
+    lost, strata = _differences(reference, served, clusters)
+    # Each of the two limits errs in 2.5 % of cases, as with two sequences.
+    upper = needed_problems(lost, strata, loss.value, margin, sequences=2)
+    lower = needed_problems(-lost, strata, -loss.value, margin, sequences=2)
+    return None if upper is None or lower is None else max(upper, lower)
 
 
-def _standing(loss: Contrast, margin: float) -> Equivalence:
+def standing(loss: Difference, margin: float) -> Equivalence:
+    """Return what the limits of a loss decide about a margin on both sides."""
     if loss.low > margin:
         return Equivalence.WORSE
     if loss.high < -margin:
@@ -205,7 +171,7 @@ def _standing(loss: Contrast, margin: float) -> Equivalence:
     return Equivalence.UNDECIDED
 
 
-def length_shift(reference: Outcomes, served: Outcomes) -> Contrast:
+def length_shift(reference: Outcomes, served: Outcomes) -> Difference:
     """Return the mean change of output lengths (given as shares of the most new tokens), with the p-value of none."""
     differences, strata = _differences(reference, served)
     return mean_difference(-differences, strata)
@@ -288,7 +254,7 @@ class PairedValues:
             of_pairs.strata,
         )
 
-    def contrasts(self, claim: Claim = Claim.LIKE, z: float = Z, look: Look = ONE_LOOK) -> list[Contrast | None]:
+    def contrasts(self, claim: Claim = Claim.LIKE, z: float = Z, look: Look = ONE_LOOK) -> list[Difference | None]:
         """Return the mean over benchmarks of each pair, with limits at `z`; None without a problem of each."""
         if not self.problems:
             return [None for _ in self.traces]

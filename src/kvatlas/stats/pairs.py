@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
@@ -10,10 +9,10 @@ from itertools import chain, combinations, product
 import numpy as np
 
 from kvatlas.core import AGAIN, CellCoord, Claim, MapName, grouped, with_means
-from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.numerics.units import joined_units
-from kvatlas.stats.paired import CellPair, Difference, paired_values
+from kvatlas.stats.paired import CellPair, paired_values
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
 from kvatlas.stats.table import CellTraces, select
 
@@ -23,10 +22,7 @@ ModelPolicy = tuple[str, str]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A paired comparison with its names: `difference` is first minus second, over `cells` pairs of settings.
-
-    `p_holm` is adjusted over all comparisons that are made together (see `adjusted`); NaN before that.
-    """
+    """A paired comparison with its names: `difference` is first minus second, over `cells` pairs of settings."""
 
     model: str
     benchmark: str
@@ -36,7 +32,6 @@ class Comparison:
     cells: int
     difference: Difference
     note: str = ""
-    p_holm: float = math.nan
 
 
 def comparisons(run: RunData) -> list[Comparison]:
@@ -117,7 +112,7 @@ def _compared_over_cells(
         return None
 
     # A single row of units, of which every benchmark has some.
-    claims = {}
+    claims: dict[str, Difference] = {}
     for claim in [Claim.LIKE] if run.refused else Claim:
         units = joined_units([paired.averaged(claim) for paired in of_benchmarks])
         (contrast,) = units.contrasts(stretch=look.widening)
@@ -125,7 +120,7 @@ def _compared_over_cells(
         claims[claim] = contrast
     problems = sum(int((~np.isnan(paired.traces)).any((0, 2)).sum()) for paired in of_benchmarks)
     count = sum(int(np.count_nonzero(~np.isnan(paired.traces))) for paired in of_benchmarks)
-    difference = Difference(**vars(claims[run.claim]), problems=problems, pairs=count, claims=claims)
+    difference = replace(claims[run.claim], problems=problems, pairs=count, claims=claims)
 
     benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
     on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
@@ -138,11 +133,14 @@ def _compared_over_cells(
 def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Return the comparisons with p-values adjusted over all of them (Holm)."""
     adjusted_p = holm([comparison.difference.p for comparison in comparisons])
-    return tuple(replace(comparison, p_holm=p) for comparison, p in zip(comparisons, adjusted_p, strict=True))
+    found = []
+    for comparison, p in zip(comparisons, adjusted_p, strict=True):
+        found.append(replace(comparison, difference=replace(comparison.difference, p_holm=p)))
+    return tuple(found)
 
 
 #: Cell minus what it is compared with, in [-1, 1], by map and place on its axes.
-Differences = Mapping[MapName, Mapping[CellCoord, Contrast]]
+Differences = Mapping[MapName, Mapping[CellCoord, Difference]]
 
 #: The cells of a map by their places, each with what it is compared with.
 _Sides = dict[CellCoord, CellPair]
@@ -194,7 +192,7 @@ def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], 
 
     # Of a mean over benchmarks the places that all of them have.
     look, samples = run.look
-    differences: dict[MapName, dict[CellCoord, Contrast]] = {}
+    differences: dict[MapName, dict[CellCoord, Difference]] = {}
     for name, benchmarks in with_means(sides).items():
         shared = set(benchmarks[0]).intersection(*benchmarks[1:])
         coords = [coord for coord in benchmarks[0] if coord in shared]

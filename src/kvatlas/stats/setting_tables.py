@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvatlas.core import Cell, Note, NoteKind, grouped, mean_of
-from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import check_complete, mean_cell, run_notes
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.run_data import RunData, short_names
 from kvatlas.stats.table import CellTraces
 
@@ -23,7 +23,7 @@ class SettingRow:
     name: str
     cell: Cell
     by_benchmark: Mapping[str, Cell]
-    loss: SettingLoss | None = None
+    loss: Difference | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class SettingTable:
         return list(self.rows[0].by_benchmark) if self.rows else []
 
 
-def setting_tables(run: RunData, losses: Mapping[str, Mapping[str, SettingLoss]]) -> list[SettingTable]:
+def setting_tables(run: RunData, losses: Mapping[str, Mapping[str, Difference]]) -> list[SettingTable]:
     """Return the table of each model of a run without maps; `losses` by model and setting id.
 
     Raises KvatlasError if traces are missing and the run is not `partial`.
@@ -64,7 +64,7 @@ def _table_of_model(
     model: str,
     metric: str,
     cells: Sequence[CellTraces],
-    losses: Mapping[str, SettingLoss],
+    losses: Mapping[str, Difference],
     notes: Sequence[Note],
 ) -> SettingTable:
     names = short_names(cell.setting for cell in cells)

@@ -15,9 +15,9 @@ import numpy as np
 
 from kvatlas.core import Claim, KvatlasError, Setting, differing, grouped, policy_names
 from kvatlas.stats.claims import look_of, stored_claim, why_not_these
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, normal_quantile
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, normal_quantile
 from kvatlas.stats.numerics.planning import POWER_QUANTILE
-from kvatlas.stats.paired import Difference, Outcomes, difference_of_cells, paired_difference
+from kvatlas.stats.paired import Outcomes, difference_of_cells, paired_difference
 from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_same_problems
 from kvatlas.text import counted, signed
@@ -241,7 +241,7 @@ class Pair:
         By the normal distribution: a half of the width of the interval falls as the square root of the problems.
         """
         difference = self.difference
-        if difference.low > 0 or difference.high < 0 or abs(difference.value) <= EQUAL:
+        if difference.excludes_zero or abs(difference.value) <= EQUAL:
             return None
         z = normal_quantile(LEVEL / 2)
         error = (difference.high - difference.low) / 2 / z
@@ -258,14 +258,14 @@ class Pair:
             behind = first
             sign = -1
 
-        def limits(contrast: Contrast) -> str:
+        def limits(contrast: Difference) -> str:
             return " to ".join(signed(100 * end, 1, "-") for end in sorted((sign * contrast.low, sign * contrast.high)))
 
         by_claim = difference.claims
         own_limits = limits(difference)
         if len({limits(contrast) for contrast in by_claim.values()}) > 1:
             own_limits += f" for {self.claim.words}"
-            other = next(claim for claim in by_claim if claim is not self.claim)
+            other = next(claim for claim in Claim if claim is not self.claim)
             own_limits += f", {limits(by_claim[other])} for {other.words}"
 
         problems = counted(len(self.places), "problem")
@@ -274,7 +274,7 @@ class Pair:
         else:
             points = f"{100 * abs(difference.value):.1f} points"
             text = f"{ahead} is ahead of {behind} by {points} ({own_limits}) on {problems}"
-        if difference.low > 0 or difference.high < 0:
+        if difference.excludes_zero:
             text += ", proven"
         elif self.needed:
             text += f", not proven; about {self.needed:,} would prove it if that is the difference"
@@ -284,7 +284,7 @@ class Pair:
     def to_json(self, first: str, second: str) -> dict[str, Any]:
         """Return plain data."""
 
-        def limits(contrast: Contrast) -> dict[str, float]:
+        def limits(contrast: Difference) -> dict[str, float]:
             return {"value": contrast.value, "low": contrast.low, "high": contrast.high}
 
         return {
@@ -297,7 +297,7 @@ class Pair:
             "claim": self.claim.value,
             "difference": limits(self.difference),
             "needed": self.needed,
-            "limits": {claim.value: limits(contrast) for claim, contrast in self.difference.claims.items()},
+            "limits": {str(claim): limits(contrast) for claim, contrast in self.difference.claims.items()},
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import CellCoord, Claim, Map, Stays, ascending, windows_apart
-from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, means_of_clusters, strata_of_clusters
+from kvatlas.stats.numerics.arrays import Difference, Floats, Ints, means_of_clusters, strata_of_clusters
 from kvatlas.stats.numerics.equal_memory import (
     Pair,
     compare_pairs,
@@ -42,18 +42,7 @@ class MemoryPair:
     other: CellCoord
     tokens: tuple[float, float]
     keeps_more: Mapping[str, float]
-    difference: Contrast
-
-
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """A wider window minus a narrower one over the tokens, from `low` to `high`, that both keep; no proof."""
-
-    wide: Any
-    narrow: Any
-    low: float
-    high: float
-    difference: Contrast
+    difference: Difference
 
 
 @dataclass(frozen=True)
@@ -76,7 +65,7 @@ class EqualMemory:
     widening: float = 1.0
 
     @cached_property
-    def tests(self) -> dict[Pair, Contrast]:
+    def tests(self) -> dict[Pair, Difference]:
         """The settings that keep no more tokens than a setting of another window, against that."""
         return compare_pairs(self.values, self.strata, dominance_pairs(self.tokens, self.window), self.widening)
 
@@ -92,14 +81,17 @@ class EqualMemory:
         return [self._pair(pair) for pair, difference in self.tests.items() if difference.is_proven]
 
     @cached_property
-    def estimate(self) -> MemoryEstimate | None:
-        """The two windows farthest apart that have memory in common, compared by straight lines; None without such."""
+    def estimate(self) -> Difference | None:
+        """The two windows farthest apart that have memory in common, compared by straight lines; None without such.
+
+        It is about the `wide` and the `narrow` window, and the `tokens` from least to most that both keep.
+        """
         values, strata = self._whole
         found = line_estimate(values, strata, self.tokens, self.window) if len(strata) else None
         if found is None:
             return None
-        wide, narrow = (self.windows[index] for index in found.windows)
-        return MemoryEstimate(wide, narrow, found.low, found.high, found.difference)
+        wide, narrow = (self.windows[index] for index in found.about["windows"])
+        return replace(found, about={"wide": wide, "narrow": narrow, "tokens": found.about["tokens"]})
 
     @cached_property
     def apart(self) -> list[tuple[Any, Any]]:

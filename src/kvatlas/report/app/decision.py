@@ -15,7 +15,7 @@ import numpy as np
 
 from kvatlas.core import Claim, Shape, is_reference, percent, rounded
 from kvatlas.report.description import say
-from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.table import select
 from kvatlas.text import model_name
 
@@ -109,7 +109,7 @@ def _model_document(
     }
 
 
-def _setting_document(choice: Choice, id_: str, cell_number: int, loss: SettingLoss) -> Json:
+def _setting_document(choice: Choice, id_: str, cell_number: int, loss: Difference) -> Json:
     """Return the share of the full cache's memory that a setting keeps, its loss by each claim, and its risk."""
     claims = []
     for claim in Claim:

@@ -30,7 +30,7 @@ from kvatlas.results import Expected
 from kvatlas.stats.choice import Choice, with_recommended
 from kvatlas.stats.map_tests import MapTests
 from kvatlas.stats.maps import curves_of_run, mean_maps
-from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import differences_of_run
 from kvatlas.stats.run_data import short_names, shown_policies, whole_names
 from kvatlas.stats.setting_tables import SettingTable
@@ -93,7 +93,7 @@ class PageCells:
         """The policies of all cells under the names that the page shows."""
         return list(dict.fromkeys(document["policy"] for document in self.documents))
 
-    def number(self, place: Map | SettingTable, cell: Cell, difference: Contrast | None = None) -> int:
+    def number(self, place: Map | SettingTable, cell: Cell, difference: Difference | None = None) -> int:
         """Return the number of a cell of a map, of one of its baselines, or of a table, and note its values."""
         index = self.numbers.get((place.model, place.benchmark, cell.setting.id))
         if index is None:
@@ -171,7 +171,7 @@ _UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findi
 
 
 def _map_document(
-    map_: Map, tests: MapTests | None, differences: Mapping[CellCoord, Contrast], cells: PageCells
+    map_: Map, tests: MapTests | None, differences: Mapping[CellCoord, Difference], cells: PageCells
 ) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
     region, frame = framed_cells(map_)
@@ -291,8 +291,8 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
         card |= {
             "loss": _points_and_limits(loss),
             "limit": percent(loss.limit if loss.is_kept else loss.joint_limit),
-            "compressed": loss.compressed,
-            "traces": loss.traces,
+            "compressed": loss.about["compressed"],
+            "traces": loss.about["traces"],
         }
     return card
 

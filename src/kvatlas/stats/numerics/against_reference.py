@@ -30,33 +30,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, Z
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, Ints, Z
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.numerics.units import Units, units_of_problems
 
 
-@dataclass(frozen=True)
-class Loss(Contrast):
-    """The mean loss of one setting in [-1, 1], with its 95 % interval, and the p-value of "it loses nothing".
-
-    `limit` is the one-sided upper limit at the level at which the setting was tested, or would be tested next: it
-    decides, the interval decides nothing. `joint_limit` is that for all settings together. `is_kept`: proven to lose at
-    most the margin; `is_broken`: proven to lose more."""
-
-    limit: float = 1.0
-    joint_limit: float = 1.0
-    is_kept: bool = False
-    is_broken: bool = False
-
-
-def losses(differences: Floats, strata: Ints, margin: float, sequences: Sequence[Sequence[int]]) -> list[Loss | None]:
+def losses(
+    differences: Floats, strata: Ints, margin: float, sequences: Sequence[Sequence[int]]
+) -> list[Difference | None]:
     """Return the loss of each setting; None where it shares no problem of a benchmark with the reference.
 
     `differences` [settings, problems] are a setting's mean grade on a problem **minus the reference's**, NaN where one
@@ -72,27 +60,22 @@ def losses_of_units(
     sequences: Sequence[Sequence[int]],
     look: Look = ONE_LOOK,
     untested: Collection[int] = (),
-) -> list[Loss | None]:
+) -> list[Difference | None]:
     """Return the loss of each row of losses; else as `losses`. Of `untested` rows nothing is proven."""
     tested = list(chain.from_iterable(sequences))
     joint_limits = _upper_limits(lost, look.quantile(len(tested)))
     limits, kept = _tests(lost, margin, sequences, look, untested)
-    found: list[Loss | None] = [None for _ in lost.means]
+    found = lost.contrasts(Z, look.widening)
+    for row in tested:
+        loss = found[row]
+        if loss is not None:
+            joint_limit = float(joint_limits[row])
+            found[row] = replace(loss, limit=float(limits[row]), joint_limit=joint_limit, is_kept=row in kept)
 
     # The p-value of "it loses at most the margin"; 1 where nothing is known.
     p_broken = np.ones(len(found))
-    contrasts = lost.contrasts(Z, look.widening)
     for group in lost.groups():
         p_broken[group.rows] = special.ndtr(-group.score(margin) / look.widening)
-        for row in group.rows:
-            contrast = contrasts[row]
-            assert contrast is not None
-            found[row] = Loss(**vars(contrast))
-            if row in tested:
-                joint_limit = float(joint_limits[row])
-                found[row] = Loss(
-                    **vars(contrast), limit=float(limits[row]), joint_limit=joint_limit, is_kept=row in kept
-                )
     p_broken[list(untested)] = 1.0
     for row, adjusted in enumerate(holm(p_broken.tolist())):
         loss = found[row]

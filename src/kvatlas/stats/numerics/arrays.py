@@ -10,8 +10,9 @@ Correlations, decay with depth and autopsies count problems all the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,22 +27,83 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """A difference or correlation with its limits, and the two-sided p-value of "none"; NaN where it has none.
+class Difference:
+    """A difference or correlation with its limits: what is proven of it, what it rests on, and what it is about.
 
-    `p_holm` is adjusted over all differences that are tested together.
+    `p` is the two-sided p-value of "none", NaN where it has none; `p_holm` is adjusted over all differences that are
+    tested together.
+
+    A loss that is tested against a margin (`against_reference`) has a `limit`, the one-sided upper limit at the level
+    at which it was tested, or would be tested next: it decides, `low` and `high` decide nothing. `joint_limit` is that
+    for all settings together. `is_kept`: proven to lose at most the margin; `is_broken`: proven to lose more. Of a
+    control nothing is claimed but that it is broken.
+
+    It rests on so many independent `units`, on `problems`, and on `pairs` of traces, of which some are `missing`.
+    `claims` has the same difference by each claim that can be made, the narrowest first. `about` has any further data
+    on what is compared.
     """
 
     value: float
     low: float
     high: float
-    p: float = float("nan")
-    p_holm: float = float("nan")
+    p: float = math.nan
+    p_holm: float = math.nan
+    limit: float = field(default=1.0, repr=False)
+    joint_limit: float = field(default=1.0, repr=False)
+    is_kept: bool = field(default=False, repr=False)
+    is_broken: bool = field(default=False, repr=False)
+    is_control: bool = field(default=False, repr=False)
+    units: int = field(default=0, repr=False)
+    problems: int = 0
+    pairs: int = 0
+    missing: int = field(default=0, repr=False)
+    claims: Mapping[str, Difference] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def is_proven(self) -> bool:
         """True if it is proven among all that are tested together."""
         return self.p_holm <= LEVEL
+
+    @property
+    def excludes_zero(self) -> bool:
+        """True if its own limits lie on one side of 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def keeps_like(self) -> bool:
+        """Return whether a loss of at most the margin is proven by every claim; problems like these is among them."""
+        return all(one.is_kept for one in self.claims.values()) if self.claims else self.is_kept
+
+    @property
+    def breaks_like(self) -> bool:
+        """Return the same of a loss of more than the margin."""
+        return all(one.is_broken for one in self.claims.values()) if self.claims else self.is_broken
+
+    @property
+    def keeps_any(self) -> bool:
+        """Return whether a loss of at most the margin is proven by the narrowest claim."""
+        return next(iter(self.claims.values()), self).is_kept
+
+    @property
+    def breaks_any(self) -> bool:
+        """Return the same of a loss of more than the margin."""
+        return next(iter(self.claims.values()), self).is_broken
+
+    @property
+    def missing_share(self) -> float:
+        """The share of the promised pairs of traces that are missing."""
+        return self.missing / self.pairs if self.pairs else 0.0
+
+    def limit_of(self, claim: str) -> float | None:
+        """Return the upper limit by a claim; None where it cannot be made."""
+        of_claim = self.claims.get(claim)
+        return None if of_claim is None else of_claim.limit
+
+    def in_percent(self, value: str = "value", low: str = "low", high: str = "high") -> dict[str, float | None]:
+        """Return the difference and its limits under these names: in percent with four decimals, None if unknown."""
+        shares = {value: self.value, low: self.low, high: self.high}
+        return {name: round(100 * share, 4) if math.isfinite(share) else None for name, share in shares.items()}
 
 
 def normal_quantile(one_sided_level: float) -> float:

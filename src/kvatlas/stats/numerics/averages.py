@@ -17,7 +17,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, normal_quantile
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, normal_quantile
 from kvatlas.stats.numerics.bounded import yes_no_interval
 
 #: Random draws of the largest of several normal values.
@@ -55,7 +55,7 @@ def behind_best(values: Floats, deviation: float) -> tuple[Floats, Floats]:
     return np.maximum(p, 1 / (1 + DRAWS)), np.clip(behind + reach, 0.0, 1.0)
 
 
-def level_contrasts(values: Floats, level_of_cell: Sequence[int], deviation: float) -> list[Contrast]:
+def level_contrasts(values: Floats, level_of_cell: Sequence[int], deviation: float) -> list[Difference]:
     """Return each level minus the mean of the others, of independent normal `values` [cells] of this deviation.
 
     The limits hold together, by Bonferroni.
@@ -69,7 +69,7 @@ def level_contrasts(values: Floats, level_of_cell: Sequence[int], deviation: flo
         value = float(values @ row)
         error = deviation * math.sqrt(float((row**2).sum()))
         p = min(1.0, len(sizes) * 2 * float(special.ndtr(-abs(value) / error)))
-        contrasts.append(Contrast(value, value - quantile * error, value + quantile * error, p))
+        contrasts.append(Difference(value, value - quantile * error, value + quantile * error, p))
     return contrasts
 
 
@@ -79,7 +79,7 @@ def least_p(benchmarks: int, levels: int) -> float:
     return float(math.factorial(levels)) ** (1 - benchmarks)
 
 
-def level_intervals(values: Floats, problems: Sequence[int]) -> list[Contrast]:
+def level_intervals(values: Floats, problems: Sequence[int]) -> list[Difference]:
     """Return each level minus the mean of the others, of `values` [maps, across, levels] on so many problems by map.
 
     A level's mean over cells is the mean over problems of a value in [0, 1], which varies no more than yes and no do.
@@ -114,13 +114,13 @@ def level_intervals(values: Floats, problems: Sequence[int]) -> list[Contrast]:
             else:
                 below = middle
         value = float((level_means[:, level] - other_means[:, level]).mean())
-        contrasts.append(Contrast(value, *limits(level, LEVEL), math.exp(above)))
+        contrasts.append(Difference(value, *limits(level, LEVEL), math.exp(above)))
     return contrasts
 
 
 def permute_benchmarks(
     values: Floats, benchmarks: Sequence[Hashable] | None = None, *, draws: int = ORDERS, seed: int = 0
-) -> tuple[list[Contrast], list[int]]:
+) -> tuple[list[Difference], list[int]]:
     """Return the effect of the last axis of `values` [maps, across, levels], and in how many maps each level is below.
 
     An effect is a level minus the mean of the others. Maps of one of the `benchmarks` [maps] rest on the same problems:
@@ -149,7 +149,7 @@ def permute_benchmarks(
     reach = critical * error if len(units) > 1 else np.full(levels, math.inf)
     rows = zip(effect.tolist(), (effect - reach).tolist(), (effect + reach).tolist(), p.tolist(), strict=True)
     below = (by_map < 0).sum(0).tolist()
-    return [Contrast(*row) for row in rows], below
+    return [Difference(*row) for row in rows], below
 
 
 def _errors(units: Floats) -> Floats:

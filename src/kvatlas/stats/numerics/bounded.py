@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Flags, Floats, Ints, Z, weights
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Flags, Floats, Ints, Z, weights
 
 #: Scores are cut off here; a p-value of 1e-15 is as good as 0.
 LARGEST_SCORE = 8.0
@@ -97,14 +97,14 @@ def p_value(scores: ArrayLike) -> Floats:
     return np.asarray(2 * special.ndtr(-np.abs(np.asarray(scores, float))), float)
 
 
-def mean_difference(differences: Floats, strata: Ints | None = None) -> Contrast:
+def mean_difference(differences: Floats, strata: Ints | None = None) -> Difference:
     """Return the mean of paired `differences` [problems] in [-1, 1], with its 95 % interval and the p-value of 0."""
     if strata is None:
         strata = np.zeros(len(differences), int)
     return mean_differences(differences[None], strata)[0]
 
 
-def mean_differences(differences: Floats, strata: Ints, z: float = Z) -> list[Contrast]:
+def mean_differences(differences: Floats, strata: Ints, z: float = Z) -> list[Difference]:
     """Return the same for each row of `differences` [rows, problems], with limits at the normal quantile `z`.
 
     By default each interval holds for its own row alone.
@@ -113,7 +113,7 @@ def mean_differences(differences: Floats, strata: Ints, z: float = Z) -> list[Co
     p = p_value(score(differences, 0.0, -1.0, 1.0, strata))
     means = differences @ weights(strata)
     rows = zip(means.tolist(), bottom.tolist(), top.tolist(), p.tolist(), strict=True)
-    return [Contrast(*row) for row in rows]
+    return [Difference(*row) for row in rows]
 
 
 def yes_no_interval(share: float, count: int, level: float = LEVEL) -> tuple[float, float]:

@@ -20,13 +20,13 @@ estimate and no proof: between two settings the truth need not be straight, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
 from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, normal_quantile, weights
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, Ints, normal_quantile, weights
 from kvatlas.stats.numerics.bounded import lower_limit, mean_difference, score, upper_limit
 from kvatlas.stats.numerics.multiple import holm
 
@@ -51,7 +51,7 @@ def dominance_pairs(tokens: Floats, window: Ints) -> list[Pair]:
     return pairs
 
 
-def compare_pairs(values: Floats, strata: Ints, pairs: Sequence[Pair], widening: float = 1.0) -> dict[Pair, Contrast]:
+def compare_pairs(values: Floats, strata: Ints, pairs: Sequence[Pair], widening: float = 1.0) -> dict[Pair, Difference]:
     """Return the first minus the second of each pair of columns of `values` [units, settings], if the first is better.
 
     Limits hold for all pairs of the map together, each side at 5 %, so that the lower one is above 0 wherever the
@@ -82,11 +82,11 @@ def compare_pairs(values: Floats, strata: Ints, pairs: Sequence[Pair], widening:
         z = widening * normal_quantile(LEVEL / len(pairs))
         low[is_proven] = lower_limit(lowest[is_proven], -1.0, 1.0, z, strata)
         high[is_proven] = upper_limit(highest[is_proven], -1.0, 1.0, z, strata)
-    contrasts = map(Contrast, means.tolist(), low.tolist(), high.tolist(), p.tolist(), adjusted.tolist())
+    contrasts = map(Difference, means.tolist(), low.tolist(), high.tolist(), p.tolist(), adjusted.tolist())
     return dict(zip(pairs, contrasts, strict=True))
 
 
-def strongest(tests: Mapping[Pair, Contrast]) -> Pair | None:
+def strongest(tests: Mapping[Pair, Difference]) -> Pair | None:
     """Return the proven pair of the smallest p-value, of equal ones the largest difference; None without one."""
     proven = [pair for pair, difference in tests.items() if difference.is_proven]
     return min(proven, key=lambda pair: (tests[pair].p, -tests[pair].value), default=None)
@@ -111,20 +111,12 @@ def line_weights(tokens: Floats, low: float, high: float) -> Floats:
     return np.asarray((knot_weights @ at_knots / shared)[place], float)
 
 
-@dataclass(frozen=True)
-class LineEstimate:
-    """One window minus another one in the mean from `low` to `high` tokens that stay."""
-
-    windows: tuple[int, int]
-    low: float
-    high: float
-    difference: Contrast
-
-
-def line_estimate(values: Floats, strata: Ints, tokens: Floats, window: Ints) -> LineEstimate | None:
+def line_estimate(values: Floats, strata: Ints, tokens: Floats, window: Ints) -> Difference | None:
     """Estimate the wider window minus the narrower one of the two that are farthest apart and share numbers of tokens.
 
-    `values` [units, settings] and windows are numbered from the narrowest. None if no two windows share any.
+    `values` [units, settings] and windows are numbered from the narrowest. None if no two windows share any. It is
+    about the `windows`, and the `tokens` from least to most over which they are compared. It proves nothing, so it has
+    no p-value.
     """
     count = int(window.max()) + 1
     by_distance = sorted(permutations(range(count), 2), key=lambda pair: (pair[1] - pair[0], pair))
@@ -137,6 +129,6 @@ def line_estimate(values: Floats, strata: Ints, tokens: Floats, window: Ints) ->
         setting_weights[window == wide] = line_weights(tokens[window == wide], low, max(low, high))
         setting_weights[window == narrow] -= line_weights(tokens[window == narrow], low, max(low, high))
         difference = mean_difference(values @ setting_weights, strata)
-        # It is no proof, so it has no p-value.
-        return LineEstimate((wide, narrow), float(low), float(high), replace(difference, p=float("nan")))
+        about = {"windows": (wide, narrow), "tokens": (float(low), float(high))}
+        return replace(difference, p=float("nan"), about=about)
     return None

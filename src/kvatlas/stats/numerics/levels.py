@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Flags, Floats, Ints, normal_quantile, problems_by_benchmark
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Flags, Floats, Ints, normal_quantile, problems_by_benchmark
 from kvatlas.stats.numerics.units import Units, units_between
 
 #: Random orders of the levels of each problem.
@@ -39,14 +39,6 @@ _INFINITE = 1e6
 _CHUNK = 100_000
 
 
-@dataclass(frozen=True)
-class LevelTest:
-    """The test of "the levels could stand in any order": the largest distance of a level in standard errors, its p."""
-
-    statistic: float
-    p: float
-
-
 def average_levels(means: Floats, level_of_cell: Sequence[int]) -> Floats:
     """Return [problems, levels]: the mean over the cells of each level of `means` [problems, cells]."""
     numbers = np.asarray(level_of_cell)
@@ -54,8 +46,11 @@ def average_levels(means: Floats, level_of_cell: Sequence[int]) -> Floats:
     return np.stack(columns, axis=1)
 
 
-def permute_levels(values: Floats, strata: Ints, draws: int = DRAWS, seed: int = 0) -> LevelTest:
-    """Test "the levels behave alike" on `values` [problems, levels], with two levels or more."""
+def permute_levels(values: Floats, strata: Ints, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+    """Return the largest distance of a level in standard errors, and the p-value of "the levels behave alike".
+
+    `values` [problems, levels] are of two levels or more.
+    """
     levels = values.shape[1]
     if levels < 2:
         raise ValueError(f"expected two levels or more, got {levels}")
@@ -75,7 +70,7 @@ def permute_levels(values: Floats, strata: Ints, draws: int = DRAWS, seed: int =
         permuted = generator.permuted(repeated, axis=2)
         largest[start : start + count] = statistic(permuted).max(1)
     beyond = np.count_nonzero(largest >= observed.max() - 1e-9 * max(observed.max(), 1.0))
-    return LevelTest(float(observed.max()), float((1 + beyond) / (1 + draws)))
+    return float(observed.max()), float((1 + beyond) / (1 + draws))
 
 
 def level_units(
@@ -102,7 +97,7 @@ def level_units(
     return units_between(middle, lowest, highest, strata, by_trace=by_trace, clusters=clusters)
 
 
-def level_contrasts_of(units: Units, widening: float = 1.0) -> list[Contrast]:
+def level_contrasts_of(units: Units, widening: float = 1.0) -> list[Difference]:
     """Return the contrast of each level, with limits and p-values that hold for all levels together."""
     levels = len(units.means)
     contrasts = units.contrasts(normal_quantile(LEVEL / 2 / levels), widening)

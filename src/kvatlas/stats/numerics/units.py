@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvatlas.stats.numerics.arrays import (
-    Contrast,
+    Difference,
     Flags,
     Floats,
     Ints,
@@ -78,18 +78,18 @@ class Units:
                 highest = lowest if bool((highest == lowest).all()) else highest
                 yield Group(of_group, lowest, highest, strata)
 
-    def contrasts(self, z: float = Z, stretch: float = 1.0) -> list[Contrast | None]:
+    def contrasts(self, z: float = Z, stretch: float = 1.0) -> list[Difference | None]:
         """Return the mean of each row with its limits and the p-value of 0; None where a benchmark is not known.
 
         Limits lie at the normal quantile `z`, `stretch` times as far away at an early look (`looks`).
         """
-        found: list[Contrast | None] = [None for _ in self.means]
+        found: list[Difference | None] = [None for _ in self.means]
         for group in self.groups():
             low, high = group.interval(z * stretch)
             p = p_value(group.score(0.0) / stretch)
             numbers = zip(group.rows, low.tolist(), high.tolist(), p.tolist(), strict=True)
             for row, bottom, top, p_of_row in numbers:
-                found[row] = Contrast(float(self.means[row]), bottom, top, p_of_row)
+                found[row] = Difference(float(self.means[row]), bottom, top, p_of_row)
         return found
 
     def negated(self) -> Units:
