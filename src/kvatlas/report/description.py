@@ -90,19 +90,9 @@ def _environment() -> Environment:
         "level_sentence": level_sentence,
         "memory_lines": memory_lines,
     }
-    environment.globals |= {
-        "say": say,
-        "added_tables": added_tables,
-        "changes_table": changes_table,
-        "marks_legend": marks_legend,
-        "limits_table": limits_table,
-        "grid_table": grid_table,
-        "benchmark_table": benchmark_table,
-        "comparison_table": comparison_table,
-        "settings_table": settings_table,
-        "settings_by_benchmark": settings_by_benchmark,
-        "setting_comparisons": setting_comparisons,
-    }
+    tables = (added_tables, changes_table, limits_table, grid_table, benchmark_table, comparison_table, settings_table)
+    others = (say, marks_legend, settings_by_benchmark, setting_comparisons)
+    environment.globals |= {function.__name__: function for function in (*tables, *others)}
     return environment
 
 

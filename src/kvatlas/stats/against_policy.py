@@ -111,10 +111,9 @@ def _against_table(run: RunData, model: str, policy: str, cells: Sequence[CellTr
         every_cell = chain.from_iterable(whole.values())
         of_benchmark = {cell.setting: cell for cell in every_cell if cell.benchmark == benchmark}
         sides.append([(of_benchmark[setting], of_benchmark[partner]) for setting, partner in paired.items()])
-    look, samples = run.look
-    values = paired_values(sides).first(samples)
+    values = paired_values(sides, run.look.samples)
     z = normal_quantile(LEVEL / 2 / len(paired))
-    contrasts = values.contrasts(run.claim, z, look)
+    contrasts = values.contrasts(run.claim, z, run.look)
 
     # Rows with the same values of those parameters in which partners differ stand together.
     varied = differing(partner.values for partner in paired.values())

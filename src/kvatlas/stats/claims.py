@@ -22,7 +22,7 @@ from kvatlas.core import Claim
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.metrics import rule
 from kvatlas.stats.numerics.arrays import Flags
-from kvatlas.stats.numerics.looks import ONE_LOOK, Look
+from kvatlas.stats.numerics.looks import Look
 from kvatlas.text import percent_text
 
 if TYPE_CHECKING:
@@ -98,15 +98,15 @@ def copied_share(texts: NDArray[Any], is_long: Flags) -> float:
     return most
 
 
-def look_of(manifests: Sequence[Manifest], cells: Sequence[CellTraces]) -> tuple[Look, int | None]:
-    """Return the look at a run, and the first samples of each problem that it reads; None for all.
+def look_of(manifests: Sequence[Manifest], cells: Sequence[CellTraces]) -> Look:
+    """Return the look at a run.
 
     With declared looks it is the last one of which all samples are there.
     """
     extensions = max((manifest.provenance.get("extensions", 0) for manifest in manifests), default=0)
     looks = manifests[0].spec.get("looks") if len(manifests) == 1 else None
-    if not looks:
-        return (Look(extensions=extensions) if extensions else ONE_LOOK), None
+    if extensions or not looks:
+        return Look(extensions=extensions)
 
     # The first samples that are there of nearly every problem, in each cell.
     whole_samples = []
@@ -116,6 +116,4 @@ def look_of(manifests: Sequence[Manifest], cells: Sequence[CellTraces]) -> tuple
         whole_samples.append(int(np.argmax(is_lacking)) if is_lacking.any() else len(lacking))
     reached = [samples for samples in looks if samples <= min(whole_samples, default=0)]
     samples = reached[-1] if reached else looks[0]
-    if extensions:
-        return Look(extensions=extensions), None
-    return Look(share=samples / looks[-1]), samples
+    return Look(share=samples / looks[-1], samples=samples)

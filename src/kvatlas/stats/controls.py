@@ -78,9 +78,9 @@ def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: Loss
     if loss is None:
         # A setting outside the grid is in no family.
         full = {cell.benchmark: cell for cell in cells if is_reference(cell.setting)}
-        look, samples = run.look
-        paired = paired_values([[(cell, full[cell.benchmark])] for cell in complete[setting]]).first(samples)
-        loss = paired.units(run.claim).negated().contrasts(stretch=look.widening)[0]
+        pairs = [[(cell, full[cell.benchmark])] for cell in complete[setting]]
+        paired = paired_values(pairs, run.look.samples)
+        loss = paired.units(run.claim).negated().contrasts(stretch=run.look.widening)[0]
     return None if loss is None else replace(loss, about={"setting": setting})
 
 

@@ -244,8 +244,7 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
     for group, reference in zip(benchmarks, full, strict=True):
         by_id = {cell.setting.id: cell for cell in group}
         pairs.append([(by_id[id_], reference) if id_ in by_id else None for id_ in ids])
-    look, samples = run.look
-    paired = paired_values(pairs).first(samples)
+    paired = paired_values(pairs, run.look.samples)
 
     orders = _orders_of_tests(list(cells.values()), paired, run)
     family = LossFamily(
@@ -258,7 +257,7 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
         claim=run.claim,
         refused=run.refused,
         full=mean_over_benchmarks([cell.cell.estimate for cell in full]),
-        look=look,
+        look=run.look,
         reference=reference_words(cell.setting for cell in full),
         is_in_order=full[0].setting == REFERENCE and full[0].table.manifest.spec.get("tests") == IN_ORDER,
     )

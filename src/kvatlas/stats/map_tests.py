@@ -158,14 +158,13 @@ def fixed_run_tests(run: RunData, losses: GridLosses) -> dict[MapName, MapTests]
     For fixed sweeps. Maps without a problem that all their cells have are missing.
     """
     by_map: dict[MapName, MapTests] = {}
-    look, samples = run.look
     for name, groups in with_means(run.groups).items():
         cells = matrix([_cells_by_place(group, run.axes) for group in groups])
         if cells is None:
             continue
 
-        found = map_tests(cells, run.axes, run.claim, look, samples)
-        found = replace(found, memory=memory_of(cells, groups, run.axes, run.claim, look, samples))
+        found = map_tests(cells, run.axes, run.claim, run.look)
+        found = replace(found, memory=memory_of(cells, groups, run.axes, run.claim, run.look))
 
         # The losses of a family are by setting, those of a map by place.
         family = losses.get(family_of(groups))
@@ -181,16 +180,10 @@ def _cells_by_place(cells: Sequence[CellTraces], axes: Axes) -> dict[Hashable, C
     return {cell.coord(axes): cell for cell in cells}
 
 
-def map_tests(
-    cells: GradeMatrix,
-    axes: Axes,
-    claim: Claim = Claim.LIKE,
-    look: Look = ONE_LOOK,
-    samples: int | None = None,
-) -> MapTests:
+def map_tests(cells: GradeMatrix, axes: Axes, claim: Claim = Claim.LIKE, look: Look = ONE_LOOK) -> MapTests:
     """Return the tests of a table whose columns are pairs of values of the two `axes`, at a look at some samples."""
     places: list[CellCoord] = list(cells.columns)
-    grades, promised = cells.first(samples)
+    grades, promised = cells.first(look.samples)
 
     # Each axis: its levels against the mean of the others, and a test of "their order does not matter".
     effects = []

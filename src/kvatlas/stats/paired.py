@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvatlas.core import Claim, KvatlasError
 from kvatlas.stats.numerics.arrays import (
@@ -30,7 +28,7 @@ from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems
 from kvatlas.stats.numerics.units import Units, units_of_problems, units_of_traces
-from kvatlas.stats.table import CellTraces, ProblemKey, check_same_problems
+from kvatlas.stats.table import CellTraces, ProblemKey, check_same_problems, with_samples
 from kvatlas.stats.table import units_of_problems as names_of_units
 
 #: Grades by problem and sample.
@@ -60,14 +58,13 @@ def paired_difference(
 
 
 def difference_of_cells(
-    pairs: Sequence[CellPair], claim: Claim, claims: Iterable[Claim], look: tuple[Look, int | None] = (ONE_LOOK, None)
+    pairs: Sequence[CellPair], claim: Claim, claims: Iterable[Claim], look: Look = ONE_LOOK
 ) -> Difference:
     """Compare two settings by their cells, a pair for each benchmark that both have; missing traces count at worst.
 
     Raises KvatlasError where the two have no pair of traces in common.
     """
-    paired = paired_values([[pair] for pair in pairs]).first(look[1])
-    return _difference_of(paired, claim, claims, look[0])
+    return _difference_of(paired_values([[pair] for pair in pairs], look.samples), claim, claims, look)
 
 
 def _difference_of(paired: PairedValues, claim: Claim, claims: Iterable[Claim], look: Look = ONE_LOOK) -> Difference:
@@ -232,12 +229,6 @@ class PairedValues:
         by_trace = claim is Claim.THESE
         return units_of_traces(self.traces, self.promised, self.strata, by_trace=by_trace, clusters=self.clusters)
 
-    def first(self, samples: int | None) -> PairedValues:
-        """Return the same of the first samples; all of them for None."""
-        if samples is None:
-            return self
-        return replace(self, traces=self.traces[:, :, :samples], promised=self.promised[:, :, :samples])
-
     def averaged(self, claim: Claim) -> Units:
         """Return the averages over all pairs of cells by the units of a claim, as a single row."""
         of_pairs = self.units(claim)
@@ -261,11 +252,11 @@ class PairedValues:
         return self.units(claim).contrasts(z, look.widening)
 
 
-def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValues:
+def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | None = None) -> PairedValues:
     """Compare pairs of cells on the problems and samples of both; more samples of one are averaged (`folded_samples`).
 
-    Each benchmark has the same pairs in the same order, None where it lacks one. Raises KvatlasError for cells of
-    unlike problems.
+    Only the `first` samples of each problem are compared, all of them for None. Each benchmark has the same pairs in
+    the same order, None where it lacks one. Raises KvatlasError for cells of unlike problems.
     """
     traces = []
     promised = []
@@ -285,18 +276,12 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValu
 
     samples = max(of_benchmark.shape[2] for of_benchmark in traces)
     return PairedValues(
-        np.concatenate([_widened(of_benchmark, samples, math.nan) for of_benchmark in traces], axis=1),
-        np.concatenate([_widened(of_benchmark, samples, False) for of_benchmark in promised], axis=1),
+        np.concatenate([with_samples(of_benchmark, samples, math.nan) for of_benchmark in traces], axis=1)[..., :first],
+        np.concatenate([with_samples(of_benchmark, samples, False) for of_benchmark in promised], axis=1)[..., :first],
         tuple(keys),
         strata_of_sizes(sizes),
         cluster_numbers(units),
     )
-
-
-def _widened(table: NDArray[Any], samples: int, missing: object) -> NDArray[Any]:
-    """Return a table [pairs, problems, samples] with room for so many samples."""
-    more = np.full((*table.shape[:2], samples - table.shape[2]), missing, table.dtype)
-    return np.concatenate([table, more], axis=2)
 
 
 def folded_samples(values: Floats, samples: int) -> Floats:

@@ -102,10 +102,9 @@ def _compared_over_cells(
     The cells are averaged first, for each problem and sample: they share random numbers, so they are no units. None
     where they share no trace.
     """
-    look, samples = run.look
     of_benchmarks = []
     for of_benchmark in grouped(pairs, lambda pair: pair[0].benchmark).values():
-        paired = paired_values([of_benchmark]).first(samples)
+        paired = paired_values([of_benchmark], run.look.samples)
         if not np.isnan(paired.traces).all():
             of_benchmarks.append(paired)
     if not of_benchmarks:
@@ -115,7 +114,7 @@ def _compared_over_cells(
     claims: dict[str, Difference] = {}
     for claim in [Claim.LIKE] if run.refused else Claim:
         units = joined_units([paired.averaged(claim) for paired in of_benchmarks])
-        (contrast,) = units.contrasts(stretch=look.widening)
+        (contrast,) = units.contrasts(stretch=run.look.widening)
         assert contrast is not None
         claims[claim] = contrast
     problems = sum(int((~np.isnan(paired.traces)).any((0, 2)).sum()) for paired in of_benchmarks)
@@ -191,7 +190,6 @@ def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], 
             sides[name] = of_map
 
     # Of a mean over benchmarks the places that all of them have.
-    look, samples = run.look
     differences: dict[MapName, dict[CellCoord, Difference]] = {}
     for name, benchmarks in with_means(sides).items():
         shared = set(benchmarks[0]).intersection(*benchmarks[1:])
@@ -199,8 +197,9 @@ def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], 
         differences[name] = {}
         if not coords:
             continue
-        paired = paired_values([list(map(of_map.__getitem__, coords)) for of_map in benchmarks]).first(samples)
-        found = zip(coords, paired.contrasts(run.claim, look=look), strict=True)
+        sides_of_coords = [list(map(of_map.__getitem__, coords)) for of_map in benchmarks]
+        paired = paired_values(sides_of_coords, run.look.samples)
+        found = zip(coords, paired.contrasts(run.claim, look=run.look), strict=True)
         contrasts = {coord: contrast for coord, contrast in found if contrast is not None}
         adjusted_p = holm([contrast.p for contrast in contrasts.values()])
         for (coord, contrast), p in zip(contrasts.items(), adjusted_p, strict=True):

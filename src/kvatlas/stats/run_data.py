@@ -277,7 +277,7 @@ class RunData:
     @cached_property
     def claim_notes(self) -> list[Note]:
         """Notes on the claim and on the look at the run."""
-        look, samples = self.look
+        look = self.look
         left_out = self.manifest.provenance.get("left_out", {})
         texts = [f"{setting} is left out of the run: {fault}" for setting, fault in left_out.items()]
         for benchmark, clusters in self.manifest.clusters.items():
@@ -308,7 +308,7 @@ class RunData:
             )
         if look.share is not None:
             last = self.manifest.spec["looks"][-1]
-            texts.append(f"Read at {samples} of {last} samples: limits allow for all declared looks")
+            texts.append(f"Read at {look.samples} of {last} samples: limits allow for all declared looks")
         if look.extensions:
             times = "once" if look.extensions == 1 else f"{look.extensions} times"
             texts.append(
@@ -319,8 +319,8 @@ class RunData:
         return [Note(NoteKind.INTERVAL, text) for text in texts]
 
     @cached_property
-    def look(self) -> tuple[Look, int | None]:
-        """The look at the run, and the first samples of each problem that its tests read; None for all."""
+    def look(self) -> Look:
+        """The look at the run."""
         return look_of(self.manifests, self.cells)
 
     @cached_property

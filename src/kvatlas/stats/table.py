@@ -578,15 +578,15 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
         np.array(means),
         strata_of_sizes(sizes),
         left_out,
-        np.concatenate([_with_samples(table, samples, math.nan) for table in tables]),
-        np.concatenate([_with_samples(table, samples, False) for table in promises]),
+        np.concatenate([with_samples(table, samples, math.nan) for table in tables]),
+        np.concatenate([with_samples(table, samples, False) for table in promises]),
         strata_of_sizes([len(table) for table in tables]),
         cluster_numbers(units),
         cluster_numbers(all_units),
     )
 
 
-def _with_samples(table: NDArray[Any], samples: int, missing: object) -> NDArray[Any]:
+def with_samples(table: NDArray[Any], samples: int, missing: object) -> NDArray[Any]:
     """Return a table [..., samples] with room for so many."""
     more = np.full((*table.shape[:-1], samples - table.shape[-1]), missing, table.dtype)
     return np.concatenate([table, more], axis=-1)

@@ -126,7 +126,6 @@ def memory_of(
     axes: tuple[str, str],
     claim: Claim = Claim.LIKE,
     look: Look = ONE_LOOK,
-    samples: int | None = None,
 ) -> EqualMemory | None:
     """Return the local windows of a map at equal memory, from the table of its tests and its cells by benchmark.
 
@@ -146,7 +145,7 @@ def memory_of(
     if len(windows) < 2 or np.isnan(mean_tokens).any():
         return None
 
-    grades, promised = cells.first(samples)
+    grades, promised = cells.first(look.samples)
     if claim is Claim.THESE:
         values = grades.transpose(0, 2, 1)[promised]
         strata = np.repeat(cells.all_strata, promised.sum(1))

@@ -22,10 +22,14 @@ _LAST_QUANTILE = 1.75
 
 @dataclass(frozen=True)
 class Look:
-    """A look at a run after a `share` of the declared samples, or after so many undeclared `extensions`."""
+    """A look at a run after a `share` of the declared samples, or after so many undeclared `extensions`.
+
+    Tests read the first `samples` of each problem; all of them for None.
+    """
 
     share: float | None = None
     extensions: int = 0
+    samples: int | None = None
 
     @property
     def widening(self) -> float:
