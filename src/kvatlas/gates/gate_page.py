@@ -153,7 +153,7 @@ def gate_figure(result: JudgedChange, options: FigureOptions | None = None) -> F
 def _draw_limits(panel: Axes, result: JudgedChange, options: FigureOptions) -> None:
     """Draw the loss of each task and of the mean with its limits, and the margin."""
     judgement = result.judgement
-    rows = [(task.task, task.losses[judgement.claim]) for task in judgement.tasks[:MOST_TASKS]]
+    rows = [(task.pairs.task, task.losses[judgement.claim]) for task in judgement.tasks[:MOST_TASKS]]
     if len(rows) > 1:
         rows.insert(0, ("mean", judgement.losses[judgement.claim]))
     rows.reverse()

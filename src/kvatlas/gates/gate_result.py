@@ -13,7 +13,7 @@ from kvatlas.core import NO_ANSWERS, NOT_ENDED, Claim, percent
 from kvatlas.gates.cards import ENTRIES, MOST_NEW_TOKENS, UNKNOWN
 from kvatlas.gates.judgement import EXIT_CODES, Judgement, TaskVerdict, Verdict
 from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
-from kvatlas.gates.pairing import PairedAnswers
+from kvatlas.gates.pairing import PairedAnswers, TaskPairs
 from kvatlas.stats.claims import MOST_COPIED, copies_clause
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.text import counted, fixed, margin_text, percent_text, signed, visible
@@ -110,7 +110,7 @@ class JudgedChange:
             found.append(f"The grader differs: {counted(self.regraded, 'answer')} of equal texts have unequal scores.")
         if 0 < self.judgement.copied <= MOST_COPIED:
             found.append(f"On a side {copies_clause(self.judgement.copied)}; they count as independent draws.")
-        means = sorted({task.mean_of for task in self.judgement.tasks if task.mean_of > 1})
+        means = sorted({task.mean_of for task in self.pairs.tasks if task.mean_of > 1})
         if means:
             found.append(f"Each score is a mean of {' or '.join(map(str, means))} responses, as the log has no other.")
         conditions = [] if self.repeat is None else [item.name for item in self.repeat.pairs.differences]
@@ -159,7 +159,6 @@ class JudgedChange:
     def side_data(self, index: int) -> dict[str, Any]:
         """Return what is known of one side, 0 before and 1 after: its shares and its answers by their ending."""
         side = (self.before, self.after)[index]
-        right = (self.judgement.before, self.judgement.after)[index]
         truncated = 0
         no_answer = 0
         missing = 0
@@ -172,7 +171,7 @@ class JudgedChange:
         return {
             "name": side.name,
             "kind": side.kind,
-            "right": percent(right),
+            "right": percent(self.judgement.right[index]),
             "truncated": truncated if side.endings_known else None,
             "no_answer": no_answer,
             "missing": missing,
@@ -198,21 +197,22 @@ class JudgedChange:
                 "broken": of_claim.low > judgement.margin,
             }
 
-        tasks = [
-            {
-                "task": task.task,
+        tasks = []
+        for task in judgement.tasks:
+            pairs = task.pairs
+            samples = pairs.samples
+            numbers = {
+                "task": pairs.task,
                 "verdict": task.verdict.value,
-                "problems": task.problems,
-                "samples": task.samples[0] if task.samples[0] == task.samples[1] else list(task.samples),
-                "mean_of": task.mean_of,
-                "before": percent(task.before),
-                "after": percent(task.after),
-                "lost": task.lost,
-                "gained": task.gained,
+                "problems": len(pairs.losses),
+                "samples": samples[0] if samples[0] == samples[1] else list(samples),
+                "mean_of": pairs.mean_of,
+                **dict(zip(("before", "after"), map(percent, pairs.right), strict=True)),
+                **dict(zip(("lost", "gained"), pairs.changed, strict=True)),
                 **task.losses[judgement.claim].in_percent(*_LOSES),
             }
-            for task in judgement.tasks
-        ]
+            tasks.append(numbers)
+        lost, gained = judgement.changed
 
         length = None
         if judgement.length is not None:
@@ -232,10 +232,10 @@ class JudgedChange:
             "units": decides.units,
             "before": self.side_data(0),
             "after": self.side_data(1),
-            "problems": sum(task.problems for task in judgement.tasks),
+            "problems": judgement.problems,
             "counted": "answers" if all(task.counts_answers for task in self.pairs.tasks) else "problems",
-            "lost": judgement.lost,
-            "gained": judgement.gained,
+            "lost": lost,
+            "gained": gained,
             "missing": percent(self.pairs.missing_share),
             **decides.in_percent(*_LOSES),
             "limits": limits,
@@ -262,12 +262,13 @@ class JudgedChange:
     def floor_data(self) -> dict[str, Any]:
         """Return what two runs of the base tell as plain data: `flips` are the answers that one of them lost."""
         judgement = self.judgement
+        lost, gained = judgement.changed
         return {
             "name": self.after.name,
             "verdict": self.verdict,
-            "flips": judgement.lost + judgement.gained,
-            "lost": judgement.lost,
-            "gained": judgement.gained,
+            "flips": lost + gained,
+            "lost": lost,
+            "gained": gained,
             **judgement.losses[judgement.claim].in_percent(*_LOSES),
         }
 
@@ -318,18 +319,18 @@ def gate_text(result: JudgedChange) -> str:
     loss = judgement.losses[claim]
 
     # The answers, and the limits of the claim that decides.
-    problems = sum(task.problems for task in judgement.tasks)
-    samples = dict.fromkeys(_samples_text(task) for task in judgement.tasks)
+    samples = dict.fromkeys(_samples_text(task) for task in result.pairs.tasks)
     times = "" if [*samples] == ["1"] else f", {' or '.join(samples)} samples of each"
-    change = f"{judgement.lost:,} answers were lost and {judgement.gained:,} gained"
+    lost, gained = judgement.changed
+    change = f"{lost:,} answers were lost and {gained:,} gained"
     if not all(task.counts_answers for task in result.pairs.tasks):
-        change = f"the score of {counted(judgement.lost, 'problem')} fell and that of {judgement.gained:,} rose"
+        change = f"the score of {counted(lost, 'problem')} fell and that of {gained:,} rose"
     mean = " in the mean over tasks" if len(judgement.tasks) > 1 else ""
     words = _OF_CLAIM[claim]
     units = counted(loss.units, "pair" if claim is Claim.THESE else "problem")
     sentences = [
-        f"{counted(problems, 'problem')}{times}: {percent_text(judgement.before)} % of the answers were right before "
-        f"and {percent_text(judgement.after)} % after{mean}; {change}.",
+        f"{counted(judgement.problems, 'problem')}{times}: {percent_text(judgement.right[0])} % of the answers were "
+        f"right before and {percent_text(judgement.right[1])} % after{mean}; {change}.",
         f"{words[:1].upper()}{words[1:]} it loses {_points_lost(loss.value, judgement.margin)} points, at most "
         f"{_points_lost(loss.high, judgement.margin)} and at least {_points_lost(loss.low, judgement.margin)} "
         f"(95 %, {units}).",
@@ -337,9 +338,10 @@ def gate_text(result: JudgedChange) -> str:
     if result.repeat is not None:
         floor = result.repeat.judgement
         of_floor = floor.losses[floor.claim]
+        lost, gained = floor.changed
         sentences.append(
-            f"Noise floor: between two runs of the side before {floor.lost + floor.gained:,} flip ({floor.lost:,} "
-            f"lost, {floor.gained:,} gained), a loss of {_points_lost(of_floor.value, floor.margin)} points, at most "
+            f"Noise floor: between two runs of the side before {lost + gained:,} flip ({lost:,} "
+            f"lost, {gained:,} gained), a loss of {_points_lost(of_floor.value, floor.margin)} points, at most "
             f"{_points_lost(of_floor.high, floor.margin)} and at least {_points_lost(of_floor.low, floor.margin)}."
         )
 
@@ -389,7 +391,7 @@ def _digits(share: float, margin: float) -> int:
     return digits
 
 
-def _samples_text(task: TaskVerdict) -> str:
+def _samples_text(task: TaskPairs) -> str:
     """Return the samples of a problem in words: 4, 1 and 4 on two sides, or the responses of each mean."""
     before, after = task.samples
     if task.mean_of > 1:
@@ -473,7 +475,7 @@ def _other_claim(judgement: Judgement) -> str:
     loss = judgement.losses.get(other)
     if loss is None:
         return f"For these problems alone nothing is claimed: {judgement.refused}."
-    if other is Claim.THESE and all(task.samples == (1, 1) for task in judgement.tasks):
+    if other is Claim.THESE and all(task.pairs.samples == (1, 1) for task in judgement.tasks):
         return "With one sample of each problem the limits are the same for these problems alone."
     most = _points_lost(loss.high, judgement.margin)
     if other is Claim.THESE:
@@ -486,7 +488,7 @@ def _other_claim(judgement: Judgement) -> str:
 
 def _settling_sizes(judgement: Judgement) -> str:
     """Return a sentence on the samples or problems that would settle the verdict."""
-    samples = max(task.samples[0] for task in judgement.tasks)
+    samples = max(task.pairs.samples[0] for task in judgement.tasks)
     ways = []
     if judgement.claim is Claim.THESE:
         if judgement.needed:
@@ -494,8 +496,7 @@ def _settling_sizes(judgement: Judgement) -> str:
         if judgement.needed_other:
             ways.append(f"about {judgement.needed_other:,} problems for the claim on problems like these")
     elif judgement.needed:
-        problems = sum(task.problems for task in judgement.tasks)
-        ways.append(f"about {judgement.needed:,} problems (now {problems:,})")
+        ways.append(f"about {judgement.needed:,} problems (now {judgement.problems:,})")
     if not ways:
         return "The loss is so near to the margin that no practicable number of problems would tell."
     return f"If this is its loss, {', or '.join(ways)} would tell."
@@ -514,19 +515,21 @@ def _table_rows(judgement: Judgement, prefix: str) -> list[str]:
     rows = []
     for task in judgement.tasks:
         # A name must not end its cell of the table.
-        name = task.task.replace("|", "\\|").replace("\n", " ")
-        rows.append(
-            f"| {prefix}{name} | {task.problems:,} x {_samples_text(task)} | {percent_text(task.before)} | "
-            f"{percent_text(task.after)} | {task.lost:,} | {task.gained:,} | "
-            f"{_loss_with_limits(task.losses[judgement.claim], judgement.margin)} | {task.verdict.value} |"
-        )
+        name = task.pairs.task.replace("|", "\\|").replace("\n", " ")
+        size = f"{len(task.pairs.losses):,} x {_samples_text(task.pairs)}"
+        rows.append(_table_row(f"{prefix}{name}", size, task.pairs, task, judgement))
     if len(judgement.tasks) > 1:
-        rows.append(
-            f"| {prefix}mean | {sum(task.problems for task in judgement.tasks):,} | {percent_text(judgement.before)} | "
-            f"{percent_text(judgement.after)} | {judgement.lost:,} | {judgement.gained:,} | "
-            f"{_loss_with_limits(judgement.losses[judgement.claim], judgement.margin)} | {judgement.verdict.value} |"
-        )
+        rows.append(_table_row(f"{prefix}mean", f"{judgement.problems:,}", judgement, judgement, judgement))
     return rows
+
+
+def _table_row(
+    name: str, size: str, numbers: TaskPairs | Judgement, judged: TaskVerdict | Judgement, judgement: Judgement
+) -> str:
+    shares = " | ".join(map(percent_text, numbers.right))
+    lost, gained = numbers.changed
+    loss = _loss_with_limits(judged.losses[judgement.claim], judgement.margin)
+    return f"| {name} | {size} | {shares} | {lost:,} | {gained:,} | {loss} | {judged.verdict.value} |"
 
 
 def _loss_with_limits(loss: Difference, margin: float) -> str:

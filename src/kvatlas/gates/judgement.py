@@ -58,19 +58,9 @@ EXIT_CODES = {Verdict.KEEPS: 0, Verdict.LOSES: 1, Verdict.CANNOT_TELL: 3}
 
 @dataclass(frozen=True)
 class TaskVerdict:
-    """One task: shares of right answers, pairs lost and gained, its loss by claim, and its verdict by Holm.
+    """The pairs of one task, its loss by claim, and its verdict by Holm."""
 
-    `samples` are those of a problem before and after; each score is the mean of `mean_of` responses.
-    """
-
-    task: str
-    problems: int
-    samples: tuple[int, int]
-    mean_of: int
-    before: float
-    after: float
-    lost: int
-    gained: int
+    pairs: TaskPairs
     losses: dict[Claim, Difference]
     verdict: Verdict = Verdict.CANNOT_TELL
 
@@ -93,10 +83,6 @@ class Judgement:
     margin: float
     losses: dict[Claim, Difference]
     tasks: tuple[TaskVerdict, ...]
-    before: float
-    after: float
-    lost: int
-    gained: int
     refused: str = ""
     needed: int | None = None
     needed_other: int | None = None
@@ -105,9 +91,26 @@ class Judgement:
     copied: float = 0.0
 
     @property
+    def right(self) -> tuple[float, float]:
+        """The shares of right answers before and after, the means over tasks."""
+        before, after = np.mean([task.pairs.right for task in self.tasks], axis=0).tolist()
+        return before, after
+
+    @property
+    def changed(self) -> tuple[int, int]:
+        """The numbers of pairs that lost and gained, over all tasks."""
+        lost, gained = np.sum([task.pairs.changed for task in self.tasks], axis=0).tolist()
+        return lost, gained
+
+    @property
+    def problems(self) -> int:
+        """The number of problems of all tasks."""
+        return sum(len(task.pairs.losses) for task in self.tasks)
+
+    @property
     def losing_tasks(self) -> list[str]:
         """The tasks that lose by themselves."""
-        return [task.task for task in self.tasks if task.verdict is Verdict.LOSES]
+        return [task.pairs.task for task in self.tasks if task.verdict is Verdict.LOSES]
 
 
 def judge_pairs(
@@ -160,10 +163,6 @@ def judge_pairs(
         margin,
         losses,
         tuple(tasks),
-        float(np.mean([task.before for task in tasks])),
-        float(np.mean([task.after for task in tasks])),
-        sum(task.lost for task in tasks),
-        sum(task.gained for task in tasks),
         refused,
         needed,
         needed_other,
@@ -246,18 +245,7 @@ def _task_verdicts(
     verdicts = []
     for task in tasks:
         losses = {claim: _mean_loss([task], claim, margin, levels) for claim in claims}
-        verdicts.append(
-            TaskVerdict(
-                task.task,
-                task.losses.shape[0],
-                task.samples,
-                task.mean_of,
-                float(np.nanmean(task.before.scores)),
-                float(np.nanmean(task.after.scores)),
-                *task.changed,
-                losses,
-            )
-        )
+        verdicts.append(TaskVerdict(task, losses))
 
     kept = holm([verdict.losses[decides].about["p_kept"] for verdict in verdicts])
     broken = holm([verdict.losses[decides].about["p_broken"] for verdict in verdicts])

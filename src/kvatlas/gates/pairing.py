@@ -65,11 +65,6 @@ class TaskPairs:
     clusters: Ints | None = None
 
     @property
-    def by_content(self) -> bool:
-        """Return whether all problems were paired by the texts of their questions."""
-        return not self.by_name
-
-    @property
     def samples(self) -> tuple[int, int]:
         """The samples of a problem on both sides."""
         return self.before.scores.shape[1], self.after.scores.shape[1]
@@ -78,6 +73,11 @@ class TaskPairs:
     def counts_answers(self) -> bool:
         """Return whether a pair is an answer before and one after, and no mean over several."""
         return self.samples[0] == self.samples[1] and self.mean_of == 1
+
+    @property
+    def right(self) -> tuple[float, float]:
+        """The shares of right answers on both sides, of those that are there."""
+        return float(np.nanmean(self.before.scores)), float(np.nanmean(self.after.scores))
 
     @property
     def missing(self) -> tuple[int, int]:
