@@ -21,15 +21,12 @@ def compare_runs(first: Path, second: Path) -> dict[str, Any]:
     whose tokens differ its name and its problems. Models are compared by the name that the spec gives them. Raises
     KvatlasError for runs that mean different problems by the same name.
     """
-    before = _problem_digests(first)
-    now = _problem_digests(second)
+    before, first_digests = _digests_of(first)
+    now, second_digests = _digests_of(second)
     for benchmark in before.keys() & now.keys():
         changed = changed_problems(benchmark, before[benchmark], {**before[benchmark], **now[benchmark]})
         if changed:
             raise KvatlasError(f"The runs have other contents of {changed}; compare runs of the same problems.")
-
-    first_digests = _token_digests(first)
-    second_digests = _token_digests(second)
 
     common = first_digests.keys() & second_digests.keys()
     differing: dict[str, set[str]] = {}
@@ -49,20 +46,14 @@ def compare_runs(first: Path, second: Path) -> dict[str, Any]:
     }
 
 
-def _problem_digests(folder: Path) -> Mapping[str, Mapping[str, str]]:
-    """Return the digests of a run's problems by benchmark and name."""
-    with Store.open(folder) as store:
-        return store.manifest().contents
-
-
-def _token_digests(folder: Path) -> dict[tuple[Any, ...], str]:
-    """Return a digest of the tokens of each trace of a run."""
+def _digests_of(folder: Path) -> tuple[Mapping[str, Mapping[str, str]], dict[tuple[Any, ...], str]]:
+    """Return the digests of a run's problems by benchmark and name, and of the tokens of each of its traces."""
     digests = {}
     with Store.open(folder) as store:
         for _, trace in store.traces(texts=False):
             name = (trace.model, trace.benchmark, trace.setting, trace.problem, trace.sample)
             digests[name] = trace.token_digest
-    return digests
+        return store.manifest().contents, digests
 
 
 def runs_as_text(compared: Mapping[str, Any]) -> str:

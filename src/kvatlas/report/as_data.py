@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvatlas.columns import cell_document
-from kvatlas.core import Cell, CellCoord, Claim, Setting, Stays, percent, rounded
+from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Changes
 from kvatlas.stats.losses import LossFamily, Required
@@ -16,7 +16,7 @@ from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.setting_tables import SettingTable
-from kvatlas.stats.windows_at_memory import EqualMemory, MemoryPair
+from kvatlas.stats.windows_at_memory import EqualMemory
 
 Json = dict[str, Any]
 
@@ -290,16 +290,14 @@ def memory_document(memory: EqualMemory) -> Json:
     }
 
 
-def _coord(memory: EqualMemory, coord: CellCoord) -> Json:
-    return dict(zip(memory.axes, coord, strict=True))
-
-
-def _pair_document(memory: EqualMemory, pair: MemoryPair) -> Json:
-    difference = pair.difference
+def _pair_document(memory: EqualMemory, difference: Difference) -> Json:
+    about = difference.about
+    sides = {}
+    for name, tokens in zip(("better", "other"), about["tokens"], strict=True):
+        sides[name] = {**dict(zip(memory.axes, about[name], strict=True)), "stays_tokens": round(tokens, 3)}
     return {
-        "better": {**_coord(memory, pair.better), "stays_tokens": round(pair.tokens[0], 3)},
-        "other": {**_coord(memory, pair.other), "stays_tokens": round(pair.tokens[1], 3)},
-        "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in pair.keeps_more.items()},
+        **sides,
+        "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in about["keeps_more"].items()},
         **contrast_document(difference, "difference"),
         "adjusted_p": rounded_p(difference.p_holm),
     }

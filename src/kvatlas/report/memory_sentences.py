@@ -124,17 +124,16 @@ def _memory_sentence(memory: EqualMemory) -> str:
     pairs = f"{count} pair{'' if count == 1 else 's'}"
     best = memory.best
     if best is not None:
-        difference = best.difference
-        better, other = (f"{tokens:,.0f}" for tokens in best.tokens)
+        better, other = (f"{tokens:,.0f}" for tokens in best.about["tokens"])
         kept = f"both keep {better}" if better == other else f"they keep {better} and {other}"
-        if best.keeps_more:
+        if best.about["keeps_more"]:
             # The benchmarks on which the better setting keeps more tokens.
-            more = _and(f"{tokens:,.0f} more on {name}" for name, tokens in best.keeps_more.items())
+            more = _and(f"{tokens:,.0f} more on {name}" for name, tokens in best.about["keeps_more"].items())
             kept += f" in the mean over benchmarks, the first {more}"
         return (
-            f"at equal memory {cell_place(best.better, memory.axes)} is {percent_text(difference.value)} points above "
-            f"{cell_place(best.other, memory.axes)} ({percent_text(difference.low)} to {percent_text(difference.high)} "
-            f"over {pairs}, adjusted p {p_text(difference.p_holm)}); {kept}."
+            f"at equal memory {cell_place(best.about['better'], memory.axes)} is {percent_text(best.value)} points "
+            f"above {cell_place(best.about['other'], memory.axes)} ({percent_text(best.low)} to "
+            f"{percent_text(best.high)} over {pairs}, adjusted p {p_text(best.p_holm)}); {kept}."
         )
 
     text = f"at equal memory no window is proven better ({pairs})"

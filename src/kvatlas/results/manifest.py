@@ -144,19 +144,14 @@ class Expected:
 
     def to_json(self) -> list[Any]:
         """Return plain data for the store, with the number of problems in place of their ids."""
-        return [
-            self.model,
-            self.benchmark,
-            self.setting.policy,
-            self.setting.values,
-            self.run_key,
-            self.samples,
-            self.baseline,
-            len(self.problems),
-            self.kv_bytes,
-            None if self.facts is None else self.facts.to_json(),
-            self.control,
-        ]
+        stored = {
+            **vars(self),
+            "policy": self.setting.policy,
+            "values": self.setting.values,
+            "count": len(self.problems),
+            "facts": None if self.facts is None else self.facts.to_json(),
+        }
+        return [stored[name] for name in _StoredCell.model_fields]
 
     @classmethod
     def from_stored(cls, stored: _StoredCell, problems: Mapping[str, Sequence[str]]) -> Expected:

@@ -319,30 +319,17 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
         family = lost.get((model, frozenset(benchmarks)))
         ids = {cell.setting.id for cell in cells}
         if family is not None and ids & family.by_setting.keys():
-            full = [cell for cell in select(run.cells, model=model) if is_reference(cell.setting)]
-            control = control_of(run, model, benchmarks, family)
-            changes = changes_of(run, model)
-            withheld = drift_reason(changes) or sessions_reason(run.manifests, model)
-            found.append(
-                choice_of(model, cells, family, baselines=full, control=control, withheld=withheld, changes=changes)
-            )
+            found.append(_choice_of(run, model, cells, family))
     return found
 
 
-def choice_of(
-    model: str,
-    cells: Sequence[CellTraces],
-    family: LossFamily,
-    *,
-    baselines: Sequence[CellTraces] = (),
-    control: Difference | None = None,
-    withheld: str = "",
-    changes: Sequence[Changes] = (),
-) -> Choice:
-    """Return the choice from the grid `cells` of a model by their losses; `baselines` are the full cache's cells.
+def _choice_of(run: RunData, model: str, cells: Sequence[CellTraces], family: LossFamily) -> Choice:
+    """Return the choice from the grid `cells` of a model by their losses."""
+    full = [cell for cell in select(run.cells, model=model) if is_reference(cell.setting)]
+    names = list(dict.fromkeys(cell.benchmark for cell in cells))
+    changes = changes_of(run, model)
+    withheld = drift_reason(changes) or sessions_reason(run.manifests, model)
 
-    For the other arguments see `Choice`.
-    """
     stored = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
     losses = {id_: loss for id_, loss in family.by_setting.items() if id_ in stored}
     limits = {id_: loss.limit for id_, loss in losses.items()}
@@ -375,7 +362,7 @@ def choice_of(
 
     savings = {}
     for id_ in losses:
-        saving = _saving_of_cells(stored[id_], baselines, is_capped)
+        saving = _saving_of_cells(stored[id_], full, is_capped)
         if saving is not None:
             savings[id_] = saving
 
@@ -388,7 +375,6 @@ def choice_of(
         if candidates:
             ways.append(Way(kind, len(candidates), chosen, savings.get(chosen.setting.id) if chosen else None))
 
-    names = list(dict.fromkeys(cell.benchmark for cell in cells))
     return Choice(
         model,
         names[0] if len(names) == 1 else mean_of(len(names)),
@@ -396,7 +382,7 @@ def choice_of(
         by_memory=by_memory,
         by_time=cheapest(timed, [cell.number("seconds") for cell in timed], limits),
         deployable=cheapest_of(certain),
-        control=control,
+        control=control_of(run, model, names, family),
         vacuous=reason,
         withheld=withheld if reason is None else "",
         changes=changes,

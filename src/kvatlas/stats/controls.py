@@ -60,16 +60,15 @@ def older_share(setting: Setting) -> float | None:
     return float(ratio) if isinstance(ratio, int | float) else None
 
 
-def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: LossFamily) -> Difference | None:
+def control_of(run: RunData, model: str, benchmarks: Sequence[str], family: LossFamily) -> Difference | None:
     """Return what the control of a model that keeps least loses on these benchmarks; None in a run without one.
 
     It is about the `setting` of the control, and by the claim of the run.
     """
-    names = list(benchmarks)
-    cells = [cell for cell in run.cells if cell.model == model and cell.benchmark in names and cell.measured]
+    cells = [cell for cell in run.cells if cell.model == model and cell.benchmark in benchmarks and cell.measured]
     controls = [cell for cell in cells if should_lose(cell.setting, cell.is_control)]
     by_setting = grouped(controls, lambda cell: cell.setting)
-    complete = {setting: of_setting for setting, of_setting in by_setting.items() if len(of_setting) == len(names)}
+    complete = {setting: of_setting for setting, of_setting in by_setting.items() if len(of_setting) == len(benchmarks)}
     if not complete:
         return None
 

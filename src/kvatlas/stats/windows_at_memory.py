@@ -31,21 +31,6 @@ ONE_TOKEN = 1.0
 
 
 @dataclass(frozen=True)
-class MemoryPair:
-    """A setting that is proven better than one that keeps no fewer tokens, with the tokens that stay under both.
-
-    Tokens are those in the mean over benchmarks. `keeps_more` names the benchmarks on which the better setting keeps
-    more, which prompts of unlike lengths make possible, with the tokens.
-    """
-
-    better: CellCoord
-    other: CellCoord
-    tokens: tuple[float, float]
-    keeps_more: Mapping[str, float]
-    difference: Difference
-
-
-@dataclass(frozen=True)
 class EqualMemory:
     """The local windows of a map at equal memory, each part computed when it is asked for.
 
@@ -70,15 +55,15 @@ class EqualMemory:
         return compare_pairs(self.values, self.strata, dominance_pairs(self.tokens, self.window), self.widening)
 
     @cached_property
-    def best(self) -> MemoryPair | None:
+    def best(self) -> Difference | None:
         """The surest proof that a window is better at equal memory; None without one."""
         pair = strongest(self.tests)
-        return None if pair is None else self._pair(pair)
+        return None if pair is None else self._about_pair(pair)
 
     @cached_property
-    def proven(self) -> list[MemoryPair]:
+    def proven(self) -> list[Difference]:
         """All settings that are proven better than one of another window that keeps no fewer tokens."""
-        return [self._pair(pair) for pair, difference in self.tests.items() if difference.is_proven]
+        return [self._about_pair(pair) for pair, difference in self.tests.items() if difference.is_proven]
 
     @cached_property
     def estimate(self) -> Difference | None:
@@ -112,12 +97,21 @@ class EqualMemory:
             is_whole = np.zeros(len(self.strata), bool)
         return self.values[is_whole], self.strata[is_whole]
 
-    def _pair(self, pair: Pair) -> MemoryPair:
+    def _about_pair(self, pair: Pair) -> Difference:
+        """Return the test of a pair about the `better` and the `other` setting, and the `tokens` that stay under both.
+
+        Tokens are those in the mean over benchmarks. `keeps_more` names the benchmarks on which the better setting
+        keeps more, which prompts of unlike lengths make possible, with the tokens.
+        """
         better, other = pair
-        tokens = (float(self.tokens[better]), float(self.tokens[other]))
         more = {name: float(kept[better] - kept[other]) for name, kept in self.by_benchmark.items()}
-        keeps_more = {name: difference for name, difference in more.items() if difference >= ONE_TOKEN / 2}
-        return MemoryPair(self.coords[better], self.coords[other], tokens, keeps_more, self.tests[pair])
+        about = {
+            "better": self.coords[better],
+            "other": self.coords[other],
+            "tokens": (float(self.tokens[better]), float(self.tokens[other])),
+            "keeps_more": {name: tokens for name, tokens in more.items() if tokens >= ONE_TOKEN / 2},
+        }
+        return replace(self.tests[pair], about=about)
 
 
 def memory_of(
