@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken
 from kvatlas.autopsy.summary import ARMS, summarise, tested_causes
-from kvatlas.stats.numerics.multiple import holm
+from kvatlas.stats.numerics.arrays import holm
 from outcomes import Json
 
 PAGES = ("docs/findings/saving-tokens.md",)

@@ -16,7 +16,7 @@ import numpy as np
 from common import arguments, keep
 from kvatlas.core import Grade, Setting, Status, Trace
 from kvatlas.report.result import analyse
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.stats.numerics.bounded import mean_difference
 from outcomes import NO_COSTS, Json, from_hex, to_hex

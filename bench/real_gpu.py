@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.report.result import analyse
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.table import CellTraces
 from outcomes import Json, from_hex, to_hex, write_run

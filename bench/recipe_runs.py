@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata_of_sizes
+from kvatlas.stats.numerics.arrays import LEVEL, Floats, holm, normal_quantile, strata_of_sizes
 from kvatlas.stats.numerics.bounded import mean_differences
-from kvatlas.stats.numerics.multiple import holm
 from outcomes import Json, from_hex, mean_over_benchmarks
 
 PAGES = ("docs/findings/bytes.md", "docs/findings/real-model.md")

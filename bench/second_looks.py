@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata_of_sizes
+from kvatlas.stats.numerics.arrays import LEVEL, Floats, holm, normal_quantile, strata_of_sizes
 from kvatlas.stats.numerics.bounded import mean_differences
 from kvatlas.stats.numerics.equal_memory import compare_pairs, dominance_pairs
-from kvatlas.stats.numerics.multiple import holm
 from outcomes import Json, from_hex, mean_over_benchmarks
 
 PAGES = ("docs/findings/second-looks.md",)

@@ -11,8 +11,8 @@ import numpy as np
 
 from kvatlas.core import Claim
 from kvatlas.report.result import analyse
-from kvatlas.report.view_options import ReadOptions
-from kvatlas.stats.numerics.multiple import holm
+from kvatlas.report.sources import ReadOptions
+from kvatlas.stats.numerics.arrays import holm
 from kvatlas.stats.paired import difference_of_cells
 from kvatlas.stats.table import CellTraces
 from outcomes import Json, write_run

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvatlas.core import grouped
 from kvatlas.report.result import analyse
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions
 from outcomes import Json, to_hex, write_run
 
 PAGES = ("docs/findings/length.md",)

@@ -19,7 +19,7 @@ from kvatlas.report.app.documents import PageCells, maps_of, run_document
 from kvatlas.report.app.page import app_page
 from kvatlas.report.map_figure import plot_sources
 from kvatlas.report.result import open_result
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import write_maps
 from kvatlas.stats.maps import maps_of_run

@@ -18,8 +18,7 @@ from kvatlas.columns import CELL_COLUMNS, TRACES, Column, frame_row, is_new_name
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.core.settings import columns_of
 from kvatlas.report.result import Result
-from kvatlas.report.sources import of_policy
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions, of_policy
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_data import RunData

@@ -17,7 +17,7 @@ from kvatlas.report.headline import short_headline
 from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure, plot_sources
 from kvatlas.report.memory_sentences import effect_title
 from kvatlas.report.result import open_result
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions
 from kvatlas.stats.choice import choices
 from kvatlas.stats.losses import losses_of
 from kvatlas.stats.numerics.arrays import Difference

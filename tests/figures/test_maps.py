@@ -14,6 +14,7 @@ from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.panels import cost_of, cost_panels, difference_panels, metric_panels, panels_csv
 from kvatlas.figures.style import FigureOptions, save
+from kvatlas.report.evidence import with_regions
 from kvatlas.report.headline import recommended_words
 from kvatlas.report.map_figure import maps_against
 from kvatlas.report.result import Result
@@ -25,7 +26,6 @@ from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.paired import paired_difference
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
-from kvatlas.stats.run_analysis import with_regions
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import by_sample
 from kvatlas.stats.table import CellTraces

@@ -22,7 +22,7 @@ from kvatlas.figures.policy_differences import against_figure
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report import map_figure as map_figures
 from kvatlas.report.map_figure import MapOptions, plot_sources
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.against_policy import against_policy
 from kvatlas.stats.maps import mean_maps

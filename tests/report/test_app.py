@@ -27,7 +27,7 @@ from kvatlas.report.app.run_source import AppRun, open_runs
 from kvatlas.report.app.traces import TEXT_LIMIT, evictions_in_steps
 from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import open_result
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions
 from kvatlas.results import Manifest, Store
 from kvatlas.results.store import FILE
 from kvatlas.stats import run_analysis

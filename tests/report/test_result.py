@@ -13,7 +13,7 @@ from kvatlas.figures.panels import metric_panels
 from kvatlas.report.description import every_map, one_page, recommendation
 from kvatlas.report.map_figure import MapOptions, plot_sources
 from kvatlas.report.result import analyse
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates import BINOMIAL_NOTE
 from kvatlas.stats.losses import LossFamily

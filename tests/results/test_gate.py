@@ -24,7 +24,7 @@ from kvatlas.report.app.traces import trace_document
 from kvatlas.report.description import every_map
 from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import open_result
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.export import csv_text, table_text, write_traces
 from kvatlas.results.records import MAX_SAMPLES, RefusedTraceError

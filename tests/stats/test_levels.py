@@ -7,9 +7,8 @@ import pytest
 from statsmodels.stats.multitest import multipletests
 
 from kvatlas.stats.map_tests import map_tests
-from kvatlas.stats.numerics.arrays import weights
+from kvatlas.stats.numerics.arrays import holm, weights
 from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
-from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.table import GradeMatrix
 
 ONE = np.zeros(30, int)

@@ -17,8 +17,8 @@ from kvatlas.report.description import one_page
 from kvatlas.report.result import analyse
 from kvatlas.results import Expected, Manifest
 from kvatlas.stats.numerics.against_reference import losses
+from kvatlas.stats.numerics.arrays import holm
 from kvatlas.stats.numerics.bounded import score
-from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.orders import IN_ORDER, TestedSetting, chains_of_settings
 from kvatlas.stats.paired import folded_samples
 from kvatlas.sweeps import make_plan, parse_spec

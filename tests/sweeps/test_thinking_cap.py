@@ -11,7 +11,7 @@ from kvatlas.core import Sampling, Setting, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.report.description import one_page, say
 from kvatlas.report.result import analyse
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions
 from kvatlas.serve.service import GenerationRequest, Service, find_policy, stream_of
 from kvatlas.stats.losses import losses_of
 from kvatlas.stats.orders import TestedSetting, chains_of_settings

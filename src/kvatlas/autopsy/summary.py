@@ -23,9 +23,8 @@ from kvatlas.core import Estimate, Trace, percent
 from kvatlas.report.description import say
 from kvatlas.results import Key, Manifest
 from kvatlas.stats.estimates import pass_at_1
-from kvatlas.stats.numerics.arrays import LEVEL, Difference
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, holm
 from kvatlas.stats.numerics.bounded import mean_difference
-from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.run_data import short_names
 from kvatlas.text import model_name
 

@@ -48,7 +48,7 @@ def map_command(
     Runs that vary one parameter, or only the policy, become line charts. The data is written next to the figure.
     """
     from kvatlas.report.map_figure import MapOptions, plot_sources
-    from kvatlas.report.view_options import ReadOptions
+    from kvatlas.report.sources import ReadOptions
 
     read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, claim=claim)
     show = MapOptions(mean, shared, against, options.figure_options(look))

@@ -15,7 +15,7 @@ from kvatlas.core import KvatlasError, has_problem_suffix
 from kvatlas.text import counted, unfiltered
 
 if TYPE_CHECKING:
-    from kvatlas.report.view_options import ReadOptions
+    from kvatlas.report.sources import ReadOptions
 
 app = options.Commands()
 
@@ -38,7 +38,7 @@ def describe_command(
     from kvatlas.registry import features
     from kvatlas.report.description import every_map, one_page
     from kvatlas.report.result import analyse
-    from kvatlas.report.view_options import ReadOptions
+    from kvatlas.report.sources import ReadOptions
 
     fixed_values = options.assignments("--fix", fix)
     read_options = ReadOptions(metric, partial, fixed_values, policy, lose_at_most, problems, claim=claim)
@@ -78,7 +78,7 @@ def view_command(
     from kvatlas.report.app.page import PAGE_SUFFIXES, check_page, write_bundle, write_report
     from kvatlas.report.app.run_source import open_runs
     from kvatlas.report.result import open_result
-    from kvatlas.report.view_options import ReadOptions
+    from kvatlas.report.sources import ReadOptions
     from kvatlas.results.store import check_new_folder
 
     fixed_values = options.assignments("--fix", fix)
@@ -122,7 +122,7 @@ def export_command(
     fix: options.Fix = None,
 ) -> None:
     """Export a run: its maps as CSV or LaTeX, its settings as CSV, its traces as JSON lines or Parquet, or all."""
-    from kvatlas.report.view_options import ReadOptions
+    from kvatlas.report.sources import ReadOptions
     from kvatlas.results import Store
     from kvatlas.results.export import VALUE_FORMATS, check_target, format_of, json_lines, write_text, write_traces
     from kvatlas.results.store import check_new_folder

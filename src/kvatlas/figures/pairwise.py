@@ -27,8 +27,7 @@ from kvatlas.figures.style import (
     wrapped,
     write_above,
 )
-from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats
-from kvatlas.stats.numerics.multiple import holm
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, holm
 from kvatlas.stats.run_data import shown_policies, whole_names
 from kvatlas.stats.systems import ModelSetting, Pair
 from kvatlas.text import axis_label, counted, guarded, in_words, model_name, percent_text

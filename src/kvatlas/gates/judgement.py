@@ -32,6 +32,7 @@ from kvatlas.stats.claims import GREEDY, LONG_TEXT, MOST_COPIED, MOST_MISSING, c
 from kvatlas.stats.numerics.arrays import (
     LEVEL,
     Difference,
+    holm,
     means_of_clusters,
     normal_quantile,
     standard_error,
@@ -39,7 +40,6 @@ from kvatlas.stats.numerics.arrays import (
     weights,
 )
 from kvatlas.stats.numerics.bounded import lower_limit, mean_difference
-from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.numerics.planning import MOST_TIMES, POWER_QUANTILE, provable_sizes
 from kvatlas.stats.numerics.units import Group, joined_units, units_of_traces
 

@@ -26,8 +26,7 @@ from kvatlas.figures.style import FigureOptions, check_figure, save
 from kvatlas.report.evidence import Evidence, MapResult
 from kvatlas.report.headline import recommended_words, short_headline
 from kvatlas.report.memory_sentences import effect_title
-from kvatlas.report.sources import every_map, of_policy, open_sources
-from kvatlas.report.view_options import ReadOptions, Source, bare_maps
+from kvatlas.report.sources import ReadOptions, Source, bare_maps, every_map, of_policy, open_sources
 from kvatlas.results.csv_maps import PUBLISHED
 from kvatlas.results.export import marked_csv
 from kvatlas.stats.against_policy import against_policy, rows_of_policy

@@ -21,8 +21,7 @@ from kvatlas.report.as_data import (
 from kvatlas.report.evidence import Evidence, MapResult
 from kvatlas.report.headline import headline
 from kvatlas.report.next_steps import NextStep, next_steps
-from kvatlas.report.sources import open_sources
-from kvatlas.report.view_options import ReadOptions
+from kvatlas.report.sources import ReadOptions, open_sources
 from kvatlas.stats.run_data import RunData
 
 __all__ = ["MapResult", "Result", "analyse", "open_result"]

@@ -13,7 +13,7 @@ from kvatlas.core import CellCoord, Claim, Map, MapName, Note, NoteKind, grouped
 from kvatlas.stats.estimates import common
 from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect, Test, TestMethod, levels_of
 from kvatlas.stats.maps import mean_map
-from kvatlas.stats.numerics.arrays import LEVEL
+from kvatlas.stats.numerics.arrays import LEVEL, holm
 from kvatlas.stats.numerics.averages import (
     behind_best,
     chi_square,
@@ -22,7 +22,6 @@ from kvatlas.stats.numerics.averages import (
     level_intervals,
     permute_benchmarks,
 )
-from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.windows_at_memory import level_stays
 
 #: For a CSV map that does not tell its samples.

@@ -9,8 +9,7 @@ from itertools import chain, combinations, product
 import numpy as np
 
 from kvatlas.core import AGAIN, CellCoord, Claim, MapName, grouped, with_means
-from kvatlas.stats.numerics.arrays import Difference
-from kvatlas.stats.numerics.multiple import holm
+from kvatlas.stats.numerics.arrays import Difference, holm
 from kvatlas.stats.numerics.units import joined_units
 from kvatlas.stats.paired import CellPair, paired_values
 from kvatlas.stats.run_data import RunData, short_names, shown_policies

@@ -36,9 +36,8 @@ from itertools import chain
 import numpy as np
 from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, Ints, Z
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, Ints, Z, holm
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
-from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.numerics.units import Units, units_of_problems
 
 

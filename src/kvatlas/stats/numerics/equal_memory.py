@@ -26,9 +26,8 @@ from itertools import permutations
 import numpy as np
 from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, Ints, normal_quantile, weights
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, Ints, holm, normal_quantile, weights
 from kvatlas.stats.numerics.bounded import lower_limit, mean_difference, score, upper_limit
-from kvatlas.stats.numerics.multiple import holm
 
 #: Tokens and differences below this count as 0.
 _TINY = 1e-9
