@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,6 +36,9 @@ _SHARES = ("10%", "25%", "50%", "75%")
 #: Parameters of a setting that this grid replaces, and those beside which it has another meaning.
 _REPLACED = ("kv_budget", WINDOW, RATIO, "ratio_over", "budget_over")
 _OTHER_RULE = ("every", "every_from", "strict_budget")
+
+#: The name of the step to a grid of equal memory.
+_EQUAL_MEMORY = "equal-memory"
 
 Json = dict[str, Any]
 
@@ -75,19 +79,16 @@ def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[Equal
         return []
 
     judged = [choice for choice in choices if choice.losses and (choice.vacuous is None or _is_floor(choice))]
+    changed = list(chain.from_iterable(_changes_for(choice, spec) for choice in judged))
+    changed += _equal_memory_grid(run, spec, memories)
     folder = run.folder or Path("RUN")
     steps: dict[str, NextStep] = {}
-    for choice in judged:
-        for name, title, reason, changes in _changes_for(choice, spec):
-            if name not in steps:
-                command = f"kvatlas sweep {name}.yaml --out {folder}"
-                steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)
-
-    equal_memory = _equal_memory_grid(run, spec, memories)
-    if equal_memory is not None:
-        title, reason, changes = equal_memory
-        command = f"kvatlas sweep equal-memory.yaml --out {folder}-equal-memory"
-        steps["equal-memory"] = NextStep("equal-memory", title, reason, spec_text({**spec, **changes}), command)
+    for name, title, reason, changes in changed:
+        if name not in steps:
+            # A grid of other axes is another run.
+            out = f"{folder}-{name}" if name == _EQUAL_MEMORY else folder
+            command = f"kvatlas sweep {name}.yaml --out {out}"
+            steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)
     return list(steps.values())
 
 
@@ -240,19 +241,19 @@ def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     yield "between", f"ratio {between:g}", reason, {"axes": axes}
 
 
-def _equal_memory_grid(run: RunData, spec: Json, memories: Sequence[EqualMemory]) -> tuple[str, str, Json] | None:
-    """Return title, reason and changed keys of a spec whose windows all keep the same number of tokens.
+def _equal_memory_grid(run: RunData, spec: Json, memories: Sequence[EqualMemory]) -> Iterator[_SpecChange]:
+    """Yield a grid whose windows all keep the same number of tokens.
 
     Budgets span the tokens that the windows of this run have in common, those of the thinking alone. None where a
     window is proven better at equal memory already, and for runs that are no grid of windows and ratios.
     """
     if not memories or any(memory.best is not None for memory in memories):
-        return None
+        return
     if set(spec.get("axes", {})) != {WINDOW, RATIO} or spec.get("strict_budget"):
-        return None
+        return
     prompts: dict[str, Mapping[str, int]] = {cell.benchmark: cell.prompts for cell in run.cells}
     if not prompts or not all(prompts.values()):
-        return None
+        return
     mean_prompt = fmean(fmean(lengths.values()) for lengths in prompts.values())
     budgets = _common_budgets(memories, mean_prompt)
 
@@ -267,18 +268,18 @@ def _equal_memory_grid(run: RunData, spec: Json, memories: Sequence[EqualMemory]
     settings = []
     for entry in entries:
         if any(entry.get(name) for name in _OTHER_RULE) or entry.get("keep_prompt") is False:
-            return None
+            return
         others = {name: value for name, value in entry.items() if name not in _REPLACED}
         settings.append({**others, "budget_over": "thinking", "every": between})
     changes = {"settings": settings, "axes": {"kv_budget": budgets, WINDOW: list(_SHARES)}}
     if len(budgets) < 2 or not settings or not _can_be_run({**spec, **changes}):
-        return None
+        return
 
     reason = (
         "A wider window keeps more tokens here, and no window is proven better at equal memory. In this grid all "
         "windows of a KV budget keep the same number of tokens: a token more of window is a chosen one less."
     )
-    return "a grid of equal memory", reason, changes
+    yield _EQUAL_MEMORY, "a grid of equal memory", reason, changes
 
 
 def _common_budgets(memories: Sequence[EqualMemory], prompt: float) -> list[int]:

@@ -117,7 +117,7 @@ class Store:
         check_folder(folder)
         path = folder / FILE
 
-        with _disk_sentences(path), contextlib.ExitStack() as failed:
+        with _store_sentences(path), contextlib.ExitStack() as failed:
             folder.mkdir(parents=True, exist_ok=True)
             held = lock(path.resolve().parent)
             if held is not None:
@@ -150,7 +150,7 @@ class Store:
                 "or `kvatlas run` named."
             )
 
-        with _disk_sentences(path):
+        with _store_sentences(path):
             connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
             try:
                 _check_version(connection, path)
@@ -184,7 +184,7 @@ class Store:
         for cell in manifest.expected:
             check_cell(cell.model, cell.benchmark, cell.setting, cell.problems, cell.samples)
         text = json.dumps(manifest.to_json())
-        with _disk_sentences(self.path):
+        with _store_sentences(self.path):
             rows = "manifest", text, "manifest_digest", digest(text)
             self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?), (?, ?)", rows)
             self._checkpoint()
@@ -194,7 +194,7 @@ class Store:
 
         Raises KvatlasError for a damaged manifest, and for a store without a sweep if `empty` is None.
         """
-        with self._damage_sentences():
+        with _store_sentences(self.path, *_DAMAGE):
             entries = dict(self._connection.execute("SELECT name, value FROM meta WHERE name LIKE 'manifest%'"))
             if "manifest" not in entries:
                 if empty is not None:
@@ -232,7 +232,7 @@ class Store:
                 self._put(row, trace.made_with or self._made_with)
 
         if time.monotonic() - self._checked > CHECKPOINT:
-            with _disk_sentences(self.path):
+            with _store_sentences(self.path):
                 self._checkpoint()
         if refused:
             raise RefusedTraceError.of_several(refused)
@@ -259,7 +259,7 @@ class Store:
 
     def contents(self, run_key: str) -> dict[str, str]:
         """Return the digests of the problems whose traces are stored under a run key."""
-        with self._damage_sentences():
+        with _store_sentences(self.path, *_DAMAGE):
             query = "SELECT value FROM meta WHERE name = ?"
             row = self._connection.execute(query, (_CONTENTS + run_key,)).fetchone()
             return {} if row is None else dict(json.loads(row[0]))
@@ -303,12 +303,12 @@ class Store:
 
     def keys(self) -> set[Key]:
         """Return the keys of all traces in the store."""
-        with self._damage_sentences():
+        with _store_sentences(self.path, *_DAMAGE):
             return set(self._connection.execute(f"SELECT {_ORDER} FROM traces"))
 
     def samples(self) -> dict[ProblemKey, frozenset[int]]:
         """Return the samples of all traces in the store by (run key, setting id, benchmark, problem)."""
-        with self._damage_sentences():
+        with _store_sentences(self.path, *_DAMAGE):
             rows = self._connection.execute(
                 "SELECT run_key, setting, benchmark, problem, group_concat(sample) FROM traces GROUP BY 1, 2, 3, 4"
             )
@@ -319,7 +319,7 @@ class Store:
 
     def columns(self, most: int = 20_000) -> Iterator[TraceColumns]:
         """Yield all traces without tokens and texts, at most so many at a time; KvatlasError for damaged ones."""
-        with self._damage_sentences():
+        with _store_sentences(self.path, *_DAMAGE):
             self._connection.execute("BEGIN")  # a sweep may write meanwhile
             try:
                 (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
@@ -356,7 +356,7 @@ class Store:
         left out.
         """
         columns = _ALL if texts else ", ".join((*COLUMNS[:-3], "x'', x'', x''"))
-        with self._damage_sentences():
+        with _store_sentences(self.path, *_DAMAGE):
             kept = f"WHERE instr(run_key, '{_ASIDE}') = 0"
             for row in self._connection.execute(f"{self._select(columns)} {kept} ORDER BY {_ORDER}"):
                 yield row[0], self._trace(row)
@@ -371,12 +371,12 @@ class Store:
                 f"The store {str(self.path)!r} was deleted, moved or replaced after it was opened; what was read "
                 "before is shown. Start again to read what is there now."
             )
-        with self._damage_sentences():
+        with _store_sentences(self.path, *_DAMAGE):
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
     def added(self, after: int, most: int) -> tuple[int, TraceColumns]:
         """Return the row number of the last trace and at most so many traces written after the row `after`."""
-        with self._damage_sentences():
+        with _store_sentences(self.path, *_DAMAGE):
             query = "SELECT trace, record, metrics FROM records WHERE trace > ? ORDER BY trace LIMIT ?"
             last, records, measured = join_records(self._connection.execute(query, (after, most)))
             query = "SELECT * FROM names WHERE id >= ? ORDER BY id"
@@ -399,13 +399,13 @@ class Store:
 
     def text(self, key: Key) -> str:
         """Return the text of a trace without checking it; empty if the trace is missing."""
-        with self._damage_sentences():
+        with _store_sentences(self.path, *_DAMAGE):
             row = self._connection.execute(f"SELECT text FROM traces WHERE {_KEY}", key).fetchone()
             return zlib.decompress(row[0]).decode() if row and row[0] else ""
 
     def trace(self, key: Key) -> Trace:
         """Return one whole trace; KeyError if it is missing."""
-        with self._damage_sentences():
+        with _store_sentences(self.path, *_DAMAGE):
             row = self._connection.execute(f"{self._select(_ALL)} WHERE {_KEY}", key).fetchone()
             if row is not None:
                 return self._trace(row)
@@ -418,7 +418,7 @@ class Store:
         """
         if (folder / FILE).exists():
             raise KvatlasError(f"There is a run in {str(folder)!r} already; name a new folder.")
-        with self._damage_sentences():
+        with _store_sentences(self.path, *_DAMAGE):
             # Reading all traces makes sure that no damage is copied.
             deque(self.traces_of_all_sweeps(), maxlen=0)
             (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
@@ -452,7 +452,7 @@ class Store:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """Write everything or nothing."""
-        with _disk_sentences(self.path):
+        with _store_sentences(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -462,16 +462,6 @@ class Store:
                 with contextlib.suppress(sqlite3.DatabaseError):
                     self._connection.execute("ROLLBACK")
                 raise
-
-    @contextmanager
-    def _damage_sentences(self) -> Iterator[None]:
-        """Turn errors of reading into one sentence."""
-        try:
-            yield
-        except sqlite3.ProgrammingError:
-            raise
-        except (sqlite3.DatabaseError, *_DAMAGE) as error:
-            raise _store_error(self.path, error) from error
 
 
 def check_folder(folder: Path) -> None:
@@ -549,14 +539,18 @@ def _store_error(path: Path, error: BaseException) -> KvatlasError:
 
 
 @contextmanager
-def _disk_sentences(path: Path) -> Iterator[None]:
-    """Turn errors of the disk (full, read-only) and of a file that is no store into one sentence."""
+def _store_sentences(path: Path, *damage: type[Exception]) -> Iterator[None]:
+    """Turn errors of the disk (full, read-only) and of a file that is no store, or is damaged, into one sentence.
+
+    `damage` are the errors of reading what is no trace or manifest.
+    """
+    faults: tuple[type[Exception], ...] = (OSError, sqlite3.DatabaseError, UnicodeDecodeError, *damage)
     try:
         yield
     except sqlite3.ProgrammingError:
         # A mistake in a query of ours says nothing about the file.
         raise
-    except (OSError, sqlite3.DatabaseError, UnicodeDecodeError) as error:
+    except faults as error:
         raise _store_error(path, error) from error
 
 

@@ -114,12 +114,9 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
     """
     if not names:
         return _best_of_policies(systems) if best and len(systems) > SEVERAL else list(systems)
-    fitting = {}
-    for name in names:
-        fits = list(systems)
-        for word in name.split():
-            fits = [system for system in fits if _fits(word, system)]
-        fitting[name] = _best_of_policies(fits) if best else fits
+    fitting = {name: _fitting(systems, name) for name in names}
+    if best:
+        fitting = {name: _best_of_policies(fits) for name, fits in fitting.items()}
 
     for name, fits in sorted(fitting.items(), key=lambda item: len(item[1])):
         if not fits:
@@ -138,10 +135,12 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
 
 def fits_one(systems: Sequence[ModelSetting], name: str) -> bool:
     """Return whether a name, as `choose` reads it, fits a single system."""
-    fits = list(systems)
-    for word in name.split():
-        fits = [system for system in fits if _fits(word, system)]
-    return len(fits) == 1
+    return len(_fitting(systems, name)) == 1
+
+
+def _fitting(systems: Sequence[ModelSetting], name: str) -> list[ModelSetting]:
+    """Return the systems that all words of a name fit."""
+    return [system for system in systems if all(_fits(word, system) for word in name.split())]
 
 
 def _word_that_fits_none(systems: Sequence[ModelSetting], name: str) -> str:
