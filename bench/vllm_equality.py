@@ -5,7 +5,7 @@
 
 Both engines decode the same prompts, as token ids, in float32: with the full cache, and with sliding windows in all
 layers. A window is written into the config of a copy of the model; a Llama, whose config knows no window, is copied as
-a Mistral, which computes the same. Settings that are in the document already are left, so that the same command goes on.
+a Mistral, which computes the same. Settings that are in the document are not decoded again.
 
 Where two texts part, transformers in float64 reads what both have in common, and gives the logits of the two tokens.
 """
@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import torch
@@ -37,12 +36,14 @@ from kvatlas.engines.server import Server
 from outcomes import Json
 
 PAGES = ("docs/findings/vllm.md",)
-#: Name: model, benchmark, the number of its first problem, and how many problems. No run had decoded them.
+#: Name: model, benchmark, how many problems, and new tokens at most.
 CASES = {
-    "tiny-llama": ("embedded:tiny-llama", "LEDGER20-28", 5000, 100),
-    "tiny-qwen": ("embedded:tiny-qwen", "LEDGER20-28", 5000, 100),
-    "SmolLM2-think": ("runs/smollm2-think", "WORDS13-14", 5000, 40),
+    "tiny-llama": ("embedded:tiny-llama", "LEDGER20-28", 100, 700),
+    "tiny-qwen": ("embedded:tiny-qwen", "LEDGER20-28", 100, 700),
+    "SmolLM2-think": ("runs/smollm2-think", "WORDS13-14", 40, 400),
 }
+#: The number of the first problem: no run had decoded those from here on.
+FIRST = 5000
 #: Sliding windows; 0 is the full cache.
 WINDOWS = [0, 512, 384, 256]
 ROWS = 16
@@ -139,11 +140,11 @@ def digest(tokens: Sequence[int]) -> str:
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:16]
 
 
-def outcome_of(name: str, window: int, most: int, python: Path) -> Json:
+def outcome_of(name: str, window: int, python: Path) -> Json:
     """Decode a case with both engines, and return the digests of all texts and what the departures are."""
-    address, benchmark_name, first, count = CASES[name]
+    address, benchmark_name, count, most = CASES[name]
     benchmark = benchmarks.find(benchmark_name)
-    problems = benchmark.problems(first + count)[first:]
+    problems = benchmark.problems(FIRST + count)[FIRST:]
     handle = models.find(address)
     prompts = [handle.encode(benchmark.prompt(problem)) for problem in problems]
     with tempfile.TemporaryDirectory() as scratch:
@@ -168,6 +169,10 @@ def outcome_of(name: str, window: int, most: int, python: Path) -> Json:
     }
 
 
+def equal_texts(texts: Sequence[Json], others: Sequence[Json]) -> int:
+    return sum(one["digest"] == other["digest"] for one, other in zip(texts, others, strict=True))
+
+
 def numbers_of(outcomes: list[Json]) -> Json:
     """Return equal texts, and how far apart the two tokens are where texts part, of each model and window."""
     full = {entry["model"]: entry for entry in outcomes if not entry["window"]}
@@ -184,15 +189,12 @@ def numbers_of(outcomes: list[Json]) -> Json:
             "model": entry["model"],
             "window": entry["window"],
             "texts": len(own),
-            "equal": sum(one["digest"] == other["digest"] for one, other in zip(own, entry["vllm_texts"], strict=True)),
+            "equal": equal_texts(own, entry["vllm_texts"]),
             "departures": len(entry["departures"]),
             "largest_gap": max(gaps, default=None),
             "tokens": sum(text["tokens"] for text in own),
             "longer": sum(length > entry["window"] for length in lengths),
-            "changed": sum(
-                one["digest"] != other["digest"]
-                for one, other in zip(own, full[entry["model"]]["kvatlas"], strict=True)
-            ),
+            "changed": len(own) - equal_texts(own, full[entry["model"]]["kvatlas"]),
         }
         rows.append(row)
     equal = sum(row["equal"] for row in rows)
@@ -226,14 +228,14 @@ def decode(options: argparse.Namespace) -> list[Json]:
     for name in options.cases:
         for window in options.windows:
             if (name, window) not in done:
-                outcomes.append(outcome_of(name, window, options.tokens, options.python))
+                outcomes.append(outcome_of(name, window, options.python))
                 keep(options, outcomes=outcomes, numbers=numbers_of(outcomes))
     return outcomes
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    options = arguments(__doc__, python=Path("python"), cases=list(CASES), windows=WINDOWS, tokens=400)
+    options = arguments(__doc__, python=Path("python"), cases=list(CASES), windows=WINDOWS)
     outcomes = decode(options)
     keep(options, outcomes=outcomes, numbers=numbers_of(outcomes))
 
