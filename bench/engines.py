@@ -102,9 +102,8 @@ class Vllm:
         assert process.stdout is not None
         self.questions: IO[str] = process.stdin
         self.answers: IO[str] = process.stdout
-        self.facts = self._answer()
 
-    def _answer(self) -> Any:
+    def answer(self) -> Any:
         line = self.answers.readline()
         if not line:
             raise SystemExit("vLLM ended; its standard error says why.")
@@ -112,7 +111,7 @@ class Vllm:
 
     def seconds(self, batch: int, context: int, steps: int) -> float:
         print(json.dumps([batch, context, steps]), file=self.questions, flush=True)
-        return float(self._answer())
+        return float(self.answer())
 
 
 class Llama:
@@ -185,22 +184,24 @@ def engines_of(dtype: str, options: argparse.Namespace, versions: dict[str, Any]
             stack.callback(process.terminate)
             return process
 
-        arms: dict[str, Arm] = {}
+        # All start side by side, and none works while another one is measured.
+        vllms = {}
         for mode in options.modes if vllm_dtype else []:
             program = Path(__file__).with_name("vllm_steps.py")
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            vllm = Vllm(start(options.vllm, program, options.folder, vllm_dtype, mode, **pipes))
-            versions["vLLM"] = vllm.facts["version"]
-            arms[f"vLLM {mode}"] = vllm
+            vllms[f"vLLM {mode}"] = Vllm(start(options.vllm, program, options.folder, vllm_dtype, mode, **pipes))
+        llamas = {}
         for name in files:
             port = free_port()
             words = f"--host 127.0.0.1 --port {port} -np {ROWS} -c {ROWS * ROOM} -t 1 -fa on --cache-ram 0 --no-webui"
             model = ["-m", options.ggufs / f"{name}.gguf", "--slot-save-path", folder]
-            llama = Llama(
-                start(options.llama, *model, *words.split(), stdout=subprocess.DEVNULL), f"http://127.0.0.1:{port}"
-            )
+            process = start(options.llama, *model, *words.split(), stdout=subprocess.DEVNULL)
+            llamas[f"llama.cpp {name}"] = Llama(process, f"http://127.0.0.1:{port}")
+        for vllm in vllms.values():
+            versions["vLLM"] = vllm.answer()["version"]
+        for llama in llamas.values():
             llama.wait()
-            arms[f"llama.cpp {name}"] = llama
+        arms: dict[str, Arm] = {**vllms, **llamas}
         arms["kvatlas"] = Ours(options.folder, own)
         yield arms
 
