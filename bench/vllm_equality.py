@@ -229,7 +229,7 @@ def decode(options: argparse.Namespace) -> list[Json]:
         for window in options.windows:
             if (name, window) not in done:
                 outcomes.append(outcome_of(name, window, options.python))
-                keep(options, outcomes=outcomes, numbers=numbers_of(outcomes))
+                keep(options, outcomes=outcomes)
     return outcomes
 
 
