@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import socket
@@ -53,7 +54,8 @@ DTYPES: dict[str, tuple[dict[str, str], str, list[str]]] = {
 #: Decoding steps of a turn, by the number of sequences.
 STEPS = {1: 16, 16: 8}
 ROWS = 16
-ROOM = 4352
+#: Tokens of a sequence beyond the longest context: the steps, and whole pages of each engine.
+SPARE = 256
 
 
 class Arm(Protocol):
@@ -70,7 +72,8 @@ def prompts_of(batch: int, context: int) -> list[list[int]]:
 class Ours:
     """Engines of kvatlas with the full cache."""
 
-    def __init__(self, folder: Path, options: dict[str, str]) -> None:
+    def __init__(self, folder: Path, options: dict[str, str], room: int) -> None:
+        self.room = room
         self.handle = ModelHandle(f"hf:{folder}", folder, Options(device="cpu", **options), overrides=ENDLESS)
         self.full = from_setting(Setting.from_parameters("full"))
         self.filled: dict[int, FilledEngine] = {}
@@ -88,7 +91,7 @@ class Ours:
 
         if batch not in self.filled:
             sampling = Sampling(temperature=0, max_new_tokens=10**6)
-            self.filled[batch] = FilledEngine(self.handle, [self.full], sampling, batch, ROOM)
+            self.filled[batch] = FilledEngine(self.handle, [self.full], sampling, batch, self.room)
         engine = self.filled[batch]
         engine.put(context, self.full)
         return engine.step(steps)
@@ -173,13 +176,18 @@ def free_port() -> int:
 def engines_of(dtype: str, options: argparse.Namespace, versions: dict[str, Any]) -> Iterator[dict[str, Arm]]:
     """Start all engines for one type of weights, and end them."""
     own, vllm_dtype, files = DTYPES[dtype]
+    room = max(parsed(case)[2] for case in options.cases) + SPARE
+    ours = Ours(options.folder, own, room)
+    # vLLM takes whole gigabytes; its cache has the type of the weights.
+    space = math.ceil(ROWS * room * ours.handle.kv_bytes_per_token / (1 if vllm_dtype == "float32" else 2) / 1e9)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = clean | {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": str(space)}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
 
         def start(*command: object, **files: Any) -> subprocess.Popen[str]:
             words = [str(word) for word in command]
-            process = subprocess.Popen(words, text=True, env=clean | {"OMP_NUM_THREADS": "1"}, **files)
+            process = subprocess.Popen(words, text=True, env=environment, **files)
             stack.callback(process.wait)
             stack.callback(process.terminate)
             return process
@@ -189,40 +197,42 @@ def engines_of(dtype: str, options: argparse.Namespace, versions: dict[str, Any]
         for mode in options.modes if vllm_dtype else []:
             program = Path(__file__).with_name("vllm_steps.py")
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            vllms[f"vLLM {mode}"] = Vllm(start(options.vllm, program, options.folder, vllm_dtype, mode, **pipes))
+            words = [options.vllm, program, options.folder, vllm_dtype, mode, ROWS, room]
+            vllms[f"vLLM {mode}"] = Vllm(start(*words, **pipes))
         llamas = {}
         for name in files:
             port = free_port()
-            words = f"--host 127.0.0.1 --port {port} -np {ROWS} -c {ROWS * ROOM} -t 1 -fa on --cache-ram 0 --no-webui"
+            flags = f"--host 127.0.0.1 --port {port} -np {ROWS} -c {ROWS * room} -t 1 -fa on --cache-ram 0 --no-webui"
             model = ["-m", options.ggufs / f"{name}.gguf", "--slot-save-path", folder]
-            process = start(options.llama, *model, *words.split(), stdout=subprocess.DEVNULL)
+            process = start(options.llama, *model, *flags.split(), stdout=subprocess.DEVNULL)
             llamas[f"llama.cpp {name}"] = Llama(process, f"http://127.0.0.1:{port}")
         for vllm in vllms.values():
             versions["vLLM"] = vllm.answer()["version"]
         for llama in llamas.values():
             llama.wait()
-        arms: dict[str, Arm] = {**vllms, **llamas}
-        arms["kvatlas"] = Ours(options.folder, own)
-        yield arms
+        yield {**vllms, **llamas, "kvatlas": ours}
+
+
+def parsed(case: str) -> tuple[bool, int, int]:
+    """Return whether a case reads prompts, its sequences, and the tokens of each."""
+    match_ = re.fullmatch(r"(read)?(\d+)x(\d+)", case)
+    if match_ is None:
+        raise SystemExit(f"A case is as 16x1024 or read16x1024, not {case}.")
+    return bool(match_[1]), int(match_[2]), int(match_[3])
 
 
 def measured(case: str, dtype: str, arms: dict[str, Arm], turns: int) -> dict[str, Any]:
     """Measure a case in turns, after one that does not count."""
-    match_ = re.fullmatch(r"(read)?(\d+)x(\d+)", case)
-    if match_ is None:
-        raise SystemExit(f"A case is as 16x1024 or read16x1024, not {case}.")
-    reads, batch, context = match_[1], int(match_[2]), int(match_[3])
+    reads, batch, context = parsed(case)
     steps = 0 if reads else STEPS.get(batch, 8)
     tokens = batch * (steps or context)
     seconds: dict[str, list[float]] = {name: [] for name in arms}
-    walls: dict[str, list[float]] = {name: [] for name in arms}
+    load = os.getloadavg()[0]
     for turn in range(-1, turns):
         for name, arm in arms.items():
-            began = time.perf_counter()
             taken = arm.seconds(batch, context, steps)
             if turn >= 0:
                 seconds[name].append(round(taken, 4))
-                walls[name].append(round(time.perf_counter() - began, 3))
     own = seconds["kvatlas"]
     peers = {name: taken for name, taken in seconds.items() if name != "kvatlas"}
     return {
@@ -231,7 +241,7 @@ def measured(case: str, dtype: str, arms: dict[str, Arm], turns: int) -> dict[st
         "turns": turns,
         "tokens": tokens,
         "seconds": seconds,
-        "wall_seconds": walls,
+        "load_before": round(load, 2),
         "tokens_per_cpu_second": {name: round(tokens / min(taken), 1) for name, taken in seconds.items()},
         "median_tokens_per_cpu_second": {name: round(tokens / median(taken), 1) for name, taken in seconds.items()},
         "ratio_by_least_times": {name: round(min(taken) / min(own), 2) for name, taken in peers.items()},

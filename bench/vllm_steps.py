@@ -1,6 +1,8 @@
 """vLLM's part of engines.py, run by the Python of vLLM's environment: CPU seconds of decoding steps and of prompts.
 
-    python bench/vllm_steps.py FOLDER float32 eager
+    VLLM_CPU_KVCACHE_SPACE=4 python bench/vllm_steps.py FOLDER float32 eager 16 4352
+
+The last two words are the most sequences and the most tokens of each, for which the space in GB has to suffice.
 
 Each line of the standard input is a case, [batch, context, steps]; with 0 steps the prompts are read, otherwise the
 cache holds random numbers, by vLLM's own connector for that purpose. The answer is a line of seconds.
@@ -15,8 +17,6 @@ import time
 
 os.environ |= {
     "VLLM_TARGET_DEVICE": "cpu",
-    # GB for 16 sequences of 4,352 tokens, of a model in SmolLM2's shape.
-    "VLLM_CPU_KVCACHE_SPACE": "4" if "float32" in sys.argv else "2",
     # In this process, so that its processor time is that of the engine.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -43,9 +43,9 @@ class Filled(DecodeBenchConnector):
 
 
 class Engine:
-    """vLLM with room for 16 sequences."""
+    """vLLM with room for so many sequences of so many tokens."""
 
-    def __init__(self, folder: str, dtype: str, eager: bool) -> None:
+    def __init__(self, folder: str, dtype: str, eager: bool, rows: int, room: int) -> None:
         transfer = {
             "kv_connector": "Filled",
             "kv_role": "kv_both",
@@ -57,8 +57,8 @@ class Engine:
             skip_tokenizer_init=True,
             dtype=dtype,
             enforce_eager=eager,
-            max_num_seqs=16,
-            max_model_len=4352,
+            max_num_seqs=rows,
+            max_model_len=room,
             enable_prefix_caching=False,
             kv_transfer_config=transfer,
             disable_log_stats=True,
@@ -95,9 +95,9 @@ class Engine:
 
 
 def main() -> None:
-    folder, dtype, mode = sys.argv[1:]
+    folder, dtype, mode, rows, room = sys.argv[1:]
     began = time.perf_counter()
-    engine = Engine(folder, dtype, mode == "eager")
+    engine = Engine(folder, dtype, mode == "eager", int(rows), int(room))
     print(json.dumps({"version": __version__, "start": round(time.perf_counter() - began, 1)}), file=ANSWERS)
     for line in sys.stdin:
         print(json.dumps(engine.seconds(*json.loads(line))), file=ANSWERS)
