@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import os
 import shlex
 import shutil
 import tempfile
@@ -148,6 +149,8 @@ def outcome_of(name: str, window: int, python: Path) -> Json:
     handle = models.find(address)
     prompts = [handle.encode(benchmark.prompt(problem)) for problem in problems]
     with tempfile.TemporaryDirectory() as scratch:
+        # Weights that kvatlas packs for the copy go with it.
+        os.environ["KVATLAS_CACHE"] = str(Path(scratch) / "cache")
         model = copy_with_window(handle.folder, window, Path(scratch) / "model")
         own = tokens_of_kvatlas(model, prompts, most)
         peer, version = tokens_of_vllm(python, model, prompts, most, Path(scratch))
