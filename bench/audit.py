@@ -26,6 +26,7 @@ import recipe_runs
 import second_looks
 import thinking_cap
 import trace_length
+import vllm_equality
 from common import arguments
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,7 @@ AUDITABLE = {
     "equal_arms": autopsies,
     "second_looks": second_looks,
     "engine_maps": engine_maps,
+    "vllm_equality": vllm_equality,
 }
 
 

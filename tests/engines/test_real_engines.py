@@ -1,23 +1,17 @@
 """Servers that others wrote, on this machine: vLLM and llama.cpp. Run by `make engines`."""
 
-import json
+import importlib
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from kvatlas import benchmarks, models, open_run, sweep
-from kvatlas.engines.command import Command
-from kvatlas.engines.server import Server
+from kvatlas import models, open_run, sweep
 from kvatlas.results import Store
 
 pytestmark = pytest.mark.engines
-PROBLEMS = 100
+BENCH = Path(__file__).parents[2] / "bench"
 MOST = 700
 #: What a real vLLM needs on a CPU. `vllm serve` does not find this build.
 VLLM = (
@@ -38,59 +32,13 @@ def vllm_command() -> str:
     return VLLM.format(python=os.environ["VLLM_PYTHON"], model=model)
 
 
-def sliding(window: int) -> dict[str, Any]:
-    """Return the keys of a config with a sliding window in all layers."""
-    layers = ["sliding_attention"] * 4
-    return {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0, "layer_types": layers}
-
-
-def tokens_of_server(server: Server, questions: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of greedy answers."""
-
-    def ask(question: str) -> list[int]:
-        message = {"role": "user", "content": question}
-        request = {"model": server.endpoint.model, "messages": [message], "temperature": 0, "max_tokens": MOST}
-        request["return_token_ids"] = True
-        answer = httpx.post(f"{server.endpoint.url}/chat/completions", json=request, timeout=600)
-        (choice,) = answer.json()["choices"]
-        ids: list[int] = choice["token_ids"]
-        return ids
-
-    with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(ask, questions))
-
-
-def tokens_of_kvatlas(changes: Mapping[str, Any], folder: Path) -> list[list[int]]:
-    """Return the token ids of the full cache's greedy traces, of the model with a changed config."""
-    source = models.find("embedded:tiny-qwen").folder
-    model = folder / "model"
-    model.mkdir()
-    for file in filter(Path.is_file, source.iterdir()):
-        (model / file.name).write_bytes(file.read_bytes())
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | dict(changes)))
-
-    sampling = {"temperature": 0, "max_new_tokens": MOST}
-    spec = {"models": [str(model)], "benchmarks": ["LEDGER12-18"], "problems": PROBLEMS, "sampling": sampling}
-    sweep(spec, folder / "run")
-    problems = benchmarks.find("LEDGER12-18").problems(PROBLEMS)
-    with Store.open(folder / "run") as store:
-        by_problem = {trace.problem: list(trace.tokens) for _, trace in store.traces()}
-    return [by_problem[problem.id] for problem in problems]
-
-
-@pytest.mark.parametrize("window", [None, 512, 384, 256])
-def test_vllm_writes_the_tokens_of_kvatlas(window: int | None, tmp_path: Path) -> None:
-    changes = {} if window is None else sliding(window)
-    model = {"serve_cmd": vllm_command(), "env": ENVIRONMENT}
-    command = Command.layered(model).render({"hf_overrides": json.dumps(changes)} if changes else {})
-    benchmark = benchmarks.find("LEDGER12-18")
-    questions = [benchmark.prompt(problem) for problem in benchmark.problems(PROBLEMS)]
-    with Server(command, tmp_path / "servers", "vllm", tmp_path) as server:
-        served = tokens_of_server(server, questions)
-    decoded = tokens_of_kvatlas(changes, tmp_path)
-    equal = sum(first == second for first, second in zip(served, decoded, strict=True))
-    assert equal == PROBLEMS
+@pytest.mark.parametrize("window", [0, 512, 384, 256])
+def test_vllm_writes_the_tokens_of_kvatlas(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    program = importlib.import_module("vllm_equality")
+    outcome = program.outcome_of("tiny-qwen", window, Path(os.environ["VLLM_PYTHON"]))
+    assert len(outcome["problems"]) == 100
+    assert outcome["departures"] == {}
 
 
 def test_a_map_of_vllms_cache_types(tmp_path: Path) -> None:
