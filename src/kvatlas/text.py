@@ -29,6 +29,8 @@ LABELS: Mapping[str, str] = {
 #: Values in brackets behind a name, and the name of a parameter before its value: `dynts(kv_budget=144)`.
 _IN_BRACKETS = re.compile(r" ?\(([a-z_]+=[^()]*)\)")
 _PARAMETER = re.compile(r"\b([a-z_]+)=")
+#: The most decimals of a limit that lies next to a border.
+_MOST_DIGITS = 4
 
 
 def axis_label(name: str) -> str:
@@ -81,6 +83,22 @@ def percent_text(share: float, digits: int = 1) -> str:
     return fixed(100 * share, digits)
 
 
+def digits_apart(share: float, border: float) -> int:
+    """Return the decimals of a percentage that tell it from a border, as a margin or 0: one, or more where it is near.
+
+    One, too, where four are too few.
+    """
+    for digits in range(1, _MOST_DIGITS + 1):
+        if fixed(100 * share, digits) != fixed(100 * border, digits):
+            return digits
+    return 1
+
+
+def limit_text(share: float, border: float = 0.0) -> str:
+    """Return a limit in percent, told from a border: 0.0302 is `3.02` beside a margin of 0.03, and 0.031 is `3.1`."""
+    return percent_text(share, digits_apart(share, border))
+
+
 def bytes_text(size: float) -> str:
     """Return a number of bytes with three digits in the unit that suits it: 2640000000 is `2.46 GiB`."""
     for unit in ("bytes", "KiB", "MiB"):
@@ -115,8 +133,8 @@ def signed(value: float, digits: int = 1, minus: str = "−") -> str:
 
 
 def points_text(difference: float) -> str:
-    """Return a difference of shares in points: 0.032 is `+3.2`."""
-    return signed(100 * difference, minus="-")
+    """Return a difference of shares in points: 0.032 is `+3.2`, and 0.0002 is `+0.02`, since it is not 0."""
+    return signed(100 * difference, digits_apart(difference, 0.0), minus="-")
 
 
 def p_text(p: float) -> str:

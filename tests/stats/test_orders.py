@@ -190,7 +190,7 @@ def test_controls_get_no_share_and_no_frame(tmp_path: Path) -> None:
     assert [by_name[str(one)]["broken"] for one in randoms] == [True] + 5 * [False]
     assert all(by_name[str(one)]["loses_limit"] is None for one in randoms)
     page = one_page(result)
-    assert "random is a control: nothing is claimed of it but that a setting loses more." in page
+    assert "random is a control, tested for a larger loss alone." in page
     assert "of 6 settings 6 are proven" in page
     assert "tiny random (control)" in page
     names = [name_of(panel).policy for panel in metric_panels([one.map for one in result.maps])]

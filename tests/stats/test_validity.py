@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import Grade, Status, Vacuous
+from kvatlas.core import Grade, Status, Vacuous, grouped
 from kvatlas.report.result import Result
 from kvatlas.results.records import answer_digest
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.validity import Kind, findings, validities, validity_of
+from kvatlas.stats.validity import Kind, Validity, findings, validity_of
 from tests.stats.synthetic import grid, manifest, traces
 
 NO_ANSWER = Grade(False, 0.0, None, Status.NO_ANSWER)
@@ -19,6 +19,12 @@ NO_ANSWER = Grade(False, 0.0, None, Status.NO_ANSWER)
 def cells(change: Any = lambda trace: trace, **plan: Any) -> Any:
     made = manifest(grid("dynts", "random", ratio_over="older"), **plan)
     return RunData(made, [(key, change(trace)) for key, trace in traces(made)])
+
+
+def validities(run: RunData) -> list[Validity]:
+    """Return the validity of each benchmark, which has cells of one model."""
+    by_benchmark = grouped(run.cells, lambda cell: cell.benchmark)
+    return [checked for group in by_benchmark.values() if (checked := validity_of(group)) is not None]
 
 
 def texts(trace: Any, per: str) -> Any:
@@ -33,7 +39,7 @@ def uncompressed(trace: Any) -> Any:
 
 def test_a_sound_run_has_nothing_to_say() -> None:
     result = cells(lambda trace: texts(trace, "setting"))
-    (first, second) = validities(result.cells).values()
+    (first, second) = validities(result)
     assert first.traces == second.traces == 19 * 24
     assert (first.bounded, first.compressed, first.settings) == (18 * 24, 18 * 24, 18)
     assert first.truncated + sum(c.cell.estimate.value * 24 for c in result.cells[:19]) == pytest.approx(19 * 24)
@@ -60,7 +66,7 @@ def test_a_sound_run_has_nothing_to_say() -> None:
 )  # fmt: skip
 def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous, kind: Kind, clause: str) -> None:
     result = cells(change)
-    assert {checked.vacuous for checked in validities(result.cells).values()} == {reason}
+    assert {checked.vacuous for checked in validities(result)} == {reason}
     (choice,) = Result((result,)).choices
     assert (choice.by_memory, choice.by_time, choice.vacuous) == (None, None, clause)
     assert choice.candidates == 18
@@ -71,7 +77,7 @@ def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous,
 
 def test_one_benchmark_that_shows_something_is_enough_to_choose() -> None:
     result = cells(lambda trace: uncompressed(trace) if trace.benchmark == "CHAIN6" else texts(trace, "setting"))
-    assert [checked.vacuous for checked in validities(result.cells).values()] == [Vacuous.UNCOMPRESSED, None]
+    assert [checked.vacuous for checked in validities(result)] == [Vacuous.UNCOMPRESSED, None]
     (choice,) = Result((result,)).choices
     assert choice.vacuous is None
     assert len(choice.losses) == choice.candidates

@@ -16,15 +16,13 @@ from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
 from kvatlas.gates.pairing import PairedAnswers, TaskPairs
 from kvatlas.stats.claims import MOST_COPIED, copies_clause
 from kvatlas.stats.numerics.arrays import Difference
-from kvatlas.text import counted, fixed, margin_text, percent_text, signed, visible
+from kvatlas.text import counted, digits_apart, limit_text, margin_text, percent_text, signed, visible
 
 #: Problems that the text names.
 NAMED = 5
 #: Lost answers whose texts are read for a likely cause, and the share of the answers from which a cause is named.
 _READ = 200
 _MANY = 0.05
-#: The most decimals of a limit that lies next to the margin.
-_MOST_DIGITS = 4
 #: The names of a loss and its limits in data.
 _LOSES = ("loses", "loses_low", "loses_high")
 _OF_CLAIM = {
@@ -300,7 +298,7 @@ def gate_headline(result: JudgedChange) -> str:
     margin = margin_text(judgement.margin)
     decides = judgement.losses[judgement.claim]
     if judgement.verdict is Verdict.KEEPS:
-        most = _points_lost(decides.high, judgement.margin)
+        most = limit_text(decides.high, judgement.margin)
         if result.equal_answers:
             return f"Keeps: {result.equal_answers}; at most {most} points (margin {margin})"
         return f"Keeps: loses at most {most} points (margin {margin})"
@@ -308,7 +306,7 @@ def gate_headline(result: JudgedChange) -> str:
         names = judgement.losing_tasks
         if decides.low <= judgement.margin and names:
             return f"Loses: more than {margin} on {', '.join(names)}"
-        return f"Loses: at least {_points_lost(decides.low, judgement.margin)} points (margin {margin})"
+        return f"Loses: at least {limit_text(decides.low, judgement.margin)} points (margin {margin})"
     return f"Cannot tell whether it loses more than {margin}"
 
 
@@ -331,8 +329,8 @@ def gate_text(result: JudgedChange) -> str:
     sentences = [
         f"{counted(judgement.problems, 'problem')}{times}: {percent_text(judgement.right[0])} % of the answers were "
         f"right before and {percent_text(judgement.right[1])} % after{mean}; {change}.",
-        f"{words[:1].upper()}{words[1:]} it loses {_points_lost(loss.value, judgement.margin)} points, at most "
-        f"{_points_lost(loss.high, judgement.margin)} and at least {_points_lost(loss.low, judgement.margin)} "
+        f"{words[:1].upper()}{words[1:]} it loses {limit_text(loss.value, judgement.margin)} points, at most "
+        f"{limit_text(loss.high, judgement.margin)} and at least {limit_text(loss.low, judgement.margin)} "
         f"(95 %, {units}).",
     ]
     if result.repeat is not None:
@@ -341,8 +339,8 @@ def gate_text(result: JudgedChange) -> str:
         lost, gained = floor.changed
         sentences.append(
             f"Noise floor: between two runs of the side before {lost + gained:,} flip ({lost:,} "
-            f"lost, {gained:,} gained), a loss of {_points_lost(of_floor.value, floor.margin)} points, at most "
-            f"{_points_lost(of_floor.high, floor.margin)} and at least {_points_lost(of_floor.low, floor.margin)}."
+            f"lost, {gained:,} gained), a loss of {limit_text(of_floor.value, floor.margin)} points, at most "
+            f"{limit_text(of_floor.high, floor.margin)} and at least {limit_text(of_floor.low, floor.margin)}."
         )
 
     sentences += [f"Nothing is proven: {reason}." for reason in judgement.reasons]
@@ -377,18 +375,6 @@ def gate_text(result: JudgedChange) -> str:
     if result.same_texts:
         sentences.append("Both sides wrote the same texts, answer by answer.")
     return " ".join(sentences)
-
-
-def _points_lost(share: float, margin: float) -> str:
-    """Return a loss in points, with as many decimals as tell it from the margin."""
-    return fixed(100 * share, _digits(share, margin))
-
-
-def _digits(share: float, margin: float) -> int:
-    digits = 1
-    while digits < _MOST_DIGITS and share != margin and fixed(100 * share, digits) == fixed(100 * margin, digits):
-        digits += 1
-    return digits
 
 
 def _samples_text(task: TaskPairs) -> str:
@@ -477,7 +463,7 @@ def _other_claim(judgement: Judgement) -> str:
         return f"For these problems alone nothing is claimed: {judgement.refused}."
     if other is Claim.THESE and all(task.pairs.samples == (1, 1) for task in judgement.tasks):
         return "With one sample of each problem the limits are the same for these problems alone."
-    most = _points_lost(loss.high, judgement.margin)
+    most = limit_text(loss.high, judgement.margin)
     if other is Claim.THESE:
         return f"On these problems, however often they are sampled, it loses at most {most} points."
     return (
@@ -512,7 +498,8 @@ def task_table(result: JudgedChange) -> str:
 
 
 def _table_rows(judgement: Judgement, prefix: str) -> list[str]:
-    rows = []
+    # Name and size of each task, and of their mean. A name must not end its cell of the table.
+    parts: list[tuple[str, str, TaskVerdict | Judgement]] = []
     for task in judgement.tasks:
         # A name must not end its cell of the table.
         name = task.pairs.task.replace("|", "\\|").replace("\n", " ")
@@ -533,7 +520,7 @@ def _table_row(
 
 
 def _loss_with_limits(loss: Difference, margin: float) -> str:
-    texts = [signed(100 * each, _digits(each, margin), "-") for each in (loss.value, loss.low, loss.high)]
+    texts = [signed(100 * each, digits_apart(each, margin), "-") for each in (loss.value, loss.low, loss.high)]
     return f"{texts[0]} ({texts[1]}, {texts[2]})"
 
 

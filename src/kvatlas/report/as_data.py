@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from kvatlas.columns import cell_document
@@ -72,20 +73,13 @@ def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily
         "units": loss.units or None,
         "pairs": loss.pairs or None,
         "missing": loss.missing,
-        "look": look_document(family),
+        "look": asdict(family.look) if family and family.look != ONE_LOOK else None,
         "limits": limits_document(loss, family.refused if family else ""),
         "by_benchmark": {name: percent(lost) for name, lost in loss.about["by_benchmark"].items()},
         "traces": loss.about["traces"],
         "compressed": loss.about["compressed"],
         "loses_where_compressed": contrast_document(among, "loses") if among else None,
     }
-
-
-def look_document(family: LossFamily | None) -> Json | None:
-    """Return the look at the samples of a run; None for a single look at the end."""
-    if family is None or family.look == ONE_LOOK:
-        return None
-    return {"share": family.look.share, "extensions": family.look.extensions}
 
 
 def limits_document(loss: Difference, refused: str = "") -> Json:
@@ -153,7 +147,7 @@ def choice_document(choice: Choice) -> Json:
         "proven_cheapest": str(choice.by_memory.setting) if choice.by_memory and choice.losses else None,
         "deployable": str(choice.deployable.setting) if choice.deployable else None,
         "claim": choice.family.claim.value if choice.family else None,
-        "control": control_document(choice.control),
+        "control": control_document(choice.control) if choice.control else None,
         "vacuous": choice.vacuous,
         "withheld": choice.withheld or None,
         "proven": [str(setting) for setting, _ in choice.proven],
@@ -174,23 +168,14 @@ def choice_document(choice: Choice) -> Json:
     }
 
 
-def control_document(control: Difference | None) -> Json | None:
+def control_document(control: Difference) -> Json:
     """Return the control of a run, and whether it is proven to lose."""
-    if control is None:
-        return None
     return {"setting": str(control.about["setting"]), **contrast_document(control, "loses"), "seen": control.low > 0}
 
 
 def changes_document(changes: Changes) -> Json:
     """Return the changed answers of a setting to the first sample of each problem, beside the reference's."""
-    return {
-        "setting": str(changes.setting),
-        "pairs": changes.pairs,
-        "lost": changes.lost,
-        "gained": changes.gained,
-        "texts": changes.texts,
-        "p": rounded_p(changes.p),
-    }
+    return {**vars(changes), "setting": str(changes.setting), "p": rounded_p(changes.p)}
 
 
 def saving_document(saving: Saving | None) -> Json | None:

@@ -17,7 +17,17 @@ from kvatlas.stats.choice import Choice, kv_tokens_of
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.run_data import setting_words
 from kvatlas.stats.setting_tables import SettingTable
-from kvatlas.text import axis_label, bytes_text, counted, interval_text, model_name, p_text, percent_text, points_text
+from kvatlas.text import (
+    axis_label,
+    bytes_text,
+    counted,
+    interval_text,
+    limit_text,
+    model_name,
+    p_text,
+    percent_text,
+    points_text,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -73,6 +83,8 @@ def _environment() -> Environment:
     environment.filters |= {
         "percent": percent_text,
         "points": points_text,
+        "limit": limit_text,
+        "at_most": at_most_text,
         "model": model_name,
         "label": axis_label,
         "brief": brief,
@@ -102,6 +114,12 @@ def _environment() -> Environment:
 def brief(share: float) -> str:
     """Return a share as points without more places than needed: 0.03 is `3`."""
     return f"{round(100 * share, 4):g}"
+
+
+def at_most_text(limit: float, margin: float) -> str:
+    """Return an upper limit of a loss, one below 0 as a gain: `at most 2.9`, `a gain of at least 1.2`."""
+    text = limit_text(limit, margin)
+    return f"a gain of at least {percent_text(-limit)}" if text.startswith("-") else f"at most {text}"
 
 
 def listed_items(items: Iterable[str]) -> str:

@@ -61,9 +61,8 @@ def short_headline(choices: Sequence[Choice], comparisons: Sequence[Comparison])
             models = f"{len(keeping)} of {len(judged)} models"
         return f"On {models}, {subject} {is_or_are} {proven}"
 
-    # What they save, unless one of them saves nothing.
-    saved = sorted(round(100 * (1 - choice.saving.memory)) for choice in keeping if choice.saving)
-    if len(saved) < len(keeping) or saved[0] <= 0:
+    saved = sorted(_saved(keeping))
+    if not saved:
         return f"{subject} {is_or_are} {proven}"
     verb = "saves" if len(policies) == 1 else "save"
     ends = dict.fromkeys(map(str, (saved[0], saved[-1])))
@@ -79,11 +78,8 @@ def _settings_that_keep(choices: Sequence[Choice]) -> str:
     if not keeping:
         return f"a setting is {proven}"
 
-    # What they save, unless one of them saves nothing.
-    saving = ""
-    saved = [round(100 * (1 - choice.saving.memory)) for choice in keeping if choice.saving]
-    if len(saved) == len(keeping) and min(saved) > 0:
-        saving = f" saves {' and '.join(map(str, saved))} % of the KV memory and"
+    saved = _saved(keeping)
+    saving = f" saves {' and '.join(map(str, saved))} % of the KV memory and" if saved else ""
 
     cheapest = [choice.by_memory.setting for choice in keeping if choice.by_memory is not None]
     if len(choices) == 1:
@@ -98,6 +94,12 @@ def _settings_that_keep(choices: Sequence[Choice]) -> str:
     return f"on {models}{alone}, {policies}{saving} is {proven}"
 
 
+def _saved(keeping: Sequence[Choice]) -> list[int]:
+    """Return what the settings of some models save, in percent; nothing where one of them saves nothing."""
+    saved = [round(100 * (1 - choice.saving.memory)) for choice in keeping if choice.saving]
+    return saved if len(saved) == len(keeping) and min(saved) > 0 else []
+
+
 def _nothing_kept(choices: Sequence[Choice]) -> str:
     """Return that no setting is proven to keep the margin, or that all are proven to lose more."""
     losses: list[Difference] = []
@@ -109,6 +111,8 @@ def _nothing_kept(choices: Sequence[Choice]) -> str:
     population = ""
     if choices[0].family is not None and choices[0].family.claim is Claim.LIKE and not choices[0].is_single:
         population = " for problems like these"
+    if not losses:
+        return ""
     if broken == len(losses):
         return f"every setting loses more than {margin} against {choices[0].reference}{population}"
     more = f" ({broken} of {len(losses)} are proven to lose more)" if broken else ""

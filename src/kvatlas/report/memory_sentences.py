@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import CellCoord, apart_sentence
 from kvatlas.stats.windows_at_memory import ONE_TOKEN, RATIO, WINDOW, EqualMemory
-from kvatlas.text import model_name, p_text, percent_text
+from kvatlas.text import limit_text, model_name, p_text, percent_text
 
 if TYPE_CHECKING:
     from kvatlas.report.evidence import MapResult
@@ -32,7 +32,7 @@ def level_sentence(effect: PooledEffect) -> str:
     tokens = {name: stays.tokens for name, stays in effect.stays.items()}
     differ = bool(tokens) and max(tokens.values()) - min(tokens.values()) >= ONE_TOKEN / 2
 
-    details = [] if effect.maps else [f"{percent_text(most.low)} to {percent_text(most.high)}"]
+    details = [] if effect.maps else [f"{limit_text(most.low)} to {limit_text(most.high)}"]
     details.append(f"p {p_text(effect.adjusted_p)}")
     level_tokens = ""
     end = ""
@@ -132,8 +132,8 @@ def _memory_sentence(memory: EqualMemory) -> str:
             kept += f" in the mean over benchmarks, the first {more}"
         return (
             f"at equal memory {cell_place(best.about['better'], memory.axes)} is {percent_text(best.value)} points "
-            f"above {cell_place(best.about['other'], memory.axes)} ({percent_text(best.low)} to "
-            f"{percent_text(best.high)} over {pairs}, adjusted p {p_text(best.p_holm)}); {kept}."
+            f"above {cell_place(best.about['other'], memory.axes)} ({limit_text(best.low)} to "
+            f"{limit_text(best.high)} over {pairs}, adjusted p {p_text(best.p_holm)}); {kept}."
         )
 
     text = f"at equal memory no window is proven better ({pairs})"
@@ -148,7 +148,7 @@ def _memory_sentence(memory: EqualMemory) -> str:
     between = "ratios" if other_axis == RATIO else f"values of {other_axis}"
     sentence = (
         f"{text}; {estimate.about['wide']} minus {estimate.about['narrow']} {tokens}: {percent_text(estimate.value)} "
-        f"({percent_text(estimate.low)} to {percent_text(estimate.high)}), estimated by straight lines between "
+        f"({limit_text(estimate.low)} to {limit_text(estimate.high)}), estimated by straight lines between "
         f"{between}"
     )
     if estimate.excludes_zero:

@@ -64,14 +64,14 @@ class Result(Evidence):
 
     @property
     def without_finding(self) -> list[MapResult]:
-        """Maps of one benchmark of which nothing is found: no difference, no effect of an axis, no mark."""
+        """Maps of one benchmark of which nothing is found: no difference, effect of an axis or pair, and no mark."""
         found = set().union(*(effect.names for effect in self.effects if effect.is_found))
         maps = []
         for one in self.maps:
             if one.map.is_mean or one.verdict.omnibus is None or one.verdict.evidence:
                 continue
             has_mark = any(loss.keeps_any or loss.breaks_any for loss in one.losses.values())
-            if not has_mark and one.map.name not in found:
+            if not has_mark and not _has_pair(one) and one.map.name not in found:
                 maps.append(one)
         return maps
 
@@ -86,12 +86,14 @@ class Result(Evidence):
         return any(names & {one.first, one.second} and broken & {one.first, one.second} for one in open_pairs)
 
     @property
-    def models_with_effects(self) -> set[str]:
-        """The models of which an effect of an axis is proven."""
+    def models_with_differences(self) -> set[str]:
+        """The models of which a difference between settings is proven: by an axis, at equal memory, or of a pair."""
         models: set[str] = set()
         for effect in self.effects:
             if effect.is_proven:
                 models.update(name.model for name in effect.names)
+        models.update(one.map.model for one in self.grids if _has_pair(one))
+        models.update(one.model for one in self.comparisons if one.difference.is_proven)
         return models
 
     def comparison_documents(self) -> list[Json]:
@@ -134,6 +136,11 @@ class Result(Evidence):
             "next_steps": [step.to_dict() for step in self.next_steps],
             "notes": [note.text for note in self.notes],
         }
+
+
+def _has_pair(one: MapResult) -> bool:
+    """Return whether a setting of a map is proven better than another at equal memory."""
+    return one.verdict.memory is not None and one.verdict.memory.best is not None
 
 
 def open_result(sources: Sequence[str | Path | RunData | Map], options: ReadOptions | None = None) -> Result:

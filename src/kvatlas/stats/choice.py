@@ -16,12 +16,7 @@ from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, differing, g
 from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import GREEDY, MOST_MISSING
 from kvatlas.stats.controls import Changes, changes_of, control_of, drift_reason, sessions_reason
-from kvatlas.stats.losses import (
-    GridLosses,
-    LossFamily,
-    Required,
-    grid_by_benchmark,
-)
+from kvatlas.stats.losses import GridLosses, LossFamily, Required, grid_by_benchmark
 from kvatlas.stats.map_tests import MapTests, PooledEffect
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.numerics.arrays import Difference
@@ -195,9 +190,16 @@ class Choice:
     @property
     def untested(self) -> dict[str, Setting]:
         """Undecided settings by id, with the setting at which the order of tests ended before them."""
-        ends = {} if self.family is None else self.family.end_of_tests
+        ends = {} if self.family is None else self.family.ends_of_tests(self.family.claim)
         losses = self.losses or {}
         return {id_: end for id_, end in ends.items() if id_ in losses and not losses[id_].breaks_any}
+
+    @property
+    def silent(self) -> list[str]:
+        """The settings of which hardly a trace was compressed, by id."""
+        if self.family is None:
+            return []
+        return [id_ for id_, loss in (self.losses or {}).items() if self.family.is_silent(loss) and not loss.is_control]
 
     @property
     def controls(self) -> list[str]:
@@ -265,10 +267,13 @@ class Choice:
 
     @property
     def worst_benchmark(self) -> tuple[str, float] | None:
-        """The benchmark on which the chosen setting lost most, and the loss, where that is beyond the margin."""
-        if self.loss is None or len(self.loss.about["by_benchmark"]) < 2:
+        """The benchmark on which the offered setting lost most, and the loss, where that is beyond the margin."""
+        if self.offered is None or self.losses is None:
             return None
-        name, lost = max(self.loss.about["by_benchmark"].items(), key=itemgetter(1))
+        by_benchmark = self.losses[self.offered.id].about["by_benchmark"]
+        if len(by_benchmark) < 2:
+            return None
+        name, lost = max(by_benchmark.items(), key=itemgetter(1))
         return (name, lost) if lost > self.margin else None
 
     @property
@@ -493,15 +498,9 @@ def choices_of_maps(
 ) -> list[Choice]:
     """Return one choice from the plateau of each map with tests, on a model's mean or only benchmark.
 
-    None for models that have `earlier` ones, and for benchmarks that have no mean. Levels of an axis that an effect
-    finds to be worse are not chosen.
+    None for models that have `earlier` ones, and for benchmarks that have no mean. Levels of an axis that an effect of
+    the same model and policy finds to be worse are not chosen.
     """
-    worse: set[tuple[str, Any]] = set()
-    for effect in effects:
-        # Only effects over maps without traces count maps.
-        if effect.maps:
-            worse.update((effect.axis, level) for level in effect.worse)
-
     chosen = {choice.model for choice in earlier}
     maps_of_policy = Counter((map_.model, map_.policy) for map_ in maps)
     found = []
@@ -511,11 +510,15 @@ def choices_of_maps(
         if tests is None or not is_alone or map_.model in chosen:
             continue
         axes = [name for name, _ in map_.axes]
+        worse: set[tuple[str, Any]] = set()
+        for effect in effects:
+            if any((name.model, name.policy) == (map_.model, map_.policy) for name in effect.names):
+                worse.update((effect.axis, level) for level in effect.worse)
         reason = None if map_.validity is None else map_.validity.reason
         members = []
         if reason is None:
             good = [coord for coord in tests.plateau if worse.isdisjoint(zip(axes, coord, strict=True))]
-            members = [map_.cells[coord] for coord in good]
+            members = [map_.cells[coord] for coord in good or tests.plateau]
         choice = Choice(
             map_.model,
             map_.benchmark,

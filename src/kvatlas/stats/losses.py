@@ -14,7 +14,7 @@ from kvatlas.core import REFERENCE, Claim, Estimate, Setting, is_reference, refe
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.numerics.against_reference import losses_of_units
-from kvatlas.stats.numerics.arrays import Difference, Flags, Ints, mean_of_known, weights
+from kvatlas.stats.numerics.arrays import Difference, Flags, mean_of_known, weights
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
 from kvatlas.stats.orders import IN_ORDER, Orders, TestedSetting, orders_of_claims
@@ -119,22 +119,19 @@ class LossFamily:
         if not chosen.any() or chosen.sum() == np.count_nonzero(~np.isnan(values)):
             return None
 
-        # Benchmarks without a compressed trace are left out, so the others are numbered anew.
+        # Benchmarks and clusters without a compressed trace are left out, so the others are numbered anew.
         strata = np.unique(self.paired.strata[chosen], return_inverse=True)[1]
+        clusters = self.paired.clusters
+        if clusters is not None:
+            clusters = np.unique(clusters[chosen], return_inverse=True)[1]
         of_problems = replace(
             self.paired,
             traces=self.paired.traces[row : row + 1, chosen],
             promised=self.paired.promised[row : row + 1, chosen],
             strata=strata,
-            clusters=self._clusters_of(chosen),
+            clusters=clusters,
         )
         return of_problems.units(self.claim).negated().contrasts()[0]
-
-    def _clusters_of(self, chosen: Flags) -> Ints | None:
-        """Return the clusters of some problems, numbered anew."""
-        assert self.paired is not None
-        clusters = self.paired.clusters
-        return None if clusters is None else np.unique(clusters[chosen], return_inverse=True)[1]
 
     def required_among(self, settings: Container[str]) -> Required | None:
         """Return the one of these settings, at which a chain stopped, that takes the fewest samples or problems.
@@ -152,16 +149,15 @@ class LossFamily:
                 least = order
         return found
 
-    @cached_property
-    def end_of_tests(self) -> dict[str, Setting]:
-        """Settings that are not tested, by id, with the one before them in their chain that is not proven."""
+    def ends_of_tests(self, claim: Claim) -> dict[str, Setting]:
+        """Return the settings that a claim does not test, by id, with the unproven one before them in their chain."""
         found: dict[str, Setting] = {}
-        for of_chain in self.chains:
+        for of_chain in self.orders.get(claim, []):
             end = None
             for setting in of_chain:
                 if end is not None:
                     found[setting] = end
-                elif self._ends(setting, self.claim):
+                elif self._ends(setting, claim):
                     end = self.settings[setting]
         return found
 

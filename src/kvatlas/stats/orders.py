@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from kvatlas.core import Claim, Setting, budget_in_tokens, differing, floor_ratio, grouped, window_in_tokens
@@ -94,17 +95,9 @@ def chains_of_settings(
     chains = [*_chains_of_windows(numbered), *unnumbered]
     if chains and provable_margin(sizes, len(chains)) > margin:
         # Not even "nothing lost" could be proven.
-        chains = [*_chains_of_policies(numbered), *unnumbered]
-    return [list(map(_id_of, of_chain)) for of_chain in chains]
-
-
-def _id_of(one: TestedSetting) -> str:
-    return one.setting.id
-
-
-def _chains_of_policies(settings: Sequence[TestedSetting]) -> list[list[TestedSetting]]:
-    """Return the settings of each policy and cap from most bytes down, of equal ones as in the spec."""
-    return [_from_most(group) for group in grouped(settings, _policy_and_cap).values()]
+        # One for each policy and cap.
+        chains = [*map(_from_most, grouped(numbered, _policy_and_cap).values()), *unnumbered]
+    return [list(map(attrgetter("setting.id"), of_chain)) for of_chain in chains]
 
 
 def _policy_and_cap(one: TestedSetting) -> tuple[object, ...]:

@@ -108,16 +108,6 @@ def _shared_by_several(groups: Iterable[Sequence[str]]) -> tuple[tuple[str, ...]
     return tuple(tuple(group) for group in groups if len(group) > 1)
 
 
-def validities(cells: Iterable[CellTraces]) -> dict[tuple[str, str], Validity]:
-    """Return the validity by model and benchmark, over all their settings, baselines included."""
-    found = {}
-    for name, group in grouped(cells, lambda cell: (cell.model, cell.benchmark)).items():
-        checked = validity_of(group)
-        if checked is not None:
-            found[name] = checked
-    return found
-
-
 def merge_validity(benchmarks: Sequence[Validity | None]) -> Validity | None:
     """Return the validity of the same settings on several benchmarks, from that on each; None if one is unknown."""
     checked = [validity for validity in benchmarks if validity is not None]
@@ -144,10 +134,13 @@ def merge_validity(benchmarks: Sequence[Validity | None]) -> Validity | None:
 
 def findings(cells: Sequence[CellTraces]) -> list[Limitation]:
     """Return the limitations of the gathered traces of a run, the gravest first."""
-    by_name = validities(cells)
+    by_name = grouped(cells, lambda cell: (cell.model, cell.benchmark))
     has_models = len({model for model, _ in by_name}) > 1
     found = []
-    for (model, benchmark), checked in by_name.items():
+    for (model, benchmark), group in by_name.items():
+        checked = validity_of(group)
+        if checked is None:
+            continue
         subject = f"{model} on {benchmark}" if has_models else benchmark
         if 2 * checked.unanswered > checked.traces:
             text = (
