@@ -101,8 +101,8 @@ def main() -> None:
         renew(options.renew)
         return
     faults = [fault for name in AUDITABLE for fault in audit(name)]
-    rates = error_rates.lines()
-    print(f"calibration.json, blind_designs.json, {', '.join(error_rates.PAGES)}: {len(rates)} rows")
+    rates = error_rates.every_line()
+    print(f"documents of error rates, {', '.join(error_rates.PAGES)}: {len(rates)} rows")
     faults += missing_lines(rates, error_rates.PAGES)
     print("\n".join(faults))
     sys.exit(bool(faults))

@@ -17,7 +17,7 @@ import tempfile
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -29,6 +29,9 @@ from scipy import stats
 from common import arguments, keep
 from kvatlas.core import Claim, Setting
 from kvatlas.report.result import Result, analyse
+from kvatlas.stats.choice import Choice
+from kvatlas.stats.losses import LossFamily
+from kvatlas.stats.table import TraceNumbers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.stored import store_outcomes
@@ -166,26 +169,35 @@ class StoredRun:
 
     def read(self, grades: Mapping[str, np.ndarray]) -> Result:
         """Return the result of a run with these grades."""
-        data = self.template.opened_runs[0]
-        table = copy.copy(data.traces)
-        table.records = data.traces.records.copy()
-        parts = [grades[cell.benchmark][self._row(cell.setting)] for cell in data.manifest.expected]
-        values = np.concatenate([part.reshape(-1) for part in parts])
-        is_missing = np.isnan(values)
-        table.records["correct"] = np.where(is_missing, 0, values)
-        table.records["progress"] = values
-        for name, (kind, _) in table.records.dtype.fields.items():
-            table.records[name][is_missing] = np.nan if kind.kind == "f" else np.zeros((), kind)
+        table = self.template.opened_runs[0].traces
+        parts = [grades[cell.benchmark][self._row(cell.setting)] for cell in table.manifest.expected]
+        digests = None
         if len(set(self.design.copied_from)) > 1:
             digests = [
                 table.records["token_digest"][span].reshape(shape)[:, list(self.design.copied_from)].reshape(-1)
                 for span, shape in zip(table.spans, table.shapes, strict=True)
             ]
-            table.records["token_digest"] = np.concatenate(digests)
-        return replace(self.template, sources=(replace(data, traces=table),))
+        return with_outcomes(self.template, parts, digests)
 
     def _row(self, setting: Setting) -> int:
         return [FULL, *self.design.grid.settings].index(setting)
+
+
+def with_outcomes(template: Result, parts: Sequence[np.ndarray], digests: Sequence[np.ndarray] | None = None) -> Result:
+    """Return the result of a stored run with other grades of its cells (NaN: missing), and digests of their texts."""
+    data = template.opened_runs[0]
+    values = np.concatenate([part.reshape(-1) for part in parts])
+    is_missing = np.isnan(values)
+    table = copy.copy(data.traces)
+    table.records = data.traces.records.copy()
+    table.numbers = TraceNumbers(table.records, {})
+    table.records["correct"] = np.where(is_missing, 0, values)
+    table.records["progress"] = values
+    for name, (kind, _) in table.records.dtype.fields.items():
+        table.records[name][is_missing] = np.nan if kind.kind == "f" else np.zeros((), kind)
+    if digests is not None:
+        table.records["token_digest"] = np.concatenate(digests)
+    return replace(template, sources=(replace(data, traces=table),))
 
 
 # -- truth and verdicts ------------------------------------------------------------------------------------------------
@@ -196,11 +208,15 @@ def benchmark_mean(chances: Chances) -> np.ndarray:
     return np.mean([rows.mean(axis=-1) for rows in chances.values()], axis=0)
 
 
-def judge_losses(result: Result, design: Design, truths: Mapping[str, np.ndarray], note: Counts) -> None:
-    """Compare marks, limits and recommendation with the true losses."""
-    families = result.losses[0]
-    family = next(one for (_, benchmarks), one in families.items() if benchmarks == frozenset(design.sizes))
-    ids = [setting.id for setting in design.grid.settings]
+def judge_losses(
+    family: LossFamily,
+    ids: Sequence[str],
+    truths: Mapping[str, np.ndarray],
+    note: Counts,
+    margin: float = MARGIN,
+    is_void: bool = False,
+) -> None:
+    """Compare marks and limits of the settings with these ids with the true losses, at the order of the truths."""
     for claim_name, claim in CLAIMS.items():
         if claim_name not in truths:
             continue
@@ -208,39 +224,40 @@ def judge_losses(result: Result, design: Design, truths: Mapping[str, np.ndarray
         found = [family.by_setting[id_].claims.get(claim) if id_ in family.by_setting else None for id_ in ids]
         kept = np.array([one is not None and one.is_kept for one in found])
         broken = np.array([one is not None and one.is_broken for one in found])
-        limits = np.array([np.inf if one is None else one.limit for one in found])
-        # Of controls no limit is told.
-        told = [id_ in family.by_setting and not family.by_setting[id_].is_control for id_ in ids]
-        joint = np.array(
-            [
-                one.joint_limit if one is not None and is_told else np.inf
-                for one, is_told in zip(found, told, strict=True)
-            ]
-        )
-        lows = np.array([-np.inf if one is None else one.low for one in found])
-        too_much = losses > MARGIN - EXACT
-        within = losses < MARGIN + EXACT
+        too_much = losses > margin - EXACT
+        within = losses < margin + EXACT
         name = "*" if claim_name == "TP" else "**"
-        if design.is_void:
+        if is_void:
             note.error(f"{name} where there is nothing to prove", kept.any())
         if too_much.any():
             note.error(f"{name} any setting", (kept & too_much).any())
         if within.any():
             note.error(f"{name.replace('*', '!')} any setting", (broken & within).any())
             note.each(f"{name.replace('*', '!')} one setting", broken & within)
-        note.each(f"{claim_name} limit", losses > limits + EXACT)
-        note.error(f"{claim_name} joint limit", (losses > joint + EXACT).any())
-        note.each(f"{claim_name} low", losses < lows - EXACT)
-        if (losses < MARGIN - EXACT).any():
-            note.power(f"{name}", kept[losses < MARGIN - EXACT].mean())
-        if (losses > MARGIN + EXACT).any():
-            note.power(f"{name.replace('*', '!')}", broken[losses > MARGIN + EXACT].mean())
+        # Of a control no limit is told; its own is 1, which no loss exceeds.
+        for word in ("limit", "joint_limit", "low"):
+            values = np.array([np.nan if one is None else getattr(one, word) for one in found])
+            missed = losses < values - EXACT if word == "low" else losses > values + EXACT
+            if word == "joint_limit":
+                note.error(f"{claim_name} joint limit", missed.any())
+            else:
+                note.each(f"{claim_name} {word}", missed)
+        if (losses < margin - EXACT).any():
+            note.power(name, kept[losses < margin - EXACT].mean())
+        if (losses > margin + EXACT).any():
+            note.power(name.replace("*", "!"), broken[losses > margin + EXACT].mean())
 
 
-def judge_choice(result: Result, design: Design, truths: Mapping[str, np.ndarray], note: Counts, claim: str) -> None:
+def judge_choice(
+    choice: Choice | None,
+    ids: Sequence[str],
+    truths: Mapping[str, np.ndarray],
+    note: Counts,
+    claim: str,
+    margin: float = MARGIN,
+    is_void: bool = False,
+) -> None:
     """Compare the recommended settings with the true losses: of the claim, and deployable of problems like these."""
-    choice = next(iter(result.choices), None)
-    names = [setting.id for setting in design.grid.settings]
     chosen = {"proven_cheapest": (choice.by_memory if choice and choice.losses else None, claim)}
     if "PLT" in truths:
         chosen["deployable"] = (choice.deployable if choice else None, "PLT")
@@ -248,10 +265,16 @@ def judge_choice(result: Result, design: Design, truths: Mapping[str, np.ndarray
         if about not in truths:
             continue
         losses = truths[about][0] - truths[about][1:]
-        wrong = cell is not None and design.is_void
-        wrong |= cell is not None and losses[names.index(cell.setting.id)] > MARGIN - EXACT
+        wrong = cell is not None and is_void
+        if cell is not None:
+            place = ids.index(cell.setting.id)
+            wrong |= losses[place] > margin - EXACT
+            of_setting = choice.losses[cell.setting.id]
+            note.error("a control is recommended", of_setting.is_control)
+            limit = of_setting.claims[CLAIMS[about]].limit
+            note.error(f"{about} limit of the recommended", losses[place] > limit + EXACT)
         note.error(f"{name} ({about})", wrong)
-        if (losses < MARGIN - EXACT).any():
+        if (losses < margin - EXACT).any():
             note.power(f"{name} ({about})", cell is not None and not wrong)
 
 
@@ -437,6 +460,7 @@ def judge(name: str, design: Design, rounds: int, seed: int, folder: Path) -> di
     began = time.perf_counter()
     stages = design.stages or (design.samples,)
     extensions = [0] * len(stages) if design.are_looks else range(len(stages))
+    ids = [setting.id for setting in design.grid.settings]
     claims = ("TP", "PLT") if set(design.rows) & {"levels", "memory"} or "choice" in design.rows else ("TP",)
     runs = {
         (claim, stage): StoredRun(folder / f"{name} {claim} {stage}", design, stage, claim, extension)
@@ -459,12 +483,13 @@ def judge(name: str, design: Design, rounds: int, seed: int, folder: Path) -> di
             if number == 0:
                 check_stored(run, folder / f"{name} {claim} {stage} check", seen, result)
             if claim == "TP":
-                judge_losses(result, design, truths, note)
+                (family,) = (one for (_, names), one in result.losses[0].items() if names == frozenset(design.sizes))
+                judge_losses(family, ids, truths, note, is_void=design.is_void)
                 if "pairs" in design.rows:
                     judge_pairs(result, design, truths, note)
             if claim in truths:
                 if "choice" in design.rows:
-                    judge_choice(result, design, truths, note, claim)
+                    judge_choice(next(iter(result.choices), None), ids, truths, note, claim, is_void=design.is_void)
                 if "levels" in design.rows:
                     judge_levels(result, design, truths, note, claim)
                 if "memory" in design.rows:

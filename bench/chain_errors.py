@@ -9,7 +9,6 @@ opens it, and compares marks, recommendations, limits, intervals, effects and ve
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 import sys
@@ -28,7 +27,7 @@ import numpy as np
 from scipy import stats
 
 import kvatlas
-from blind_designs import Counts, judge_levels, judge_memory, judge_pairs
+from blind_designs import Counts, judge_choice, judge_levels, judge_losses, judge_memory, judge_pairs, with_outcomes
 from chain_designs import GATES, MAPS, RATIOS, WINDOWS, GateDesign, MapDesign
 from common import arguments, keep
 from kvatlas.core import REFERENCE, Claim, Costs, Grade, Setting, Status, Trace, Usage
@@ -38,7 +37,6 @@ from kvatlas.results import Expected, Manifest, Store
 BUDGET = 240
 PROMPT = 30
 FULL = Setting.from_parameters("full")
-CLAIMS = {"TP": Claim.THESE, "PLT": Claim.LIKE}
 EXACT = 1e-9
 #: Of so many rounds one goes through the store, and must equal the same round in memory.
 STORED_EACH = 1000
@@ -319,22 +317,13 @@ def store(
 
 def in_memory(template: Result, design: MapDesign, models: Sequence[Mapping[str, Drawn]]) -> Result:
     """Return the result of a stored run with the grades of other draws in place of its own."""
-    data = template.opened_runs[0]
     settings = [setting_of(cell) for cell in cells_of(design)]
     parts = []
-    for cell in data.manifest.expected:
+    for cell in template.opened_runs[0].manifest.expected:
         drawn = models[int(cell.model[4:])][cell.benchmark]
         grades = drawn.settings[settings.index(cell.setting)] if cell.setting in settings else drawn.full
-        parts.append(grades[:, : cell.samples].reshape(-1))
-    values = np.concatenate(parts)
-    is_missing = np.isnan(values)
-    table = copy.copy(data.traces)
-    table.records = data.traces.records.copy()
-    table.records["correct"] = np.where(is_missing, 0, values)
-    table.records["progress"] = values
-    for name, (kind, _) in table.records.dtype.fields.items():
-        table.records[name][is_missing] = np.nan if kind.kind == "f" else np.zeros((), kind)
-    return replace(template, sources=(replace(data, traces=table),))
+        parts.append(grades[:, : cell.samples])
+    return with_outcomes(template, parts)
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------
@@ -353,7 +342,6 @@ def truths_of(design: MapDesign, drawn: Mapping[str, Drawn]) -> dict[str, np.nda
 
 def judge_marks(result: Result, design: MapDesign, model: str, truths: Mapping[str, np.ndarray], note: Counts) -> None:
     """Compare marks, limits and the recommendation of a model with the true losses."""
-    margin = design.margin / 100
     family = next(
         one
         for losses in result.losses
@@ -361,50 +349,12 @@ def judge_marks(result: Result, design: MapDesign, model: str, truths: Mapping[s
         if name == model and benchmarks == frozenset(design.problems)
     )
     ids = [setting_of(cell).id for cell in cells_of(design)]
-    choice = next(one for found in result._choices_of_runs for one in found if one.model == model)
-    run_claim = "TP" if result.claim == Claim.THESE else "PLT"
-    note.power("speaks of these problems", run_claim == "TP")
-    for claim_name, claim in CLAIMS.items():
-        if claim_name not in truths:
-            continue
-        losses = truths[claim_name][0] - truths[claim_name][1:]
-        found = [family.by_setting[id_].claims.get(claim) if id_ in family.by_setting else None for id_ in ids]
-        kept = np.array([one is not None and one.is_kept for one in found])
-        broken = np.array([one is not None and one.is_broken for one in found])
-        if design.name == "weak_full_cache":
-            note.error(f"{claim_name} kept where nothing can be lost", kept.any())
-        if not any(one is not None for one in found):
-            continue
-        too_much, within = losses > margin, losses <= margin
-        if too_much.any():
-            note.error(f"{claim_name} kept", (kept & too_much).any())
-            note.power(f"{claim_name} broken", broken[too_much].mean())
-        if within.any():
-            note.error(f"{claim_name} broken", (broken & within).any())
-            note.power(f"{claim_name} kept", kept[within].mean())
-        for word in ("limit", "joint_limit", "low"):
-            values = np.array([np.nan if one is None else getattr(one, word) for one in found])
-            missed = losses < values - EXACT if word == "low" else losses > values + EXACT
-            if word == "joint_limit":
-                note.error(f"{claim_name} joint limit", missed.any())
-            else:
-                note.each(f"{claim_name} {word}, one setting", missed)
-        # What is told of the recommended setting: its limit.
-        cell = choice.by_memory if choice.losses else None
-        if claim_name == run_claim:
-            wrong_limit = False
-            if cell is not None:
-                place = ids.index(cell.setting.id)
-                wrong_limit = losses[place] > found[place].limit + EXACT
-                if cells_of(design)[place][0] in RARE_CONTROLS and "dynts" in design.losses:
-                    note.error("a control is recommended", True)
-            note.error(f"{claim_name} limit of the recommended", wrong_limit)
-            note.error(f"{claim_name} recommended", cell is not None and losses[ids.index(cell.setting.id)] > margin)
-            note.power("recommends", cell is not None)
-        if claim_name == "PLT":
-            cell = choice.deployable if choice.losses else None
-            note.error("PLT deployable", cell is not None and losses[ids.index(cell.setting.id)] > margin)
-            note.power("deployable", cell is not None)
+    claim = "TP" if result.claim == Claim.THESE else "PLT"
+    note.power("speaks of these problems", claim == "TP")
+    margin = design.margin / 100
+    is_void = design.name == "weak_full_cache"
+    judge_losses(family, ids, truths, note, margin, is_void)
+    judge_choice(next(one for one in result.choices if one.model == model), ids, truths, note, claim, margin, is_void)
 
 
 def judge_intervals(result: Result, design: MapDesign, model: str, drawn: Mapping[str, Drawn], note: Counts) -> None:

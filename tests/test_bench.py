@@ -187,7 +187,7 @@ def test_numbers_and_pages_follow_from_the_kept_outcomes(monkeypatch: pytest.Mon
 def test_error_rates_are_those_of_their_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCH)
     audit, error_rates = (importlib.import_module(name) for name in ("audit", "error_rates"))
-    rows = error_rates.lines()
+    rows = error_rates.every_line()
     assert len(rows) > 20
     assert audit.missing_lines(rows, error_rates.PAGES) == []
     changed = rows[0].replace("5.0 %", "4.0 %")
