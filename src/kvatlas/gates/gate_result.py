@@ -498,8 +498,7 @@ def task_table(result: JudgedChange) -> str:
 
 
 def _table_rows(judgement: Judgement, prefix: str) -> list[str]:
-    # Name and size of each task, and of their mean. A name must not end its cell of the table.
-    parts: list[tuple[str, str, TaskVerdict | Judgement]] = []
+    rows = []
     for task in judgement.tasks:
         # A name must not end its cell of the table.
         name = task.pairs.task.replace("|", "\\|").replace("\n", " ")
