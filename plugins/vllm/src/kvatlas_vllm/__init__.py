@@ -4,8 +4,8 @@ Active where vLLM's additional configuration has a setting:
 
     --additional-config '{"kvatlas": {"policy": "window", "kv_budget": 256, "local_window": 64, "ratio": 0.5}}'
 
-Read in this order: `compressor.py` (what happens to a request after a step), `layout.py` (keys and values in a backend's
-blocks), `wrapped.py` (the functions of vLLM that are wrapped).
+Read in this order: `compressor.py` (a request after a step), `layout.py` (keys and values in a backend's blocks),
+`wrapped.py` (the functions of vLLM that are wrapped).
 """
 
 
