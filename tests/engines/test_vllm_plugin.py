@@ -73,18 +73,11 @@ def test_a_small_pool_preempts_requests_and_texts_are_those_of_kvatlas(
         assert metric(server, "num_preemptions_total") > 0
         assert metric(server, "kv_cache_usage_perc") == 0
 
-        # The comparison of endpoints with a run agrees.
-        against = (
-            "--against",
-            str(run),
-            "--policy",
-            values["policy"],
-            "--texts",
-            "8",
-            "--out",
-            str(tmp_path / "served"),
+        # The comparison of endpoints with a run agrees; so few problems prove no smaller margin.
+        cell = ("--against", run, "--policy", values["policy"], "--lose-at-most", 15)
+        code, out, err = call(
+            "deploy", "verify", server.endpoint.url, *cell, "--texts", 8, "--out", tmp_path / "served"
         )
-        code, out, err = call("deploy", "verify", server.endpoint.url, *against)
         assert code == 0, f"{out}\n{err}"
     equal = sum(tokens == expected[problem.id] for tokens, problem in zip(served, problems, strict=True))
     assert equal == PROBLEMS
