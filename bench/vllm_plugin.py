@@ -228,6 +228,8 @@ def numbers_of(outcomes: Json) -> Json:
                     "rounds": len(rows),
                 }
             )
+        for rows in (wide, turns):
+            rows.sort(key=lambda row: (row["setting"] != "full", row["setting"]))
         numbers[model] = {"pool": found["pool"], "wide": wide, "turns": turns}
     return numbers
 

@@ -54,7 +54,7 @@ def metric(server: Server, name: str) -> float:
 
 @pytest.mark.parametrize("values", SETTINGS, ids=lambda values: str(values["policy"]))
 def test_a_small_pool_preempts_requests_and_texts_are_those_of_kvatlas(
-    values: dict[str, Any], run: Path, tmp_path: Path, call: Call
+    values: dict[str, Any], run: Path, tmp_path: Path, kvatlas: Call
 ) -> None:
     benchmark = benchmarks.find("LEDGER12-18")
     problems = benchmark.problems(PROBLEMS)
@@ -75,7 +75,7 @@ def test_a_small_pool_preempts_requests_and_texts_are_those_of_kvatlas(
 
         # The comparison of endpoints with a run agrees; so few problems prove no smaller margin.
         cell = ("--against", run, "--policy", values["policy"], "--lose-at-most", 15)
-        code, out, err = call(
+        code, out, err = kvatlas(
             "deploy", "verify", server.endpoint.url, *cell, "--texts", 8, "--out", tmp_path / "served"
         )
         assert code == 0, f"{out}\n{err}"
