@@ -36,6 +36,8 @@ AXES = {"kv_budget": [128], "ratio": [0.5]}
 IN_TURNS = ("window", "dynts")
 #: The first problems, which these write.
 IN_TURN = 32
+#: Sizes of the small pool in blocks, with the rounds of turns at each.
+POOLS = {64: 2, 40: 1}
 BLOCK = 32
 
 
@@ -165,14 +167,15 @@ def write_in_vllm(asked: Json) -> Json:
     engine.write(prompts[:4], None)
     wide = {name: engine.write(prompts, entry["values"]) for name, entry in settings.items()}
     turns = []
-    for _ in range(asked["rounds"]):
-        for name, entry in settings.items():
-            if entry["policy"] in ("full", *IN_TURNS):
-                turns.append({"setting": name} | engine.write(prompts[:IN_TURN], entry["values"], asked["pool"]))
+    for blocks, rounds in POOLS.items():
+        chosen = [name for name, entry in settings.items() if entry["policy"] in ("full", *IN_TURNS)]
+        for name in chosen * rounds:
+            answers = engine.write(prompts[:IN_TURN], settings[name]["values"], blocks)
+            turns.append({"setting": name, "pool": blocks} | answers)
     return {"version": vllm.__version__, "wide": wide, "turns": turns}
 
 
-def outcomes_of(decoded: Json, written: Json, pool: int) -> Json:
+def outcomes_of(decoded: Json, written: Json) -> Json:
     """Return by setting and problem which texts of vLLM are kvatlas's, with the blocks in use."""
 
     def entry(name: str, answers: Json) -> Json:
@@ -185,7 +188,6 @@ def outcomes_of(decoded: Json, written: Json, pool: int) -> Json:
 
     return {
         "vllm": written["version"],
-        "pool": pool,
         "kvatlas": {
             name: {key: each[key] for key in ("policy", "values", "right", "compressions")}
             for name, each in decoded["settings"].items()
@@ -215,10 +217,11 @@ def numbers_of(outcomes: Json) -> Json:
                 }
             )
         turns = []
-        for name in dict.fromkeys(row["setting"] for row in found["turns"]):
-            rows = [row for row in found["turns"] if row["setting"] == name]
+        for name, blocks in dict.fromkeys((row["setting"], row["pool"]) for row in found["turns"]):
+            rows = [row for row in found["turns"] if (row["setting"], row["pool"]) == (name, blocks)]
             turns.append(
                 {
+                    "pool": blocks,
                     "setting": label(found["kvatlas"][name]),
                     "equal": min(sum(row["equal"]) for row in rows),
                     "of": len(rows[0]["equal"]),
@@ -228,9 +231,9 @@ def numbers_of(outcomes: Json) -> Json:
                     "rounds": len(rows),
                 }
             )
-        for rows in (wide, turns):
-            rows.sort(key=lambda row: (row["setting"] != "full", row["setting"]))
-        numbers[model] = {"pool": found["pool"], "wide": wide, "turns": turns}
+        wide.sort(key=lambda row: (row["setting"] != "full", row["setting"]))
+        turns.sort(key=lambda row: (-row["pool"], row["setting"] != "full", row["setting"]))
+        numbers[model] = {"wide": wide, "turns": turns}
     return numbers
 
 
@@ -251,7 +254,8 @@ def lines(numbers: Json) -> list[str]:
     for model, found in numbers.items():
         for row in found["turns"]:
             speed = f"{row['preemptions']:g} | {row['mean_blocks']:.1f} | {row['tokens_per_second']:.0f}"
-            rows.append(f"| {model} | {row['setting']} | {row['equal']} of {row['of']} | {speed} |")
+            equal = f"{row['equal']} of {row['of']}"
+            rows.append(f"| {row['pool']} | {model} | {row['setting']} | {equal} | {speed} |")
     return rows
 
 
@@ -264,7 +268,7 @@ def main() -> None:
     # vLLM's environment has no packages of these.
     from common import arguments, keep
 
-    options = arguments(__doc__, problems=60, pool=64, rounds=2, folder=Path("build/vllm_plugin"))
+    options = arguments(__doc__, problems=60, folder=Path("build/vllm_plugin"))
     # One process, so that its blocks can be counted.
     settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1"}
     more = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
@@ -276,10 +280,10 @@ def main() -> None:
             asked = options.folder / "asked.json"
             answered = options.folder / "answered.json"
             decoded = decode_in_kvatlas(model, options.problems, options.folder)
-            asked.write_text(json.dumps(decoded | {"pool": options.pool, "rounds": options.rounds}))
+            asked.write_text(json.dumps(decoded))
             command = [os.environ["VLLM_PYTHON"], __file__, "--in-vllm", str(asked), str(answered)]
             subprocess.run(command, env=environment, check=True, stdout=sys.stderr)
-            stored.write_text(json.dumps(outcomes_of(decoded, json.loads(answered.read_text()), options.pool)))
+            stored.write_text(json.dumps(outcomes_of(decoded, json.loads(answered.read_text()))))
         outcomes[model] = json.loads(stored.read_text())
     keep(options, outcomes=outcomes, numbers=numbers_of(outcomes))
 
