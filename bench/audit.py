@@ -27,6 +27,7 @@ import second_looks
 import thinking_cap
 import trace_length
 import vllm_equality
+import vllm_plugin
 from common import arguments
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +44,7 @@ AUDITABLE = {
     "second_looks": second_looks,
     "engine_maps": engine_maps,
     "vllm_equality": vllm_equality,
+    "vllm_plugin": vllm_plugin,
 }
 
 

@@ -38,6 +38,7 @@ NOT_HERE = {
     "kvatlas import": "needs the log of the line before; tests/integrations",
     "kvatlas deploy export": "needs a run in an engine's terms; tests/deploy/test_export.py",
     "kvatlas deploy verify": "needs an endpoint; tests/deploy/test_verify.py",
+    "vllm serve": "needs vLLM; tests/engines runs one with the plug-in",
     "lm_eval run": "fetches a task or a large model; tests/integrations and tests/gates run the harness",
     "kvatlas gate": "needs the logs of the lines before, or endpoints; tests/gates",
     "kvatlas map runs/others": "draws what the line before imports; tests/integrations",
