@@ -85,7 +85,7 @@ def test_names_are_as_short_as_they_can_be() -> None:
 
 def test_too_many_panels_are_refused() -> None:
     many = [ModelSetting(str(i), FULL, {("B", "1"): {0: 0.1}, ("B", "2"): {0: i / 9}}) for i in range(9)]
-    with pytest.raises(KvatlasError, match=r"9 systems make 36 panels, .* at most 28 \(8 systems\); name .* --policy"):
+    with pytest.raises(KvatlasError, match=r"9 systems make 36 panels, .* at most 28 \(8 systems\); name .* compare RUN full"):
         pairwise_figure(many, pairs_of(many), "progress")
     with pytest.raises(KvatlasError, match="84 systems make 3,486 panels"):
         check_panels([many[0]] * 84)
