@@ -16,16 +16,25 @@ from kvatlas.figures import colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import Transform
 
     from kvatlas.figures.colours import Palette
     from kvatlas.stats.losses import SettingLoss
 
-#: The area of a mark of one point's width in the units of matplotlib.
-_UNIT = 1.0
+#: The kinds of a key beside the states: the ring or the box of what is recommended, and the tick of a control.
+RING = "ring"
+BOX = "box"
+CONTROL = "control"
+#: Points of a mark's width, and of a ring's beside it.
+SIZE = 5.0
+_RING_SIZE = 2.4
 #: The widths of a mark's edge, of the line of an interval, and of a ring.
 _EDGE = 1.1
-_LINE = 1.5
+_LINE = 1.3
 _RING = 1.4
+#: The signs of recommendation and control are markers of matplotlib.
+_MARKERS = {RING: "o", BOX: "s", CONTROL: "|"}
 #: The dashes of a dotted edge, in widths of the edge.
 _DOTS = (0, (1, 1.1))
 
@@ -57,6 +66,16 @@ MARKS: Mapping[State, Mark] = {
 }
 
 
+_STATES = frozenset(map(str, State))
+
+
+class KeyEntry(NamedTuple):
+    """An entry of the key of a figure: a state or another kind of mark, and its words."""
+
+    kind: str
+    words: str
+
+
 def state_of(loss: SettingLoss, margin: float, is_untested: bool = False) -> State:
     """Return the state of a setting with a loss; `is_untested` where the tests ended before it."""
     if loss.is_kept:
@@ -85,20 +104,14 @@ def states_of(map_: Map) -> dict[CellCoord, State]:
     return states
 
 
-def legend_of(states: Collection[State], margin: str, claim: str = "") -> list[tuple[State, str]]:
+def key_of(states: Collection[State], margin: str, claim: str = "") -> list[KeyEntry]:
     """Return the states that are drawn, in the order of the key, with their words; `claim` stands after proofs."""
     found = []
     for state, mark in MARKS.items():
         if state in states:
-            words = mark.words.format(margin)
-            is_proof = "{}" in mark.words
-            found.append((state, f"{words} {claim}".strip() if is_proof else words))
+            claimed = f" {claim}" if claim and mark.is_filled else ""
+            found.append(KeyEntry(state, mark.words.format(margin) + claimed))
     return found
-
-
-def key_in_words(states: Collection[State], margin: str, claim: str = "") -> str:
-    """Return the key as a clause: `● proven within 5 points, ○ not decided`."""
-    return ", ".join(f"{MARKS[state].sign} {words}" for state, words in legend_of(states, margin, claim))
 
 
 def page_marks() -> dict[str, dict[str, str]]:
@@ -110,58 +123,61 @@ def page_marks() -> dict[str, dict[str, str]]:
     return found
 
 
-def draw_mark(
+def add_mark(
+    parent: Axes | Figure,
+    place: tuple[float, float],
+    kind: str,
+    palette: Palette,
+    transform: Transform,
+    size: float = SIZE,
+) -> None:
+    """Add the mark of a state, a ring, a box or the tick of a control, so many points wide, above all lines."""
+    from matplotlib.collections import PathCollection
+    from matplotlib.markers import MarkerStyle
+    from matplotlib.transforms import IdentityTransform
+
+    mark = MARKS[State(kind)] if kind in _STATES else None
+    colour = palette.soft if kind == CONTROL else palette.picked
+    face = "none"
+    if mark is not None:
+        colour = palette.states[kind]
+        face = colour if mark.is_filled else palette.ground
+    style = MarkerStyle(_MARKERS[kind] if mark is None else mark.marker)
+    collection = PathCollection(
+        [style.get_path().transformed(style.get_transform())],
+        # A cross of the same width looks smaller.
+        sizes=[(1.3 * size if kind == State.BEYOND else size) ** 2],
+        offsets=[place],
+        offset_transform=transform,
+        facecolors=face,
+        # An edge of the ground sets a cross off from lines below it.
+        edgecolors=palette.ground if kind == State.BEYOND else colour,
+        linewidths=0.4 if kind == State.BEYOND else _RING if kind in (RING, BOX) else _EDGE,
+        linestyles=[_DOTS] if mark is not None and mark.is_dotted else "solid",
+        zorder=4,
+        clip_on=False,
+        gid=f"mark-{kind}",
+    )
+    collection.set_transform(IdentityTransform())
+    parent.add_artist(collection)
+
+
+def draw_setting(
     axes: Axes,
     place: tuple[float, float],
     state: State,
     palette: Palette,
-    size: float = 5.0,
-    **words: Any,
+    horizontal: tuple[float, float] | None = None,
+    vertical: tuple[float, float] | None = None,
+    is_ringed: bool = False,
 ) -> None:
-    """Draw the mark of a state at a place, so many points wide."""
-    mark = MARKS[state]
-    colour = palette.states[state]
-    axes.scatter(
-        *place,
-        s=_UNIT * size**2,
-        marker=mark.marker,
-        facecolors=colour if mark.is_filled else palette.ground,
-        edgecolors=colour if not mark.is_filled or mark.marker == "o" else palette.ground,
-        linewidths=0.5 if mark.marker == "X" else _EDGE,
-        linestyles=[_DOTS] if mark.is_dotted else "solid",
-        **{"zorder": 4, "gid": f"state-{state}", "clip_on": False, **words},
-    )
-
-
-def draw_interval(
-    axes: Axes,
-    ends: tuple[tuple[float, float], tuple[float, float]],
-    state: State,
-    palette: Palette,
-) -> None:
-    """Draw the line of an interval between two places: solid where something is proven, else dashed."""
-    (x_low, y_low), (x_high, y_high) = ends
-    axes.plot(
-        (x_low, x_high),
-        (y_low, y_high),
-        color=palette.states[state],
-        linewidth=_LINE,
-        linestyle="-" if MARKS[state].is_filled else (0, (2, 1)),
-        solid_capstyle="butt",
-        zorder=3,
-    )
-
-
-def draw_ring(axes: Axes, place: tuple[float, float], palette: Palette, size: float = 12.0) -> None:
-    """Draw the ring around the mark of the recommended setting."""
-    axes.scatter(
-        *place,
-        s=_UNIT * size**2,
-        marker="o",
-        facecolors="none",
-        edgecolors=palette.picked,
-        linewidths=_RING,
-        zorder=5,
-        clip_on=False,
-        gid="ringed",
-    )
+    """Draw the mark of a setting with the ends of its intervals: solid where something is proven, else dashed."""
+    line: dict[str, Any] = {"color": palette.states[state], "linewidth": _LINE, "zorder": 3, "solid_capstyle": "butt"}
+    line["linestyle"] = "-" if MARKS[state].is_filled else (0, (2, 1))
+    if horizontal is not None:
+        axes.plot(horizontal, (place[1], place[1]), **line)
+    if vertical is not None:
+        axes.plot((place[0], place[0]), vertical, **line)
+    add_mark(axes, place, state, palette, axes.transData)
+    if is_ringed:
+        add_mark(axes, place, RING, palette, axes.transData, _RING_SIZE * SIZE)

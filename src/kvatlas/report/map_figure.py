@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from kvatlas.columns import Column, cost_columns, measures_of
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Measure, Note, NoteKind, is_of_policy, percent
-from kvatlas.figures.curves import curves_csv, line_figure
+from kvatlas.figures.answers import answer_csv, answer_figure
+from kvatlas.figures.curves import curve_figure, curves_csv
 from kvatlas.figures.heatmap import plot
+from kvatlas.figures.loss_cost import cost_csv, cost_figure
 from kvatlas.figures.panels import (
     ComparedMaps,
     Panel,
@@ -30,7 +32,8 @@ from kvatlas.report.sources import ReadOptions, Source, bare_maps, every_map, of
 from kvatlas.results.csv_maps import PUBLISHED
 from kvatlas.results.export import marked_csv
 from kvatlas.stats.against_policy import against_policy, rows_of_policy
-from kvatlas.stats.choice import with_recommended
+from kvatlas.stats.choice import Choice, with_recommended
+from kvatlas.stats.costs import cost_ratios
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Comparison, differences_of_run, differences_of_runs
@@ -40,6 +43,8 @@ from kvatlas.text import model_name, signed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: The settings of a forest at most; a larger grid is a map.
+MOST_ROWS = 20
 #: What the cells of maps lose against the full cache.
 Losses = Mapping[MapName, Mapping[CellCoord, Difference]]
 
@@ -52,12 +57,16 @@ class MapOptions:
         mean: means over benchmarks, side by side on one colour scale.
         shared: how far scales go (see `kvatlas.figures.heatmap.plot`).
         against: differences to a baseline, a policy, a model, or the maps of another run or CSV file.
+        forest: a row for each setting with what it saves and loses, in place of a map.
+        cost: what settings lose against this cost (see `kvatlas.stats.costs`), in place of a map.
         figure: the options of all figures.
     """
 
     mean: bool = False
     shared: bool | None = None
     against: str | None = None
+    forest: bool = False
+    cost: str | None = None
     figure: FigureOptions | None = None
 
 
@@ -83,6 +92,8 @@ def plot_sources(
             [replace(one, metric=metric) if isinstance(one, RunData) else one for one in opened], read
         )
     result = Evidence(opened, read)
+    if show.forest or show.cost:
+        return _draw_answer(result, out, show)
 
     if any(not run.has_maps for run in result.opened_runs):
         if show.against:
@@ -128,6 +139,42 @@ def _costs_of(sources: Sequence[Source]) -> dict[str, Column]:
         else:
             measures += measures_of(chain.from_iterable(map_.cells.values() for map_ in source))
     return cost_columns(measures)
+
+
+def judged_choices(result: Evidence) -> list[Choice]:
+    """Return the recommendations that rest on losses against a full cache."""
+    return [choice for choice in result.choices if choice.losses]
+
+
+def _draw_answer(result: Evidence, out: Path, show: MapOptions) -> list[Path]:
+    """Draw what settings save and lose: as rows, or against a cost."""
+    option = "--forest" if show.forest else f"--cost {show.cost}"
+    others = {"--mean": show.mean, "--against": show.against, "--cost": show.cost and show.forest}
+    for other, is_given in others.items():
+        if is_given:
+            raise KvatlasError(f"{option} draws what settings lose, and {other} another figure; leave one of them out.")
+    choices = judged_choices(result)
+    if not choices:
+        raise KvatlasError(f"{option} draws what settings lose against a full cache, and no run here has one.")
+    metric = result.opened_runs[0].metric
+    title = short_headline(result.choices, result.comparisons)
+    if show.forest:
+        rows = max(sum(not loss.is_control for loss in (choice.losses or {}).values()) for choice in choices)
+        if rows > MOST_ROWS:
+            raise KvatlasError(
+                f"--forest: {rows} settings are more rows than the {MOST_ROWS} that a figure holds; draw their map "
+                "(--mean), or one policy (--policy NAME)."
+            )
+        figure = answer_figure(choices, metric, title=title, options=show.figure)
+        return save(figure, out, data=answer_csv(choices))
+
+    assert show.cost is not None
+    ratios = {}
+    for choice in choices:
+        run = next(run for run in result.runs if any(cell.model == choice.model for cell in run.cells))
+        ratios[choice.model] = cost_ratios(run, choice.model, show.cost)
+    figure = cost_figure(choices, show.cost, ratios, metric, title=title, options=show.figure)
+    return save(figure, out, data=cost_csv(choices, show.cost, ratios))
 
 
 def _check_heatmap_options(show: MapOptions, figure: str) -> None:
@@ -278,7 +325,11 @@ def _draw_lines(result: Evidence, out: Path, cost: str | None, policy: str | Non
         curves = chosen
 
     title = "" if cost else short_headline(result.choices, result.comparisons)
-    figure = line_figure(curves, cost=cost, title=title, options=show.figure)
+    choices = judged_choices(result)
+    if choices and not cost:
+        figure = answer_figure(choices, curves[0].metric, title=title, options=show.figure)
+    else:
+        figure = curve_figure(curves, cost=cost, title=title, options=show.figure)
     return save(figure, out, data=curves_csv(curves, cost))
 
 
