@@ -30,11 +30,14 @@ SCALES: Mapping[str, ColourScale] = {
     # Low is red.
     "differences": ColourScale("RdBu", 0.22, 0.78),
     "losses": ColourScale("RdBu_r", 0.57, 0.78),
+    # Losses of which nothing is proven.
+    "noise": ColourScale("Greys", 0.06, 0.4),
 }
 VALUES = "values"
 COUNTS = "counts"
 DIFFERENCES = "differences"
 LOSSES = "losses"
+NOISE = "noise"
 #: The colour of text on any of them.
 ON_COLOUR = "#111111"
 #: The ring of the recommended cell, on a cell of any colour, and the halo around it.

@@ -53,7 +53,8 @@ class LossAxis:
         near = [high for span, high in zip(spans, highs, strict=True) if span.value <= 2 * margin]
         turn = 1.05 * max([2 * margin, *near])
         if reach <= 1.5 * turn:
-            return cls(low, max(turn, 1.03 * reach), max(turn, 1.03 * reach))
+            high = max(1.3 * margin, 1.03 * reach)
+            return cls(low, high, high)
         high = 1.03 * reach
         width = (turn - low) * _CLOSER_SHARE / (1 - _CLOSER_SHARE)
         return cls(low, turn, high, (high - turn) / width)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Inches of a panel, and of the values left of it and below.
 _WIDTH = 3.4
 _HEIGHT = 2.2
-_LEFT = 0.42
+_LEFT = 0.66
 _BELOW = 0.36
 #: The labels of costs, and the words of a title for an amount that is saved or made.
 _LABELS = {
@@ -181,21 +181,17 @@ def _draw_points(
     panel.set_yscale("function", functions=(axis.forward, axis.inverse))
     panel.set(xlim=(low, high), ylim=(axis.high, axis.low), xticks=style.round_values(low, high))
     panel.minorticks_off()
-    ticks = axis.ticks(_HEIGHT)
-    panel.set_yticks(ticks, list(map(tick_number, ticks)))
+    ticks = [tick for tick in axis.ticks(_HEIGHT) if _HEIGHT * abs(axis.place(tick) - axis.place(margin)) > 0.12]
+    panel.set_yticks([*ticks, margin], [*map(tick_number, ticks), f"margin {margin:g}"])
     panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE)
     panel.spines[["top", "right"]].set_visible(False)
-
     is_proven = any(point.state in (State.WITHIN, State.BEYOND) for point in points)
     colour = palette.states[State.WITHIN] if is_proven else palette.soft
+    panel.get_yticklabels()[-1].set_color(colour)
     if is_proven:
         panel.axhspan(axis.low, margin, color=palette.band, linewidth=0, zorder=0)
     panel.axhline(margin, color=colour, linewidth=1.1, zorder=1, gid="margin")
     panel.axhline(0, color=palette.ink, linewidth=0.6, zorder=1)
-    panel.annotate(
-        f"margin {margin:g}", (1, margin), (-2, 2), xycoords=panel.get_yaxis_transform(), textcoords="offset points",
-        ha="right", fontsize=style.SMALL_TYPE, color=colour,
-    )  # fmt: skip
     if axis.closer > 1:
         panel.axhspan(axis.turn, axis.high, color=palette.closer, linewidth=0, zorder=0)
     if has_origin:
@@ -238,12 +234,14 @@ def _write_names(
         half = text_width(point.name, bold=point.is_picked) / 2 + 0.02
         x = min(max((point.cost.value - ends[0]) / (ends[1] - ends[0]) * width, half), width - half)
         top, bottom = ((1 - axis.place(loss)) * _HEIGHT for loss in _ends(point.loss) or (point.loss.value,) * 2)
-        places = [top, bottom - line, top + line, bottom - 2 * line, top + 2 * line]
+        places = []
+        for step in range(6):
+            places += [top + step * line / 2, bottom - line - step * line / 2]
         free = [
             y
             for y in places
             if 0 <= y <= _HEIGHT - line
-            and all(abs(x - other) >= half + its or abs(y - height) > line - 1e-6 for other, height, its in written)
+            and all(abs(x - other) >= half + its or abs(y - height) > 0.9 * line for other, height, its in written)
         ]
         y = free[0] if free else places[0]
         written.append((x, y, half))

@@ -36,7 +36,7 @@ _RING = 1.4
 #: The signs of recommendation and control are markers of matplotlib.
 _MARKERS = {RING: "o", BOX: "s", CONTROL: "|"}
 #: The dashes of a dotted edge, in widths of the edge.
-_DOTS = (0, (1, 1.1))
+_DOTS = (0, (0.9, 1.0))
 
 
 class State(StrEnum):
@@ -134,6 +134,7 @@ def add_mark(
     """Add the mark of a state, a ring, a box or the tick of a control, so many points wide, above all lines."""
     from matplotlib.collections import PathCollection
     from matplotlib.markers import MarkerStyle
+    from matplotlib.patheffects import withStroke
     from matplotlib.transforms import IdentityTransform
 
     mark = MARKS[State(kind)] if kind in _STATES else None
@@ -152,13 +153,16 @@ def add_mark(
         facecolors=face,
         # An edge of the ground sets a cross off from lines below it.
         edgecolors=palette.ground if kind == State.BEYOND else colour,
-        linewidths=0.4 if kind == State.BEYOND else _RING if kind in (RING, BOX) else _EDGE,
+        linewidths=0.4 if kind == State.BEYOND else _RING if kind in (RING, BOX) else _EDGE * min(1.0, size / SIZE),
         linestyles=[_DOTS] if mark is not None and mark.is_dotted else "solid",
         zorder=4,
         clip_on=False,
         gid=f"mark-{kind}",
     )
     collection.set_transform(IdentityTransform())
+    if mark is not None and mark.is_dotted:
+        # The gaps between dots have the ground of the mark.
+        collection.set_path_effects([withStroke(linewidth=_EDGE, foreground=palette.ground)])
     parent.add_artist(collection)
 
 

@@ -324,7 +324,12 @@ def _figure_texts(
         title = options.title
     elif options.plain:
         title = ""
-    head = text_lines(title, room, TITLE_TYPE, options.colours.ink, "bold")
+    lines = len(wrapped(title, room, TITLE_TYPE, bold=True))
+    # The narrowest of so many lines: none has a single word.
+    narrow = next(
+        width for share in range(10, 21) if len(wrapped(title, width := room * share / 20, TITLE_TYPE, True)) <= lines
+    )
+    head = text_lines(title, narrow, TITLE_TYPE, options.colours.ink, "bold")
 
     # Values that the whole figure holds fixed say what it shows, so they stand above it.
     every_note = list(dict.fromkeys(notes))

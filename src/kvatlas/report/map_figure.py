@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.columns import Column, cost_columns, measures_of
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Measure, Note, NoteKind, is_of_policy, percent
-from kvatlas.figures.answers import answer_csv, answer_figure
+from kvatlas.figures.answers import answer_csv, answer_figure, nearest_words
 from kvatlas.figures.curves import curve_figure, curves_csv
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.loss_cost import cost_csv, cost_figure
@@ -229,12 +229,18 @@ def metric_figure(result: Evidence, maps: Sequence[Map], show: MapOptions, losse
 
 
 def recommended_notes(result: Evidence, maps: Sequence[Map]) -> list[Note]:
-    """Return a note that names the settings that are ringed on these maps, with what they save and lose."""
+    """Return a note that names the settings that are ringed on these maps, with what they save and lose.
+
+    Where nothing is proven it names the nearest settings.
+    """
     with_ring = [map_ for map_ in maps if map_.recommended is not None]
     ringed = {(map_.model, map_.cells[map_.recommended].setting) for map_ in with_ring if map_.recommended is not None}
     words = [recommended_words(one) for one in result.choices if (one.model, one.recommended) in ringed]
     if not words:
-        return []
+        drawn = {map_.model for map_ in maps}
+        named = [(one.model, nearest_words(one)) for one in result.choices if one.model in drawn]
+        nearest = "; ".join(f"{model_name(model)}: {text}" for model, text in named if text)
+        return [Note(NoteKind.RECOMMENDED, f"Nothing is proven: {nearest}")] if nearest else []
     # Without a full cache nothing says what a setting loses.
     kind = "Cheapest not found worse" if with_ring[0].keeps is None else "Recommended"
     return [Note(NoteKind.RECOMMENDED, f"{kind}: {'; '.join(words)}")]
