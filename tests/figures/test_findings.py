@@ -100,7 +100,7 @@ def test_means_show_points_lost_with_colours_beyond_the_margin(tmp_path) -> None
             assert look.colours.within_margin in shades
             assert len(shades) > 2
             texts_of_cells = [text.get_text() for text in axes.texts if text.get_transform() == axes.transData]
-            assert texts_of_cells == [cell.text + cell.mark for cell in panel.cells.values()]
+            assert texts_of_cells == [cell.text for cell in panel.cells.values()]
         title = figure.texts[0].get_text()
         assert len(title.split()) <= 16
         assert "0 = full 100 %" in words_of(figure)

@@ -232,6 +232,7 @@ def _draw_row(axes: Axes, row: Row, place: int, options: FigureOptions) -> None:
         axes.annotate(
             row.note, (value if high is None else high, place), (4, 0), textcoords="offset points",
             va="center", fontsize=style.LEAST_TYPE + 0.5, color=palette.soft,
+            bbox={"facecolor": palette.ground, "edgecolor": "none", "pad": 0.6}, zorder=3.5,
         )  # fmt: skip
 
 
