@@ -34,6 +34,7 @@ from kvatlas.results.export import marked_csv
 from kvatlas.stats.against_policy import against_policy, rows_of_policy
 from kvatlas.stats.choice import Choice, with_recommended
 from kvatlas.stats.costs import cost_ratios
+from kvatlas.stats.csv_tests import unpaired_losses
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Comparison, differences_of_run, differences_of_runs
@@ -123,11 +124,33 @@ def plot_sources(
                 f"The map of {map_.model} on {map_.benchmark} shows {map_.metric} and no {options.metric!r}."
             )
     losses = losses_of_means(result) if show.mean and options.metric is None else {}
+    if options.metric is None and not result.opened_runs:
+        losses = unpaired_losses(result.untested, result.margin)
+        if not all(map_.name in losses for map_ in maps):
+            losses = {}
+        if options.lose_at_most is not None and not losses:
+            raise KvatlasError(
+                "--lose-at-most is a margin against a full cache, and these maps have no row `full` with its problems."
+            )
+        maps = [_with_states(map_, losses.get(map_.name, {}), result.margin) for map_ in maps]
     points = {}
     for name, of_map in losses.items():
         points[name] = {at: [percent(loss.value), percent(loss.low), percent(loss.high)] for at, loss in of_map.items()}
     data = marked_csv(with_recommended(maps, result.choices), points)
     return save(metric_figure(result, maps, show, losses), out, data=data)
+
+
+def _with_states(map_: Map, losses: Mapping[CellCoord, Difference], margin: float) -> Map:
+    """Return a bare map with the cells whose losses are proven to be within the margin, and beyond it."""
+    if not losses:
+        return map_
+    keeps = frozenset(coord for coord, loss in losses.items() if loss.is_kept)
+    breaks = frozenset(coord for coord, loss in losses.items() if loss.is_broken)
+    note = Note(NoteKind.INTERVAL, "losses are not paired by problem, so their limits are wide")
+    notes = (*map_.notes, note)
+    return replace(
+        map_, keeps=keeps, breaks=breaks, keeps_like=keeps, breaks_like=breaks, margin=margin, notes=notes
+    )  # fmt: skip
 
 
 def _costs_of(sources: Sequence[Source]) -> dict[str, Column]:
@@ -204,7 +227,9 @@ def metric_figure(result: Evidence, maps: Sequence[Map], show: MapOptions, losse
 
     With `losses` of all maps, the figure shows these, unless it shall be plain, as papers have maps.
     """
-    maps = with_recommended(maps, result.choices)
+    if result.opened_runs or not losses:
+        # Of losses that are not paired nothing is recommended.
+        maps = with_recommended(maps, result.choices)
     comparisons = _comparisons_of(result, {map_.policy for map_ in maps})
     # The means of all policies are the whole result.
     is_whole = show.mean and result.options.policy is None
