@@ -63,7 +63,7 @@ def answered(problems: int = 60) -> Result:
 
 
 def costs_of(result: Result, cost: str = "memory") -> dict[str, dict[str, CostRatio]]:
-    return {choice.model: cost_ratios(result.runs[0], choice.model, cost) for choice in result.choices}
+    return {choice.model: cost_ratios(result.runs[0], choice.model, cost, choice.settings) for choice in result.choices}
 
 
 def figures(look: FigureOptions, llama, line, count: int = 3) -> dict[str, Callable[[], Figure]]:

@@ -12,8 +12,8 @@ from kvatlas.figures.loss_axis import LossSpan
 from kvatlas.figures.marks import BOX, CONTROL, KeyEntry, State, key_of, state_of
 from kvatlas.figures.style import FigureOptions
 from kvatlas.stats.choice import Choice
-from kvatlas.stats.run_data import setting_words, shown_policies
-from kvatlas.text import axis_label, counted, fixed, guarded, margin_text, model_name, percent_text
+from kvatlas.stats.run_data import short_names, shown_policies
+from kvatlas.text import axis_label, counted, fixed, guarded, in_words, margin_text, model_name, percent_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def nearest_words(choice: Choice) -> str:
     required = choice.required
     if choice.shown or required is None or choice.family is None:
         return ""
-    name = setting_words(required.setting, list(choice.settings.values())).replace("_", " ")
+    name = in_words(short_names(choice.settings.values())[required.setting.id])
     count = required.count_of(choice.family.claim)
     if count is None:
         return f"nearest: {name}; at its loss more problems prove nothing"

@@ -181,7 +181,7 @@ def _draw_panel(
     margin = panel.margin
     heads = []
     if margin is not None:
-        is_proven = any(row.state in (State.WITHIN, State.BEYOND) for row in panel.rows)
+        is_proven = any(row.state is State.WITHIN for row in panel.rows)
         colour = palette.states[State.WITHIN] if is_proven else palette.soft
         if is_proven:
             axes.axvspan(axis.low, margin, color=palette.band, linewidth=0, zorder=0)

@@ -52,7 +52,7 @@ class LossAxis:
         low = min(-0.6 * margin, *(value - 0.1 * margin for value in lows))
         near = [high for span, high in zip(spans, highs, strict=True) if span.value <= 2 * margin]
         turn = 1.05 * max([2 * margin, *near])
-        if reach <= 1.5 * turn:
+        if reach <= 2.5 * turn:
             high = max(1.3 * margin, 1.03 * reach)
             return cls(low, high, high)
         high = 1.03 * reach

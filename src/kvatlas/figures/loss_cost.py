@@ -185,7 +185,7 @@ def _draw_points(
     panel.set_yticks([*ticks, margin], [*map(tick_number, ticks), f"margin {margin:g}"])
     panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE)
     panel.spines[["top", "right"]].set_visible(False)
-    is_proven = any(point.state in (State.WITHIN, State.BEYOND) for point in points)
+    is_proven = any(point.state is State.WITHIN for point in points)
     colour = palette.states[State.WITHIN] if is_proven else palette.soft
     panel.get_yticklabels()[-1].set_color(colour)
     if is_proven:
@@ -217,36 +217,44 @@ def _draw_points(
         panel.annotate("full", (origin, 0), (5, 3), textcoords="offset points", fontsize=style.SMALL_TYPE)
 
 
-def _ends(span: LossSpan) -> tuple[float, float] | None:
-    return None if span.low is None or span.high is None else (span.low, span.high)
+def _ends(span: LossSpan) -> tuple[float, float]:
+    """Return the ends of an interval; the value itself where there is none."""
+    return (span.value, span.value) if span.low is None or span.high is None else (span.low, span.high)
 
 
 def _write_names(
     panel: Axes, points: Sequence[CostPoint], ends: tuple[float, float], axis: LossAxis, options: FigureOptions
 ) -> None:
-    """Write the names of settings above or below their intervals, farther away where they would cover each other."""
+    """Write the names of settings beside their marks, else above or below their intervals, where nothing is covered."""
     from matplotlib.patheffects import withStroke
 
     width = panel.get_position().width * panel.figure.get_figwidth()  # type: ignore[union-attr]
     line = style.SMALL_TYPE * style.LINE
-    written: list[tuple[float, float, float]] = []
-    for point in sorted(points, key=lambda one: one.cost.value):
-        half = text_width(point.name, bold=point.is_picked) / 2 + 0.02
-        x = min(max((point.cost.value - ends[0]) / (ends[1] - ends[0]) * width, half), width - half)
-        top, bottom = ((1 - axis.place(loss)) * _HEIGHT for loss in _ends(point.loss) or (point.loss.value,) * 2)
-        places = []
-        for step in range(6):
-            places += [top + step * line / 2, bottom - line - step * line / 2]
+    places = []
+    for point in points:
+        x = (point.cost.value - ends[0]) / (ends[1] - ends[0]) * width
+        places.append((x, *((1 - axis.place(loss)) * _HEIGHT for loss in (point.loss.value, *_ends(point.loss)))))
+    # Middles and halves of what is not covered: marks, and the names that are written.
+    taken = [(x, y, 0.06, 0.06) for x, y, _, _ in places]
+    for point, (x, y, top, bottom) in sorted(zip(points, places, strict=True), key=lambda pair: pair[1]):
+        half = text_width(point.name, bold=point.is_picked) / 2
+        step = half + (0.11 if point.is_picked else 0.08)
+        heights = [top + line / 2, bottom - line / 2, top + line, bottom - line, top + 1.5 * line, bottom - 1.5 * line]
+        candidates = [(x + step, y), (x - step, y), *((x, height) for height in heights)]
         free = [
-            y
-            for y in places
-            if 0 <= y <= _HEIGHT - line
-            and all(abs(x - other) >= half + its or abs(y - height) > 0.9 * line for other, height, its in written)
+            place
+            for place in candidates
+            if half <= place[0] <= width - half
+            and line / 2 <= place[1] <= _HEIGHT - line / 2
+            and not any(
+                abs(place[0] - x_) < half + wide and abs(place[1] - y_) < 0.45 * line + high
+                for x_, y_, wide, high in taken
+            )
         ]
-        y = free[0] if free else places[0]
-        written.append((x, y, half))
+        chosen = (free or candidates)[0]
+        taken.append((*chosen, half, 0.45 * line))
         panel.annotate(
-            point.name, (x / width, y / _HEIGHT), xycoords="axes fraction", va="bottom", ha="center",
+            point.name, (chosen[0] / width, chosen[1] / _HEIGHT), xycoords="axes fraction", va="center", ha="center",
             fontsize=style.SMALL_TYPE, fontweight="bold" if point.is_picked else "normal", zorder=6,
             color=options.colours.picked if point.is_picked else options.colours.ink,
             path_effects=[withStroke(linewidth=2, foreground=options.colours.ground, alpha=0.7)],

@@ -195,7 +195,7 @@ def _draw_answer(result: Evidence, out: Path, show: MapOptions) -> list[Path]:
     ratios = {}
     for choice in choices:
         run = next(run for run in result.runs if any(cell.model == choice.model for cell in run.cells))
-        ratios[choice.model] = cost_ratios(run, choice.model, show.cost)
+        ratios[choice.model] = cost_ratios(run, choice.model, show.cost, choice.settings)
     figure = cost_figure(choices, show.cost, ratios, metric, title=title, options=show.figure)
     return save(figure, out, data=cost_csv(choices, show.cost, ratios))
 

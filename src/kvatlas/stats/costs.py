@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,8 +41,8 @@ _TERMS: Mapping[str, Sequence[tuple[int, Callable[[CellTraces], Floats]]]] = {
 }
 
 
-def cost_ratios(run: RunData, model: str, cost: str) -> dict[str, CostRatio]:
-    """Return a cost of the settings of a model by id, as shares of the full cache's, on the mean over benchmarks.
+def cost_ratios(run: RunData, model: str, cost: str, settings: Container[str]) -> dict[str, CostRatio]:
+    """Return a cost of settings of a model by id, as shares of the full cache's, on the mean over benchmarks.
 
     Raises KvatlasError for an unknown cost, and where it is not known of a setting or of the full cache.
     """
@@ -54,6 +54,8 @@ def cost_ratios(run: RunData, model: str, cost: str) -> dict[str, CostRatio]:
         raise KvatlasError(f"--cost {cost}: {model} has no full cache in this run whose cost settings could save.")
     found = {}
     for id_, cells in by_setting.items():
+        if id_ not in settings:
+            continue
         ratio = _declared(cells, full) if cost == MEMORY else None
         ratio = ratio or _ratio(cells, full, cost)
         if ratio is None:
@@ -64,7 +66,7 @@ def cost_ratios(run: RunData, model: str, cost: str) -> dict[str, CostRatio]:
 
 def _declared(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> CostRatio | None:
     """Return the bytes of a token as the spec of a server declares them, where no trace has counted its tokens."""
-    if not all(np.isnan(cell.numbers("mean_kv_tokens")).all() for cell in (*cells, *full)):
+    if any((cell.numbers("mean_kv_tokens") > 0).any() for cell in (*cells, *full)):
         return None
     sizes = [[cell.expected.kv_bytes[0] for cell in side if cell.expected.kv_bytes] for side in (cells, full)]
     if not all(sizes):
