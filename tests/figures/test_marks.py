@@ -1,4 +1,4 @@
-"""The key of marks: states, margin and what is recommended are seen on both grounds, in grey and by the colour-blind."""
+"""The key of marks: states, margin and pick are seen on both grounds, in grey and by the colour-blind."""
 
 import itertools
 from collections.abc import Mapping

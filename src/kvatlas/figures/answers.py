@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 
 def states_of_choice(choice: Choice) -> dict[str, State]:
-    """Return the states of the settings of a choice by id, without controls: of these nothing is claimed.
+    """Return the states of the settings of a choice by id, without controls where there are others.
 
     Nothing is proven by traces that can show no loss, and in a run of which nothing is recommended.
     """
     untested = choice.untested
+    losses = choice.losses or {}
+    has_others = not all(loss.is_control for loss in losses.values())
     states = {}
-    for id_, loss in (choice.losses or {}).items():
-        if not loss.is_control:
+    for id_, loss in losses.items():
+        if not (loss.is_control and has_others):
             state = state_of(loss, choice.margin, id_ in untested)
             is_refused = state is State.WITHIN and not choice.is_judged
             states[id_] = State.OPEN if is_refused else state
