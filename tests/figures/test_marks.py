@@ -16,7 +16,7 @@ from kvatlas.figures.marks import BOX, CONTROL, MARKS, RING, State, add_mark, ke
 from kvatlas.figures.style import FigureOptions
 from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure
 from kvatlas.stats.costs import CostRatio
-from kvatlas.stats.numerics.against_reference import Loss
+from kvatlas.stats.numerics.arrays import Difference
 from tests.figures.test_look import answered, contrast
 
 #: What eyes without one of the three kinds of cones see of linear red, green and blue (Machado and others 2009).
@@ -116,8 +116,8 @@ def test_the_colours_of_states_are_read_on_their_ground() -> None:
 
 
 def test_untested_settings_that_do_not_fit_are_open() -> None:
-    def loss(limit: float, **proven: bool) -> Loss:
-        return Loss(0.01, -0.01, limit, 0.5, limit=limit, **proven)
+    def loss(limit: float, **proven: bool) -> Difference:
+        return Difference(0.01, -0.01, limit, 0.5, limit=limit, **proven)
 
     assert state_of(loss(0.02, is_kept=True), 0.05) is State.WITHIN
     assert state_of(loss(0.2, is_broken=True), 0.05) is State.BEYOND

@@ -18,7 +18,7 @@ from kvatlas.text import axis_label, counted, fixed, guarded, in_words, margin_t
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from kvatlas.stats.losses import SettingLoss
+    from kvatlas.stats.numerics.arrays import Difference
 
 
 def states_of_choice(choice: Choice) -> dict[str, State]:
@@ -94,7 +94,7 @@ def _in_rows(choice: Choice) -> list[str]:
     return sorted(ids, key=lambda id_: choice.savings[id_].memory)
 
 
-def _controls(choice: Choice) -> dict[str, SettingLoss]:
+def _controls(choice: Choice) -> dict[str, Difference]:
     """Return what the controls of like parameters lose, by the ids of settings."""
     parameters = _parameters(choice)
 

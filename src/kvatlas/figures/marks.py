@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Transform
 
     from kvatlas.figures.colours import Palette
-    from kvatlas.stats.losses import SettingLoss
+    from kvatlas.stats.numerics.arrays import Difference
 
 #: The kinds of a key beside the states: the ring or the box of what is recommended, and the tick of a control.
 RING = "ring"
@@ -76,7 +76,7 @@ class KeyEntry(NamedTuple):
     words: str
 
 
-def state_of(loss: SettingLoss, margin: float, is_untested: bool = False) -> State:
+def state_of(loss: Difference, margin: float, is_untested: bool = False) -> State:
     """Return the state of a setting with a loss; `is_untested` where the tests ended before it."""
     if loss.is_kept:
         return State.WITHIN

@@ -172,7 +172,7 @@ def fixed_run_tests(run: RunData, losses: GridLosses) -> dict[MapName, MapTests]
         if family is not None:
             coords = {cell.setting.id: cell.coord(run.axes) for cell in groups[0]}
             of_map = {coords[id_]: loss for id_, loss in family.by_setting.items() if id_ in coords}
-            untested = frozenset(coords[id_] for id_ in family.end_of_tests if id_ in coords)
+            untested = frozenset(coords[id_] for id_ in family.ends_of_tests(family.claim) if id_ in coords)
             found = replace(found, losses=of_map, untested=untested)
         by_map[name] = found
     return by_map
