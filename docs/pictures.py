@@ -25,20 +25,17 @@ def commands(run: str) -> dict[str, list[str]]:
     # Settings that lose answers, of which pairs have something to show.
     narrow = "dynts local_window=16 ratio=0.1"
     wide = "dynts local_window=64 ratio=0.1"
-    pairs = options_of([f"{model} {setting}" for model in ("tiny-llama", "tiny-qwen") for setting in (narrow, wide)])
+    pairs = [f"{model} {setting}" for model in ("tiny-llama", "tiny-qwen") for setting in (narrow, wide)]
     return {
+        "demo-answer": ["map", run, "--forest"],
         "demo-map": ["map", run, "--mean"],
+        "demo-cost": ["map", run, "--cost", "memory"],
         "gallery-plain": ["map", llama, "--look", "plain=true"],
         "gallery-llama": ["map", llama],
         "gallery-qwen": ["map", qwen, "--own"],
         "gallery-means": ["map", llama, qwen, "--mean", "--own"],
         "gallery-pairs": ["compare", run, *pairs, "--metric", "progress"],
     }
-
-
-def options_of(systems: list[str]) -> list[str]:
-    """Return the options that name systems."""
-    return [word for system in systems for word in ("--policy", system)]
 
 
 def main(folder: str) -> None:

@@ -90,7 +90,7 @@ class Run:
 
     def _repr_png_(self) -> bytes | None:
         """Return the means over benchmarks as notebooks show them, else the maps or curves; None where none can be."""
-        from kvatlas.figures.curves import line_figure
+        from kvatlas.figures.curves import curve_figure
         from kvatlas.figures.heatmap import map_figure
         from kvatlas.figures.style import rendered
         from kvatlas.stats.maps import curves_of_run
@@ -101,7 +101,7 @@ class Run:
             # Without two axes there are no maps.
             maps = []
         try:
-            figure = map_figure(maps) if maps else line_figure(curves_of_run(self.data))
+            figure = map_figure(maps) if maps else curve_figure(curves_of_run(self.data))
         except KvatlasError:
             return None
         return rendered(figure, ".png", 130)

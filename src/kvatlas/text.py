@@ -41,7 +41,8 @@ def axis_label(name: str) -> str:
     graded, _, grader = name.partition(":")
     if grader and graded == "graded":
         return f"Pass@1 by {grader}"
-    return LABELS.get(name, " ".join("KV" if word == "kv" else word.title() for word in name.split("_")))
+    words = " ".join("KV" if word == "kv" else word for word in name.split("_"))
+    return LABELS.get(name, words[:1].upper() + words[1:])
 
 
 def in_words(name: str) -> str:

@@ -146,7 +146,7 @@ def test_a_first_look_then_figures_report_and_what_to_choose(
 ) -> None:
     folder = store_run(tmp_path / "run", manifest(grid("dynts"), problems=4))
     pictures = first_look(folder)
-    assert pictures == [folder / "means.png", folder / "tiny-dynts.png"]
+    assert pictures == [folder / "answer.png", folder / "means.png", folder / "tiny-dynts.png"]
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
     run_output.print_demo(folder)
     said = " ".join(capsys.readouterr().out.split())
@@ -154,7 +154,7 @@ def test_a_first_look_then_figures_report_and_what_to_choose(
     assert "In words tiny, mean of 2" in said
     assert "report.html" in said
     names = {path.name for path in folder.iterdir()}
-    assert {f"{name}.{kind}" for name in ("means", "tiny-dynts") for kind in FIGURES} <= names
+    assert {f"{name}.{kind}" for name in ("answer", "means", "tiny-dynts") for kind in FIGURES} <= names
     assert {"maps.csv", "report.html"} <= names
 
 

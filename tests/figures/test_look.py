@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,14 @@ from matplotlib.text import Text
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures import colours
-from kvatlas.figures.curves import line_figure
+from kvatlas.figures.answers import answer_figure
+from kvatlas.figures.curves import curve_figure
 from kvatlas.figures.heatmap import map_figure
+from kvatlas.figures.loss_cost import cost_figure
 from kvatlas.figures.pairwise import pairwise_figure
 from kvatlas.figures.style import LEAST_TYPE, WIDTHS, FigureOptions, save
+from kvatlas.report.result import Result
+from kvatlas.stats.costs import CostRatio, cost_ratios
 from kvatlas.stats.maps import curves_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, pairs_of
@@ -44,6 +49,23 @@ def line():
     return curves_of_run(RunData(plan, list(traces(plan)), fix={"local_window": 16}))
 
 
+@cache
+def answered(problems: int = 60) -> Result:
+    """A result of two models whose settings are proven within the margin, beyond it, and not decided."""
+    plan = manifest(grid("dynts", "random"), models=("tiny", "other"), problems=problems)
+
+    def chance(setting: Setting) -> float:
+        if setting.policy == "random":
+            return 0.2
+        return {0.1: 0.5, 0.2: 0.93}.get(setting.values.get("ratio", 1), 1.0)
+
+    return Result((RunData(plan, list(traces(plan, chance)), lose_at_most=8),))
+
+
+def costs_of(result: Result, cost: str = "memory") -> dict[str, dict[str, CostRatio]]:
+    return {choice.model: cost_ratios(result.runs[0], choice.model, cost, choice.settings) for choice in result.choices}
+
+
 def figures(look: FigureOptions, llama, line, count: int = 3) -> dict[str, Callable[[], Figure]]:
     """Every kind of figure, drawn when called; pairs of so many systems."""
     progress = SYSTEMS[:count]
@@ -52,7 +74,10 @@ def figures(look: FigureOptions, llama, line, count: int = 3) -> dict[str, Calla
         "series": lambda: map_figure(llama[:2], options=look),
         "policies": lambda: map_figure(policies, one_bar=True, options=look),
         "dense": lambda: map_figure([dense(12)], options=look),
-        "line": lambda: line_figure(line, options=look),
+        "line": lambda: curve_figure(line, options=look),
+        "forest": lambda: answer_figure(answered().choices, "pass@1", options=look),
+        "nothing proven": lambda: answer_figure(answered(6).choices, "pass@1", options=look),
+        "cost": lambda: cost_figure(answered().choices, "memory", costs_of(answered()), "pass@1", options=look),
         "pairs": lambda: pairwise_figure(progress, pairs_of(progress), "progress", options=look),
     }
 
@@ -92,7 +117,7 @@ def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look: Fi
         figure = drawn()
         inches = figure.get_figwidth()
         assert inches == pytest.approx(look.width) if look.width else inches <= WIDTHS[2], kind
-        assert kind not in ("line", "pairs") or faults(figure) == [], kind
+        assert kind not in ("line", "pairs", "forest", "nothing proven") or faults(figure) == [], kind
         # Places the texts, and makes those of the ticks.
         FigureCanvasAgg(figure)
         figure.draw_without_rendering()
@@ -181,7 +206,7 @@ def test_a_look_that_no_figure_has_is_refused(look, message: str):
 def test_figures_of_one_column_fit_a_page(llama, line):
     many = [replace(map_, model=model) for model in ("A", "B", "C", "D") for map_ in llama]
     assert map_figure(many, options=FigureOptions(1)).get_figheight() < 10
-    assert line_figure(line * 4, options=FigureOptions(1)).get_figheight() < 10
+    assert curve_figure(line, options=FigureOptions(1)).get_figheight() < 10
     pairs = pairwise_figure(SYSTEMS, pairs_of(SYSTEMS), "progress", options=FigureOptions(1))
     assert pairs.get_figheight() < 10
     assert faults(pairs) == []

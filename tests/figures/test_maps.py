@@ -8,10 +8,11 @@ from itertools import chain, product
 
 import pytest
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
+from kvatlas.core import Cell, Claim, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.figures import colours
 from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure, plot
+from kvatlas.figures.marks import KeyEntry, State
 from kvatlas.figures.panels import cost_of, cost_panels, difference_panels, metric_panels, panels_csv
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report.evidence import with_regions
@@ -294,31 +295,33 @@ def test_numbers_that_would_not_be_legible_are_in_the_data_alone(tmp_path):
 
 def test_cells_that_are_proven_to_lose_more_are_marked(llama, tmp_path):
     """The title counts them, so the picture shows which they are."""
-    map_ = replace(llama[0], keeps=frozenset(), breaks=frozenset({(500, 0.1)}), margin=0.03)
+    broken = frozenset({(500, 0.1)})
+    map_ = replace(llama[0], keeps=frozenset(), breaks=broken, breaks_like=broken, margin=0.03)
     (panel,) = metric_panels([map_])
     assert panels_title([panel]).startswith("1 of 20 settings is proven to lose more than 3 points")
-    words = texts(map_figure([map_]), tmp_path)
-    assert [word for word in words if word.endswith("!")] == [f"{panel.cells[500, 0.1].text}!"]
-    assert "!: proven to lose more than 3 points" in " ".join(words)
+    assert {coord for coord, state in panel.states.items() if state is State.BEYOND} == broken
+    assert "proven beyond 3 points" in texts(map_figure([map_]), tmp_path)
     rows = list(csv.DictReader(io.StringIO(panels_csv([panel]))))
     assert [(row["local_window"], row["ratio"]) for row in rows if row["loses_more"] == "1"] == [("500", "0.1")]
-    assert not any("!" in word for word in texts(map_figure([map_], options=FigureOptions(plain=True)), tmp_path))
+    words = texts(map_figure([map_], options=FigureOptions(plain=True)), tmp_path)
+    assert not any("proven" in word for word in words)
 
 
-def test_the_margin_is_framed_before_the_plateau(llama):
-    map_ = replace(llama[0], plateau=frozenset({(500, 0.1)}), keeps=frozenset({(2000, 0.3)}), margin=0.03)
+def test_the_margin_is_marked_before_the_plateau(llama):
+    kept = frozenset({(2000, 0.3)})
+    map_ = replace(llama[0], plateau=frozenset({(500, 0.1)}), keeps=kept, margin=0.03, claim=Claim.THESE)
     (panel,) = metric_panels([map_])
-    assert panel.outlined == {(2000, 0.3)}
-    assert "framed: proven to stay within 3 points of the full cache on these problems" in panel.about
+    assert panel.outlined == kept
+    assert {coord for coord, state in panel.states.items() if state is State.WITHIN} == kept
+    assert KeyEntry(State.WITHIN, "proven within 3 points on these problems") in panel.key
     assert panels_title([panel]) == "1 of 20 settings is proven within 3 points on these problems"
-    (like,) = metric_panels([replace(map_, keeps_like=map_.keeps)])
-    assert "framed: proven to stay within 3 points of the full cache" in like.about
+    (like,) = metric_panels([replace(map_, keeps_like=kept, claim=Claim.LIKE)])
+    assert KeyEntry(State.WITHIN, "proven within 3 points") in like.key
     assert panels_title([like]) == "1 of 20 settings is proven within 3 points of full"
-    (empty,) = metric_panels([replace(map_, keeps=frozenset())])
+    (empty,) = metric_panels([replace(map_, keeps=frozenset(), claim=Claim.LIKE)])
     assert panels_title([empty]) == "no setting is proven within 3 points of full, and none beyond"
-    assert panels_title(metric_panels([replace(map_, keeps=frozenset(map_.cells))])).startswith(
-        "all 20 settings are proven"
-    )
+    every = replace(map_, keeps=frozenset(map_.cells))
+    assert panels_title(metric_panels([every])).startswith("all 20 settings are proven")
 
 
 def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
@@ -391,8 +394,8 @@ def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
     figure = map_figure(maps)
     rings = [len({patch.get_gid() for patch in axes.patches} & {"ringed"}) for axes in figure.axes]
     assert sum(rings) == 3
-    # The ring is that of the mean, frames are of each benchmark.
-    assert "ringed: recommended for the mean of 2 benchmarks" in " ".join(text.get_text() for text in figure.texts)
+    # The ring is that of the mean, marks are of each benchmark.
+    assert "recommended for the mean of 2 benchmarks" in [text.get_text() for text in figure.texts]
     path = tmp_path / "marked.csv"
     path.write_text(marked_csv(maps), "utf-8")
     rows = list(csv.DictReader(path.open()))

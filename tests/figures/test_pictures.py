@@ -1,19 +1,18 @@
-"""Figures as pictures: frames, colour bars and published forms, seen in the pixels of PNG, SVG and PDF."""
+"""Figures as pictures: marks, colour bars and published forms, seen in the pixels of PNG, SVG and PDF."""
 
 import importlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, pairwise, product
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
-from kvatlas.core import Cell, CellCoord, Estimate, Map, Setting
+from kvatlas.core import Cell, CellCoord, Claim, Estimate, Map, Setting
 from kvatlas.figures import colours
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.pairwise import pairwise_figure
@@ -83,99 +82,86 @@ class Place:
         return round((1 - up) * self.height), round(across * self.width)
 
 
+def marks_of(axes) -> dict[tuple[float, float], str]:
+    """Return the states of the marks of a panel by their cells (column, row), the numbers counted from 0."""
+    found = {}
+    for mark in axes.collections:
+        if (mark.get_gid() or "").startswith("mark-"):
+            ((x, y),) = mark.get_offsets()
+            found[int(x), int(y)] = mark.get_gid().removeprefix("mark-")
+    return found
+
+
+def states_drawn(axes, map_: Map) -> dict[CellCoord, str]:
+    """Return the states of the marks of a map's panel by its cells."""
+    (_, rows), (_, columns) = map_.axes
+    return {(rows[y], columns[x]): state for (x, y), state in marks_of(axes).items()}
+
+
 @pytest.mark.parametrize(("kind", "suffix"), pictures_of(["one", "row", "grid", "narrow", "dark", "dense"]))
-def test_one_outline_runs_around_proven_cells(llama: list[Map], tmp_path: Path, suffix: str, kind: str) -> None:
+def test_proven_cells_have_a_filled_mark_in_their_corner(
+    llama: list[Map], tmp_path: Path, suffix: str, kind: str
+) -> None:
     maps, look = kinds(llama)[kind]
     (_, rows), (_, columns) = maps[0].axes
-    # An L of three cells.
-    corner = (rows[1], columns[1])
-    region = frozenset({corner, (rows[1], columns[2]), (rows[2], columns[1])})
+    region = frozenset({(rows[1], columns[1]), (rows[1], columns[2]), (rows[2], columns[1])})
     pictures = []
-    for index, keeps in enumerate((region, frozenset())):
-        panels = metric_panels([replace(maps[0], keeps=keeps, margin=0.03), *maps[1:]])
-        # The words say the same, so that the frame alone differs.
-        figure = plot([replace(panel, about=(), tested=None) for panel in panels], options=look)
-        path, *_ = save(figure, tmp_path / f"{index}{suffix}")
+    for keeps in (region, frozenset()):
+        panels = metric_panels([replace(maps[0], keeps=keeps, keeps_like=keeps, margin=0.03), *maps[1:]])
+        # The words say the same, so that the marks alone differ.
+        figure = plot([replace(panel, about=(), tested=None, key=()) for panel in panels], options=look)
+        path, *_ = save(figure, tmp_path / f"{len(pictures)}{suffix}")
         pictures.append(pixels(path))
     place = Place(figure.axes[0], maps[0], pictures[0].shape)
     changed = np.abs(pictures[0] - pictures[1]).max(2) > 0.2
-    rows_changed, columns_changed = np.nonzero(changed)
-    top, left = place.of((rows[2], columns[1]), 0, 1)
-    bottom, right = place.of((rows[1], columns[2]), 1, 0)
-    # The frame stands on the gutters, half of it on either side.
-    assert abs(rows_changed.min() - top) <= 7
-    assert abs(rows_changed.max() - bottom) <= 7
-    assert abs(columns_changed.min() - left) <= 7
-    assert abs(columns_changed.max() - right) <= 7
-    # Nothing between two cells of the region, and nothing in the cell that the L leaves out.
-    y, x = place.of(corner, 1, 0.5)
-    assert not changed[y - 3 : y + 4, x - 3 : x + 4].any()
-    y, x = place.of(corner, 0.5, 1)
-    assert not changed[y - 3 : y + 4, x - 3 : x + 4].any()
-    y, x = place.of((rows[2], columns[2]), 0.5, 0.5)
-    assert not changed[y, x:].any()
-
-
-def frame_at(picture, place: Place, coord, x: float, y: float, palette: colours.Palette) -> bool:
-    """Return whether a pixel near a place of a cell has the ink of the ground."""
-    row, column = place.of(coord, x, y)
-    height, width = picture.shape[:2]
-    near = picture[max(row - 4, 0) : min(row + 5, height), max(column - 4, 0) : min(column + 5, width)]
-    return bool(close(near, palette.ink, 0.08).any())
+    for coord in maps[0].cells:
+        top, left = place.of(coord, 0.4, 1)
+        bottom, right = place.of(coord, 1, 0.4)
+        assert changed[top:bottom, left:right].any() == (coord in region), (kind, coord)
+    # Nothing outside the corners changes.
+    for coord in region:
+        y, x = place.of(coord, 0, 0.4)
+        bottom, right = place.of(coord, 0.3, 0)
+        assert not changed[y:bottom, x:right].any()
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("region", ["keeps", "plateau"])
-def test_a_panel_whose_cells_are_all_proven_or_tied_is_framed(llama, tmp_path: Path, dark: bool, region: str) -> None:
-    palette = colours.DARK if dark else colours.LIGHT
-    margin = 0.03 if region == "keeps" else None
-    whole, empty = frozenset(llama[0].cells), frozenset[tuple[int, float]]()
-    fields = [{region: whole, "margin": margin}, {region: empty, "margin": margin}]
-    maps = [replace(map_, **of_map) for map_, of_map in zip(llama[:2], fields, strict=True)]
+def test_cells_that_are_worse_than_the_best_have_a_cross_and_others_no_mark(llama, dark: bool) -> None:
+    tied = frozenset(list(llama[0].cells)[3:])
+    maps = [replace(llama[0], plateau=tied), replace(llama[1], plateau=frozenset(llama[1].cells))]
     figure = map_figure(maps, options=FigureOptions(dark=dark))
-    path, *_ = save(figure, tmp_path / "whole.png")
-    picture = pixels(path)
-    (_, rows), (_, columns) = maps[0].axes
-    for axes, map_, is_framed in zip(figure.axes, maps, (True, False), strict=True):
-        place = Place(axes, map_, picture.shape)
-        assert frame_at(picture, place, (rows[1], columns[0]), 0, 0.2, palette) is is_framed
-        assert frame_at(picture, place, (rows[-1], columns[2]), 0.2, 1, palette) is is_framed
-        assert not frame_at(picture, place, (rows[1], columns[1]), 0, 0.2, palette)
+    assert states_drawn(figure.axes[0], maps[0]) == dict.fromkeys(llama[0].cells.keys() - tied, "beyond")
+    assert marks_of(figure.axes[1]) == {}
+    assert "proven worse than the best" in [text.get_text() for text in figure.texts]
 
 
-def test_two_claims_have_two_kinds_of_line_that_the_legend_names(llama, tmp_path: Path) -> None:
-    (_, rows), (_, columns) = llama[0].axes
-    thick = frozenset(coord for coord in llama[0].cells if coord[1] == columns[-1])
-    both = replace(llama[0], keeps=frozenset(llama[0].cells), keeps_like=thick, margin=0.03)
-    # All that is proven here is proven for problems like these: its frame is thick beside thin ones of others.
-    like = replace(llama[1], keeps=thick, keeps_like=thick, margin=0.03)
-    figure = map_figure([both, like])
-    path, *_ = save(figure, tmp_path / "claims.png")
-    dark = close(pixels(path), colours.LIGHT.ink, 0.3)
-    widths = []
-    for axes, map_ in zip(figure.axes, (both, like), strict=True):
-        place = Place(axes, map_, dark.shape)
-        for column, x in ((columns[0], 0), (columns[-1], 0)):
-            row, at = place.of((rows[1], column), x, 0.2)
-            widths.append(int(dark[row, at - 12 : at + 13].sum()))
-    assert 0 < widths[0] < widths[1] == widths[3]
-    assert widths[2] == 0
-    words = " ".join(text.get_text() for text in figure.texts)
-    assert "thin frame: proven to stay within 3 points of the full cache on these problems" in words
-    assert "thick frame: proven for problems like these, too" in words
+def test_marks_are_those_of_the_claim_of_the_run(llama) -> None:
+    like = frozenset(list(llama[0].cells)[:4])
+    both = replace(llama[0], keeps=frozenset(llama[0].cells), keeps_like=like, margin=0.03)
+    for claim, kept in ((Claim.LIKE, like), (Claim.THESE, frozenset(llama[0].cells))):
+        figure = map_figure([replace(both, claim=claim)])
+        drawn = states_drawn(figure.axes[0], both)
+        assert {coord for coord, state in drawn.items() if state == "within"} == kept
+        words = [text.get_text() for text in figure.texts]
+        of_claim = "proven within 3 points" + (" on these problems" if claim is Claim.THESE else "")
+        assert of_claim in words
 
 
-def test_the_legend_names_no_mark_that_no_cell_has(llama) -> None:
+def test_the_key_names_no_mark_that_no_cell_has(llama) -> None:
     nothing = replace(llama[0], keeps=frozenset(), breaks=frozenset(), margin=0.03)
     words = " ".join(text.get_text() for text in map_figure([nothing]).texts)
-    assert "frame" not in words
-    assert "!:" not in words
+    assert "not decided" in words
+    assert "proven beyond" not in words
+    assert "not tested" not in words
+    fits = map_figure([replace(nothing, fits=frozenset(list(llama[0].cells)[:1]))])
+    assert "fits, not tested" in [text.get_text() for text in fits.texts]
+    assert sorted(marks_of(fits.axes[0]).values())[-1] == "untested"
 
 
-def framed_kinds(llama: list[Map]) -> dict[str, tuple[list[Map], bool, FigureOptions]]:
-    """Kinds of maps with frames, by their names: the maps, whether they show losses, and the look.
+def marked_kinds(llama: list[Map]) -> dict[str, tuple[list[Map], bool, FigureOptions]]:
+    """Kinds of maps with marks, by their names: the maps, whether they show losses, and the look.
 
-    By turns a corner, a hole, all cells and none are framed.
+    By turns a corner, all but one, all cells and none are proven.
     """
     coords = list(llama[0].cells)
     full = Cell(Setting.from_parameters("full"), Estimate(0.62, 0.5, 0.7, 30, 5))
@@ -184,7 +170,8 @@ def framed_kinds(llama: list[Map]) -> dict[str, tuple[list[Map], bool, FigureOpt
     for index, map_ in enumerate([*llama, *llama]):
         keeps = regions[index % 4]
         policy = "dynts" if index < 4 else "random"
-        marked = replace(map_, keeps=keeps, keeps_like=keeps, breaks=frozenset({coords[-1]}) - keeps, margin=0.05)
+        marked = replace(map_, keeps=keeps, keeps_like=keeps, breaks=(broken := frozenset({coords[-1]}) - keeps))
+        marked = replace(marked, breaks_like=broken, margin=0.05)
         maps.append(replace(marked, policy=policy, baselines={"full": full}))
     return {
         "one": (maps[:1], False, FigureOptions()),
@@ -197,9 +184,8 @@ def framed_kinds(llama: list[Map]) -> dict[str, tuple[list[Map], bool, FigureOpt
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_kind_of_map_frames_its_cells_and_labels_its_bars(llama: list[Map], dark: bool) -> None:
-    palette = colours.DARK if dark else colours.LIGHT
-    for kind, (maps, has_losses, options) in framed_kinds(llama).items():
+def test_every_kind_of_map_marks_its_cells_and_labels_its_bars(llama: list[Map], dark: bool) -> None:
+    for kind, (maps, has_losses, options) in marked_kinds(llama).items():
         panels = metric_panels(maps)
         if has_losses:
             losses = {}
@@ -213,26 +199,16 @@ def test_every_kind_of_map_frames_its_cells_and_labels_its_bars(llama: list[Map]
             panels = loss_panels(maps, losses)
         figure = plot(panels, one_bar=has_losses, shared=has_losses, options=replace(options, dark=dark))
         assert faults(figure) == [], kind
-        figure.set_dpi(200)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        picture = np.asarray(canvas.buffer_rgba())[..., :3] / 255
-
         labels = []
         for axes, panel in zip(figure.axes, panels, strict=True):
             map_ = panel.map
-            place = Place(axes, map_, picture.shape)
-            (_, rows), (_, columns) = map_.axes
-            keeps = map_.keeps or frozenset()
-            # Each side of a cell has the ink of a frame where the frame ends there, and nowhere else.
-            for row, (left, right) in product(rows, pairwise(columns)):
-                is_edge = ((row, left) in keeps) != ((row, right) in keeps)
-                has_ink = frame_at(picture, place, (row, right), 0, 0.25, palette)
-                assert has_ink is is_edge, (kind, map_.name, row, right)
-            for row in rows:
-                is_framed = (row, columns[0]) in keeps
-                has_ink = frame_at(picture, place, (row, columns[0]), 0, 0.25, palette)
-                assert has_ink is is_framed, (kind, map_.name, row)
+            expected = {}
+            for coord in map_.cells:
+                is_broken = coord in (map_.breaks or frozenset())
+                expected[coord] = (
+                    "within" if coord in (map_.keeps or frozenset()) else "beyond" if is_broken else "open"
+                )
+            assert states_drawn(axes, map_) == expected, (kind, map_.name)
             labels += [text.get_text() for text in axes.texts if text.get_transform() == axes.transAxes]
 
         # The ends of bars are the lowest and the highest cells, as these are printed; losses begin at the full cache.
@@ -319,7 +295,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_texts_of_every_other_kind_of_figure_stand_apart(
     mazes: RunData, stored: Path, llama: list[Map], dark: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Figures of runs as `kvatlas map` draws them, of pairs, and of arenas; frames have a test of their own."""
+    """Figures of runs as `kvatlas map` draws them, of pairs, and of arenas; marks have tests of their own."""
     look = FigureOptions(dark=dark)
     drawn = []
     monkeypatch.setattr(map_figures, "save", lambda figure, out, data: drawn.append(figure) or [out])
@@ -367,14 +343,15 @@ def test_commands_of_the_gallery_are_those_of_its_pictures(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_differences_to_the_full_cache_are_framed_and_their_bar_fits_them(llama, tmp_path: Path, dark: bool) -> None:
+def test_differences_to_the_full_cache_are_marked_and_their_bar_fits_them(llama, tmp_path: Path, dark: bool) -> None:
     palette = colours.DARK if dark else colours.LIGHT
     coords = list(llama[0].cells)
     full = Cell(Setting.from_parameters("full"), Estimate(0.5, 0.4, 0.6, 30, 5))
     keeps = frozenset(coords[:7])
     map_ = replace(
-        llama[0], keeps=keeps, keeps_like=keeps, breaks=frozenset(coords[-1:]), margin=0.05, baselines={"full": full}
-    )
+        llama[0], keeps=keeps, keeps_like=keeps, breaks=frozenset(coords[-1:]), breaks_like=frozenset(coords[-1:]),
+        margin=0.05, baselines={"full": full},
+    )  # fmt: skip
     other = replace(map_, cells=dict.fromkeys(coords, full))
     (panel,) = difference_panels(ComparedMaps([map_], "full", {map_.name: other}, {}))
     figure = plot([panel], options=FigureOptions(dark=dark))
@@ -383,10 +360,9 @@ def test_differences_to_the_full_cache_are_framed_and_their_bar_fits_them(llama,
     picture = pixels(path)
     (axes,) = figure.axes
     place = Place(axes, map_, picture.shape)
-    (_, rows), (_, columns) = map_.axes
-    for row, (left, right) in product(rows, pairwise(columns)):
-        is_edge = ((row, left) in keeps) != ((row, right) in keeps)
-        assert frame_at(picture, place, (row, right), 0, 0.25, palette) is is_edge, (row, right)
+    drawn = states_drawn(axes, map_)
+    assert {coord for coord, state in drawn.items() if state == "within"} == keeps
+    assert [coord for coord, state in drawn.items() if state == "beyond"] == coords[-1:]
 
     # The bar ends at the lowest difference as its cell prints it, and names the margin and the full cache.
     cells = sorted(panel.cells.values())

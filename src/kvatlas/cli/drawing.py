@@ -36,6 +36,10 @@ def map_command(
     against: Annotated[
         str | None, typer.Option(metavar="NAME|RUN|CSV", help="Paired differences to a policy, model, run or map.")
     ] = None,
+    forest: Annotated[bool, typer.Option("--forest", help="A row for each setting: what it saves and loses.")] = False,
+    cost: Annotated[
+        str | None, typer.Option(metavar="COST", help="Loss against memory, tokens_per_second or seconds.")
+    ] = None,
     lose_at_most: options.LoseAtMost = None,
     claim: options.ClaimOption = None,
     partial: options.Partial = False,
@@ -51,7 +55,7 @@ def map_command(
     from kvatlas.report.sources import ReadOptions
 
     read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, claim=claim)
-    show = MapOptions(mean, shared, against, options.figure_options(look))
+    show = MapOptions(mean, shared, against, forest, cost, options.figure_options(look))
     written = plot_sources(inputs, out, read, show)
     for path in written:
         typer.echo(path)

@@ -205,9 +205,10 @@ class Map:
     are no traces. `averaged` counts the benchmarks of a mean map and is 0 for a map of one benchmark. `plateau` holds
     the cells that are statistically tied with the best, `keeps` those proven to lose at most the `margin` against the
     full cache, `breaks` those proven to lose more; they are None if they were not tested. `keeps_like` and
-    `breaks_like` are those of them that are proven for problems like these, too: their frames are thick. `claim` is
-    that of the intervals. `recommended` is the cell of the setting that is recommended for the model, if it is here;
-    `recommended_for` is the benchmark or mean for which it is. Of a control nothing is proven but that it loses more.
+    `breaks_like` are those of them that are proven for problems like these, too. `fits` holds cells whose own limit is
+    within the margin, and before which the tests ended. `claim` is that of the intervals. `recommended` is the cell of
+    the setting that is recommended for the model, if it is here; `recommended_for` is the benchmark or mean for which
+    it is. Of a control nothing is proven but that it loses more.
     """
 
     model: str
@@ -225,6 +226,7 @@ class Map:
     breaks: frozenset[CellCoord] | None = None
     keeps_like: frozenset[CellCoord] = frozenset()
     breaks_like: frozenset[CellCoord] = frozenset()
+    fits: frozenset[CellCoord] = frozenset()
     margin: float | None = None
     claim: Claim | None = None
     recommended: CellCoord | None = None

@@ -7,7 +7,8 @@ from itertools import chain, product
 from typing import NamedTuple
 
 from kvatlas.core import Note, NoteKind
-from kvatlas.figures.panels import BEST, LOSES, Baseline, Panel, problem_count
+from kvatlas.figures.marks import BOX, KeyEntry
+from kvatlas.figures.panels import BEST, Baseline, Panel, problem_count
 from kvatlas.figures.style import FigureOptions
 from kvatlas.stats.estimates import common
 from kvatlas.text import counted, fixed, in_words, model_name
@@ -184,15 +185,7 @@ def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: boo
     """Return what the marks and the small type of panels stand for, and how they tell their intervals."""
     words: list[str] = list(chain.from_iterable(panel.about for panel in panels))
     if not has_values:
-        words = [mark for mark in words if mark != BEST and not mark.startswith(LOSES)]
-    ringed = [panel.map for panel in panels if panel.map.recommended in panel.cells]
-    if ringed:
-        # Without a full cache nothing says what a setting loses.
-        ring = "cheapest not found worse" if ringed[0].keeps is None else "recommended"
-        # Frames are of a panel's own benchmark, the ring may be of the mean.
-        others = {map_.recommended_for for map_ in ringed if map_.recommended_for != map_.benchmark}
-        words.append(f"ringed: {ring}{''.join(f' for the {name} benchmarks' for name in sorted(others))}")
-
+        words = [mark for mark in words if mark != BEST]
     shared_interval = _shared_interval(panels)
     if has_intervals:
         words.append("small type: 95 % intervals")
@@ -203,6 +196,19 @@ def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: boo
     if any(panel.memory for panel in panels):
         words.append("dashed: equal mean KV memory")
     return words
+
+
+def key_of_panels(panels: Sequence[Panel]) -> list[KeyEntry]:
+    """Return the key of the marks of panels, of which the ring comes first."""
+    ringed = [panel.map for panel in panels if panel.map.recommended in panel.cells]
+    key = []
+    if ringed:
+        # Without a full cache nothing says what a setting loses.
+        words = "cheapest not found worse" if ringed[0].keeps is None else "recommended"
+        # Marks are of a panel's own benchmark, the ring may be of the mean.
+        others = {map_.recommended_for for map_ in ringed if map_.recommended_for != map_.benchmark}
+        key.append(KeyEntry(BOX, words + "".join(f" for the {name} benchmarks" for name in sorted(others))))
+    return [*key, *dict.fromkeys(chain.from_iterable(panel.key for panel in panels))]
 
 
 def notes_of(panels: Sequence[Panel], has_values: bool) -> list[Note]:

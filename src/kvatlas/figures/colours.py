@@ -30,11 +30,14 @@ SCALES: Mapping[str, ColourScale] = {
     # Low is red.
     "differences": ColourScale("RdBu", 0.22, 0.78),
     "losses": ColourScale("RdBu_r", 0.57, 0.78),
+    # Losses of which nothing is proven.
+    "noise": ColourScale("Greys", 0.06, 0.4),
 }
 VALUES = "values"
 COUNTS = "counts"
 DIFFERENCES = "differences"
 LOSSES = "losses"
+NOISE = "noise"
 #: The colour of text on any of them.
 ON_COLOUR = "#111111"
 #: The ring of the recommended cell, on a cell of any colour, and the halo around it.
@@ -98,17 +101,27 @@ class Palette(NamedTuple):
     lines: Sequence[str]
     #: A missing cell and its hatching.
     missing: tuple[str, str]
-    #: Losses within the margin, below all colours of `LOSSES`: frames are seen on it.
+    #: Losses within the margin, below all colours of `LOSSES`.
     within_margin: str
+    #: The marks of settings by their states (`kvatlas.figures.marks`), and what is recommended.
+    states: Mapping[str, str]
+    picked: str
+    #: The band of losses within the margin, and the part of an axis that is drawn closer, behind marks.
+    band: str
+    closer: str
 
 
 LIGHT = Palette(
     "#ffffff", "#111111", "#555555", "#a11a1a", LINES, ("#eeeeee", "#bbbbbb"), "#e9f1f5",
+    {"within": "#00694f", "open": "#5f5f5f", "untested": "#5f5f5f", "beyond": "#b2331a"},
+    "#003f8f", "#e3f1ec", "#f2f2f2",
 )  # fmt: skip
 DARK = Palette(
     "#12161b", "#e3e8ee", "#aab4bf", "#ff9b90",
     ("#56b4e9", "#f58b4c", "#2fc79a", "#e3a3c8", "#f0c04a", "#a9c8ff", "#a7adb3", "#e3e8ee"),
     ("#1b2027", "#47505a"), "#83a5b8",
+    {"within": "#4fd1a5", "open": "#aab4bf", "untested": "#aab4bf", "beyond": "#ff8a70"},
+    "#8ab4ff", "#17312a", "#20262d",
 )  # fmt: skip
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from kvatlas.figures.panels import CellQuestion, Panel, TestedCells, has_two_claims
+from kvatlas.core import Claim
+from kvatlas.figures.panels import CellQuestion, Panel, TestedCells
 
 
 def panels_title(panels: Sequence[Panel]) -> str:
@@ -17,7 +18,7 @@ def panels_title(panels: Sequence[Panel]) -> str:
 
     counts = _CellCounts(panels, tested)
     if tested[0].question is CellQuestion.MARGIN:
-        is_of_these = has_two_claims(panel.map for panel in panels)
+        is_of_these = any(panel.map.claim is Claim.THESE for panel in panels)
         return _of_margin(counts, tested[0].reference, "on these problems" if is_of_these else "of full")
     if tested[0].question is CellQuestion.DIFFERENCE:
         return _of_difference(counts, tested[0].reference)

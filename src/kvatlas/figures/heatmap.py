@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import CellCoord, KvatlasError, Map, Note
+from kvatlas.core import KvatlasError, Map, Note
 from kvatlas.figures import colours, style
 from kvatlas.figures.arrangement import (
     arranged,
     baseline_lines,
     facts_of,
+    key_of_panels,
     marks_in_words,
     notes_of,
     on_bar,
@@ -29,6 +30,7 @@ from kvatlas.figures.heatmap_layout import (
     label_room,
     row_name_lines,
 )
+from kvatlas.figures.marks import add_mark
 from kvatlas.figures.panels import NARROWEST, Panel, metric_panels
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
 from kvatlas.stats.numerics.arrays import Floats
@@ -39,13 +41,11 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
 
-#: The order of drawing of a frame: above the colours of cells and below their numbers.
-_FRAME_ORDER = 2.5
-#: The widths of outlines: proven on these problems, and for problems like these, too.
-_THIN = 1.0
-_THICK = 2.2
-#: That of a figure with one kind of frames.
-_FRAME = 1.6
+#: The order of drawing of a ring: above the colours of cells and below their numbers.
+_RING_ORDER = 2.5
+#: Points of the mark of a cell at most, and its share of the sides of the cell.
+_MARK = 4.0
+_MARK_SHARE = 0.24
 #: The width of the ring of the recommended cell, and inches from the edge of the cell to it.
 _RING = 1.2
 _RING_INSET = 0.035
@@ -148,10 +148,10 @@ def plot(
             title=title,
             about=about,
             notes=[*notes, *notes_of(panels, bool(layout.value))],
+            key=key_of_panels(panels),
         )
-        has_two_frames = any(panel.thick for panel in panels)
         for index, (axes, panel, scale) in enumerate(zip(grid, panels, scales, strict=True)):
-            _draw_cells(axes, panel, scale, layout, has_two_frames, options)
+            _draw_cells(axes, panel, scale, layout, options)
             _write_heatmap_axes(axes, panel, index, layout, options)
             style.write_above(axes, layout.above[index])
             if index in bars:
@@ -282,12 +282,11 @@ def _draw_cells(
     panel: Panel,
     scale: tuple[float, float],
     layout: HeatmapLayout,
-    has_two_frames: bool,
     options: FigureOptions,
 ) -> None:
-    """Draw the cells in their colours with their numbers, the largest vertical value on top.
+    """Draw the cells in their colours with their numbers and marks, the largest vertical value on top.
 
-    Missing cells are hatched, best ones bold, and one outline runs around the framed ones.
+    Missing cells are hatched, best ones bold.
     """
     (_, rows), (_, columns) = panel.map.axes
     values = np.full((len(rows), len(columns)), np.nan)
@@ -311,21 +310,24 @@ def _draw_cells(
         has_interval = bool(layout.interval and cell.small)
         if layout.value:
             weight = "bold" if cell.bold and not options.plain else "normal"
-            text = cell.text if options.plain else cell.text + cell.mark
-            axes.text(x, y + (0.62 if has_interval else 0.5), text, fontsize=layout.value, fontweight=weight, **ink)
+            axes.text(
+                x, y + (0.62 if has_interval else 0.5), cell.text, fontsize=layout.value, fontweight=weight, **ink
+            )
         if has_interval:
             axes.text(x, y + 0.25, cell.small, fontsize=layout.interval, **ink)
 
     if not options.plain:
-        # Frames around proven cells, and the ring of the recommended one.
-        for region, width in ((panel.outlined, _THIN if has_two_frames else _FRAME), (panel.thick, _THICK)):
-            framed = {(columns.index(column), rows.index(row)) for row, column in region}
-            if framed:
-                _draw_outline(axes, framed, width, options.colours.ink)
+        # The mark of each cell in its corner: cells are pale on any ground.
+        width, height = layout.inner / len(columns), layout.high / len(rows)
+        size = min(_MARK, 72 * _MARK_SHARE * min(width, height))
+        inset = _RING_INSET + 0.75 * size / 72
+        for (row, column), state in panel.states.items():
+            place = (columns.index(column) + 1 - inset / width, rows.index(row) + 1 - inset / height)
+            add_mark(axes, place, state, colours.LIGHT, axes.transData, size)
         recommended = panel.map.recommended
         if recommended is not None and recommended in panel.cells:
             corner = (columns.index(recommended[1]), rows.index(recommended[0]))
-            _draw_ring(axes, corner, (layout.inner / len(columns), layout.high / len(rows)))
+            _draw_ring(axes, corner, (width, height))
 
     if panel.memory:
         # Dashed lines of equal memory at three of the sizes between the smallest and the largest.
@@ -370,31 +372,6 @@ def _colour_norm(panel: Panel, scale: tuple[float, float]) -> Normalize:
     return Normalize(start, scale[1])
 
 
-def _draw_outline(axes: Axes, cells: set[CellCoord], width: float, ink: str) -> None:
-    """Draw one outline of a width around cells (column, row), on the gutters between cells."""
-    from matplotlib.collections import LineCollection
-
-    lines = []
-    for x, y in sorted(cells):
-        sides = {
-            (x - 1, y): ((x, y), (x, y + 1)),
-            (x + 1, y): ((x + 1, y), (x + 1, y + 1)),
-            (x, y - 1): ((x, y), (x + 1, y)),
-            (x, y + 1): ((x, y + 1), (x + 1, y + 1)),
-        }
-        lines += [side for neighbour, side in sides.items() if neighbour not in cells]
-    outline = LineCollection(
-        lines,
-        gid="framed",
-        colors=ink,
-        linewidths=width,
-        capstyle="projecting",
-        clip_on=False,
-        zorder=_FRAME_ORDER,
-    )
-    axes.add_collection(outline, autolim=False)
-
-
 def _draw_ring(axes: Axes, corner: tuple[int, int], size: tuple[float, float]) -> None:
     """Draw a ring inside the cell of the recommended setting, between its numbers and its edge."""
     from matplotlib.patches import Rectangle
@@ -413,7 +390,7 @@ def _draw_ring(axes: Axes, corner: tuple[int, int], size: tuple[float, float]) -
             linewidth=width,
             joinstyle="round",
             gid="ringed",
-            zorder=_FRAME_ORDER,
+            zorder=_RING_ORDER,
         )
         axes.add_patch(ring)
 

@@ -160,7 +160,7 @@ class _PanelSizes:
         panels = arrangement.panels
         cells = list(chain.from_iterable(panel.cells.values() for panel in panels))
         self.columns = max(len(panel.map.axes[1][1]) for panel in panels)
-        self.values = [cell.text + cell.mark for cell in cells]
+        self.values = [cell.text for cell in cells]
         self.intervals = [cell.small for cell in cells if cell.small] if options.intervals else []
 
         row_height = _TALL_ROW_HEIGHT if self.intervals else _ROW_HEIGHT

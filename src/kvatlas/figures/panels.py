@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from statistics import fmean, median
@@ -25,6 +25,7 @@ from kvatlas.core import (
     NoteKind,
 )
 from kvatlas.figures import colours, style
+from kvatlas.figures.marks import MARKS, KeyEntry, State, key_of, states_of
 from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Differences
@@ -37,18 +38,15 @@ NARROWEST = 1.0
 #: Points of half an interval from which on tenths of a point say nothing.
 _WHOLE_FROM = 2.0
 BEST = "bold: highest"
-#: The mark of a cell that is proven to lose more than the margin, as in the tables of `describe`.
-LOSES = "!"
 
 
 class CellText(NamedTuple):
-    """A cell as printed: `value` places it on the colour scale, `small` is its second line, `mark` follows `text`."""
+    """A cell as printed: `value` places it on the colour scale, `small` is its second line."""
 
     value: float
     text: str
     small: str = ""
     bold: bool = False
-    mark: str = ""
 
 
 class Baseline(NamedTuple):
@@ -84,8 +82,8 @@ class Panel:
     With `centred` 0 has the middle colour; the ends of the scale are `least` apart at least, so that colours do not
     show noise, and are printed with `digits` decimals. Losses of at most `silent_loss` points have one colour, that of
     the margin; the scale of others begins there. In `centred` panels that holds for gains, too. `tested` has the
-    outcomes of the tests of the cells. `half_interval` is half the interval of the median cell, in points. `outlined`
-    cells are framed, `thick` ones of them by a thick line.
+    outcomes of the tests of the cells. `half_interval` is half the interval of the median cell, in points. Cells have
+    the marks of their `states`, which the `key` explains; `outlined` ones keep the margin, or are tied with the best.
     """
 
     map: Map
@@ -103,7 +101,8 @@ class Panel:
     baselines: tuple[Baseline, ...] = ()
     notes: tuple[Note, ...] = ()
     outlined: frozenset[CellCoord] = frozenset()
-    thick: frozenset[CellCoord] = frozenset()
+    states: Mapping[CellCoord, State] = field(default_factory=dict)
+    key: tuple[KeyEntry, ...] = ()
 
     @property
     def memory(self) -> list[list[float]]:
@@ -163,26 +162,23 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
         estimates = [cell.estimate for cell in map_.cells.values()]
         widths.append(interval_widths(estimates))
     digits = 1 if exact else _decimals(widths)
-    two_frames = has_two_claims(maps) and any(map_.keeps_like for map_ in maps)
     panels = []
     for map_, map_widths in zip(maps, widths, strict=True):
         # Each cell in percent with its interval.
         best = max((cell.estimate.value for cell in map_.cells.values()), default=0.0)
-        breaks = map_.breaks or frozenset()
         texts = {}
         for coord, cell in map_.cells.items():
             value = cell.estimate.value
             small = interval_text(cell.estimate)
-            mark = LOSES if coord in breaks else ""
-            texts[coord] = CellText(100 * value, percent_text(value, digits), small, value > best - 1e-9, mark)
+            texts[coord] = CellText(100 * value, percent_text(value, digits), small, value > best - 1e-9)
 
         # The words about the marks.
         region, _ = framed_cells(map_)
-        about = [BEST, *_frame_legend(map_, two_frames)]
+        about = [BEST]
         samples = max((cell.estimate.samples or 1 for cell in map_.cells.values()), default=1)
         if map_.claim is Claim.THESE and samples > 1:
             about.append("intervals: these problems, sampled anew")
-        about += _mark_legend(map_)
+        tested = _metric_tests(map_)
 
         panels.append(
             Panel(
@@ -193,12 +189,13 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
                 tuple(about),
                 least=max(NARROWEST, fmean(map_widths or [0])),
                 digits=digits,
-                tested=_metric_tests(map_),
+                tested=tested,
                 half_interval=half_interval(map_widths),
                 baselines=_percent_baselines(map_, digits),
                 notes=map_.remarks,
                 outlined=region,
-                thick=region & map_.keeps_like if two_frames else frozenset(),
+                states=_states(map_, tested),
+                key=_key(map_, tested),
             )
         )
     return panels
@@ -211,6 +208,9 @@ def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord,
     """
     widths = [interval_widths(losses[map_.name].values()) for map_ in maps]
     digits = _decimals(widths)
+    # What is proven of no cell has no colour: it may be noise.
+    proven = chain.from_iterable(states_of(map_).values() for map_ in maps)
+    is_noise = not any(MARKS[state].is_filled for state in proven)
     panels = []
     for metric, map_, map_widths in zip(metric_panels(maps), maps, widths, strict=True):
         assert map_.full is not None
@@ -219,7 +219,7 @@ def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord,
         for coord, loss in losses[map_.name].items():
             value = 100 * loss.value
             limits = f"{_loss_text(100 * loss.low, 0)} to {_loss_text(100 * loss.high, 0)}"
-            cells[coord] = CellText(value, _loss_text(value, digits), limits, mark=metric.cells[coord].mark)
+            cells[coord] = CellText(value, _loss_text(value, digits), limits)
 
         # The bar has the full cache at 0, with its metric, and what other baselines lose.
         baselines = []
@@ -229,7 +229,8 @@ def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord,
             lost = 0.0 if is_full else 100 * map_.full.estimate.value - baseline.value
             text = f"{baseline.text} %" if is_full else f"{_loss_text(lost, digits)} lost"
             baselines.append(Baseline(baseline.name, text, value=lost))
-        about = (f"red: more than {margin_text(map_.margin)} lost", *(words for words in metric.about if words != BEST))
+        colour = "grey: lost, and nothing proven" if is_noise else f"red: more than {margin_text(map_.margin)} lost"
+        about = (colour, *(words for words in metric.about if words != BEST))
         panels.append(
             replace(
                 metric,
@@ -237,7 +238,7 @@ def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord,
                 label=f"{axis_label(map_.metric)} lost against {map_.reference}",
                 unit="in points",
                 about=about,
-                palette=colours.LOSSES,
+                palette=colours.NOISE if is_noise else colours.LOSSES,
                 silent_loss=100 * map_.margin,
                 least=max(NARROWEST, fmean(map_widths or [0])),
                 digits=digits,
@@ -253,28 +254,23 @@ def _loss_text(points: float, digits: int) -> str:
     return fixed(points, digits).replace("-", "−")
 
 
-def _frame_legend(map_: Map, two_frames: bool) -> list[str]:
-    """Return what the frames of a map stand for: two kinds of line where the two claims of a figure differ."""
-    region, common_claim = framed_cells(map_)
-    if not two_frames or map_.keeps is None:
-        return [f"framed: {common_claim}"] if region else []
-    assert map_.margin is not None
-    legend = []
-    within = f"within {margin_text(map_.margin)} of {map_.reference}"
-    if region - map_.keeps_like:
-        legend.append(f"thin frame: proven to stay {within} on these problems")
-    if map_.keeps_like:
-        legend.append("thick frame: proven for problems like these, too")
-    return legend
+def _states(map_: Map, tested: TestedCells | None) -> dict[CellCoord, State]:
+    """Return the states of cells beside the margin; without a margin those that are proven worse than the best."""
+    if tested is None:
+        return {}
+    return states_of(map_) or dict.fromkeys(tested.bad, State.BEYOND)
 
 
-def _mark_legend(map_: Map) -> list[str]:
-    """Return the words for the mark of cells that are proven to lose more; none where no cell has it."""
-    breaks = map_.breaks or frozenset()
-    if map_.margin is None or not breaks & map_.cells.keys():
-        return []
-    of_these = _on_these(map_.breaks_like < breaks)
-    return [f"{LOSES}: proven to lose more than {margin_text(map_.margin)}{of_these}"]
+def _key(map_: Map, tested: TestedCells | None) -> tuple[KeyEntry, ...]:
+    """Return the words for the marks of a map's cells."""
+    states = _states(map_, tested)
+    if map_.margin is not None and map_.keeps is not None:
+        return tuple(key_of(set(states.values()), margin_text(map_.margin), _claim_words(map_)))
+    return (KeyEntry(State.BEYOND, "proven worse than the best"),) if states else ()
+
+
+def _claim_words(map_: Map) -> str:
+    return "on these problems" if map_.claim is Claim.THESE else ""
 
 
 def _decimals(widths: Sequence[Sequence[float]]) -> int:
@@ -303,7 +299,11 @@ def _metric_tests(map_: Map) -> TestedCells | None:
     if any(note.kind is NoteKind.VACUOUS for note in map_.remarks):
         return None
     if map_.keeps is not None and map_.margin is not None:
-        return TestedCells(CellQuestion.MARGIN, margin_text(map_.margin), map_.keeps, map_.breaks or frozenset())
+        states = states_of(map_)
+        good, bad = (
+            frozenset(at for at, one in states.items() if one is state) for state in (State.WITHIN, State.BEYOND)
+        )
+        return TestedCells(CellQuestion.MARGIN, margin_text(map_.margin), good, bad)
     if map_.plateau is not None:
         return TestedCells(CellQuestion.BEST, "the best", bad=frozenset(map_.cells) - map_.plateau)
     return None
@@ -439,12 +439,10 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
     """
     widths = [interval_widths(compared.differences.get(map_.name, {}).values()) for map_ in compared.maps]
     digits = _decimals(widths)
-    two_frames = has_two_claims(compared.maps) and any(map_.keeps_like for map_ in compared.maps)
     panels = []
     for map_, map_widths in zip(compared.maps, widths, strict=True):
         paired = compared.differences.get(map_.name, {})
         is_to_full = map_.keeps is not None and map_.full is map_.baselines.get(compared.name)
-        breaks = (map_.breaks or frozenset()) if is_to_full else frozenset()
         cells = {}
         for coord, other in compared.cells(map_).items():
             contrast = paired.get(coord)
@@ -454,8 +452,7 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
                 value = 100 * contrast.value
                 limits = f"{signed(100 * contrast.low, 0)} to {signed(100 * contrast.high, 0)}"
             is_proven = contrast is not None and contrast.is_proven
-            mark = LOSES if coord in breaks else ""
-            cells[coord] = CellText(value, signed(value, digits), limits, is_proven, mark)
+            cells[coord] = CellText(value, signed(value, digits), limits, is_proven)
 
         about: tuple[str, ...] = ("not paired",)
         tested = None
@@ -476,7 +473,7 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
             outlined, _ = framed_cells(map_)
             silent_loss = 100 * map_.margin
             within = f"grey: within {margin_text(map_.margin)} of {map_.reference}"
-            about = (*about, *_frame_legend(map_, two_frames), *_mark_legend(map_), within)
+            about = (*about, within)
 
         # The baseline that cells are compared with has the difference 0.
         baselines = [item for item in _percent_baselines(map_, digits) if item.name == compared.name]
@@ -497,7 +494,8 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
                 baselines=tuple(baseline._replace(value=0.0) for baseline in baselines),
                 notes=map_.remarks,
                 outlined=outlined,
-                thick=outlined & map_.keeps_like if two_frames else frozenset(),
+                states=_states(map_, tested) if is_to_full else {},
+                key=_key(map_, tested) if is_to_full else (),
             )
         )
     return panels

@@ -21,7 +21,7 @@ from kvatlas.figures.style import (
 )
 from kvatlas.stats.against_policy import AgainstPolicy, AgainstTable
 from kvatlas.stats.run_data import shown_policies
-from kvatlas.text import axis_label, fixed, guarded, model_name
+from kvatlas.text import axis_label, fixed, guarded, in_words, model_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,11 +85,11 @@ def against_figure(
         legend = []
         for index, group in enumerate(rows.groups):
             words = ", ".join(
-                f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in group
+                f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in group
             )
             if words:
                 colour = _group_colour(index, options)
-                legend.append(Line(f"{_MARK_NAMES[_marker(index)]} {words}", style.SMALL_TYPE, colour))
+                legend.append(Line(f"{_MARK_NAMES[_marker(index)]} {in_words(words)}", style.SMALL_TYPE, colour))
 
         # The panel of each model under its name, the first one of a row under the legend, too.
         across = 1 if options.widest < _NARROW else min(len(tables), 2)

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvatlas.core import KvatlasError, Map, Note, NoteKind
 from kvatlas.figures.colours import DARK, LIGHT, Palette
+from kvatlas.figures.marks import KeyEntry, add_mark
 from kvatlas.text import did_you_mean, in_words, visible
 
 if TYPE_CHECKING:
@@ -261,6 +262,10 @@ class Margins(NamedTuple):
 
 #: Inches between the texts of a figure and its panels.
 _TEXT_GAP = 0.05
+#: Inches of a line of a key, of its mark before the words, and between two entries.
+_KEY_LINE = 0.15
+_KEY_MARK = 0.12
+_KEY_GAP = 0.16
 
 
 def make_panels(
@@ -273,8 +278,9 @@ def make_panels(
     title: str = "",
     about: Iterable[str] = (),
     notes: Iterable[Note] = (),
+    key: Iterable[KeyEntry] = (),
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of panels, `across` in a row, under its title and a line about it, and above its notes.
+    """Return a figure of panels, `across` in a row, under its title, a line about it and its key, and above its notes.
 
     `size` is the width of the figure and the height of a panel, in inches.
     """
@@ -282,13 +288,16 @@ def make_panels(
 
     width, panel_height = size
     head, foot = _figure_texts(title, about, notes, width - 2 * EDGE, options)
-    above = EDGE + height_of(head) + (_TEXT_GAP if head else 0)
+    key_rows = [] if options.plain else _key_rows(key, width - 2 * EDGE)
+    key_top = EDGE + height_of(head) + (_TEXT_GAP if key_rows else 0)
+    above = key_top + len(key_rows) * _KEY_LINE + (_TEXT_GAP if head or key_rows else 0)
     below = EDGE + height_of(foot) + (_TEXT_GAP if foot else 0)
     row_height = margins.above + panel_height + margins.below
     height = above + margins.first + math.ceil(count / across) * row_height + margins.last + below
 
     figure = Figure((width, height))
     _write_lines(figure, head, height - EDGE)
+    _write_key(figure, key_rows, height - key_top, options)
     _write_lines(figure, foot, EDGE + height_of(foot))
 
     inner = margins.inner(width, across)
@@ -315,7 +324,12 @@ def _figure_texts(
         title = options.title
     elif options.plain:
         title = ""
-    head = text_lines(title, room, TITLE_TYPE, options.colours.ink, "bold")
+    lines = len(wrapped(title, room, TITLE_TYPE, bold=True))
+    # The narrowest of so many lines: none has a single word.
+    narrow = next(
+        width for share in range(10, 21) if len(wrapped(title, width := room * share / 20, TITLE_TYPE, True)) <= lines
+    )
+    head = text_lines(title, narrow, TITLE_TYPE, options.colours.ink, "bold")
 
     # Values that the whole figure holds fixed say what it shows, so they stand above it.
     every_note = list(dict.fromkeys(notes))
@@ -339,6 +353,33 @@ def _figure_texts(
             text = note.text if is_parameter else note.text[:1].upper() + note.text[1:]
             sentences.append(text if text.endswith(".") else f"{text}.")
     return head, foot + text_lines(" ".join(sentences), room, SMALL_TYPE, options.colours.soft)
+
+
+def _key_rows(key: Iterable[KeyEntry], room: float) -> list[list[KeyEntry]]:
+    """Return the entries of a key in rows of a width in inches."""
+    rows: list[list[KeyEntry]] = []
+    taken = room
+    for entry in key:
+        inches = _KEY_MARK + text_width(entry.words) + _KEY_GAP
+        if taken + inches - _KEY_GAP > room:
+            rows.append([])
+            taken = 0.0
+        rows[-1].append(entry)
+        taken += inches
+    return rows
+
+
+def _write_key(figure: Figure, rows: Iterable[Sequence[KeyEntry]], top: float, options: FigureOptions) -> None:
+    """Write the rows of a key, each mark before its words, the first one below `top` inches."""
+    width, height = figure.get_size_inches()
+    for row in rows:
+        top -= _KEY_LINE
+        x = EDGE
+        for entry in row:
+            add_mark(figure, (x + 0.045, top + 0.075), entry.kind, options.colours, figure.dpi_scale_trans)
+            x += _KEY_MARK
+            figure.text(x / width, (top + 0.04) / height, entry.words, fontsize=SMALL_TYPE, color=options.colours.soft)
+            x += text_width(entry.words) + _KEY_GAP
 
 
 def _write_lines(figure: Figure, lines: Iterable[Line], top: float) -> None:
@@ -385,12 +426,17 @@ def named_panels(
     return figure, panels
 
 
-def write_above(panel: Axes, lines: Sequence[Line]) -> None:
-    """Write lines over a panel, the last one nearest to it."""
-    y = 4.0
+def write_above(
+    panel: Axes,
+    lines: Sequence[Line],
+    place: tuple[float, float] = (0.0, 4.0),
+    align: Literal["left", "right"] = "left",
+) -> None:
+    """Write lines over a panel, the last one nearest to it, at a place in points from its upper left corner."""
+    x, y = place
     for line in reversed(lines):
         panel.annotate(
-            line.text, (0, 1), (0, y), xycoords="axes fraction", textcoords="offset points", va="baseline",
+            line.text, (0, 1), (x, y), xycoords="axes fraction", textcoords="offset points", va="baseline", ha=align,
             fontsize=line.size, color=line.colour, fontweight=line.weight,
         )  # fmt: skip
         y += 72 * line.high

@@ -7,37 +7,25 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from kvatlas.core import KvatlasError
-from kvatlas.figures.style import (
-    SMALL_TYPE,
-    SUFFIXES,
-    FigureOptions,
-    Margins,
-    finish_texts,
-    line_axes,
-    make_panels,
-    rendered,
-    save,
-)
+from kvatlas.figures.forest import Row, RowPanel, forest_figure
+from kvatlas.figures.loss_axis import LossSpan
+from kvatlas.figures.marks import State, key_of
+from kvatlas.figures.style import SUFFIXES, FigureOptions, rendered, save
 from kvatlas.gates.gate_result import JudgedChange, difference_lines, gate_headline, gate_text, note_lines, task_table
+from kvatlas.gates.judgement import Verdict
 from kvatlas.results.export import check_target, write_text
-from kvatlas.text import percent_text, visible
+from kvatlas.text import margin_text, visible
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from kvatlas.gates.outcomes import AnswerName
-    from kvatlas.gates.pairing import TaskPairs
 
 #: Characters of texts on a page at most; further problems are named without them.
 TEXTS_LIMIT = 8_000_000
-#: Width of the figure and height of a panel, in inches.
-_SIZE = (6.3, 0.75)
-#: There is room for so many bars at least, so that a few are not wide.
-_LEAST_BARS = 40
+#: Inches of the figure's width.
+_WIDTH = 6.3
 #: The most tasks that are drawn.
 MOST_TASKS = 8
 
@@ -129,60 +117,33 @@ def _changed_rows(result: JudgedChange) -> tuple[list[dict[str, Any]], int]:
 # -- figure ------------------------------------------------------------------------------------------------------------
 
 
+#: The states of the verdicts on a task.
+_STATES = {Verdict.KEEPS: State.WITHIN, Verdict.LOSES: State.BEYOND, Verdict.CANNOT_TELL: State.OPEN}
+
+
 def gate_figure(result: JudgedChange, options: FigureOptions | None = None) -> Figure:
-    """Return a panel for the limits and one for each task with its changed problems, from lost to gained."""
-    options = options or FigureOptions(width=_SIZE[0])
-    tasks = result.pairs.tasks[:MOST_TASKS]
-    margins = Margins(left=1.3, between=0.0, right=0.15, above=0.22, below=0.2, first=-0.15)
-    with options.applied():
-        margin = f"{100 * result.judgement.margin:g}"
-        about = [
-            f"dots: points lost, with limits; red line: the margin of {margin}",
-            "bars: share of a problem's answers that were lost (down) or gained (up)",
-        ]
-        figure, panels = make_panels(
-            options, _SIZE, len(tasks) + 1, 1, margins, title=gate_headline(result), about=about
-        )
-        _draw_limits(panels[0], result, options)
-        for panel, task in zip(panels[1:], tasks, strict=True):
-            _draw_changed_problems(panel, task, options)
-        finish_texts(figure, options)
-    return figure
-
-
-def _draw_limits(panel: Axes, result: JudgedChange, options: FigureOptions) -> None:
-    """Draw the loss of each task and of the mean with its limits, and the margin."""
+    """Return a row for each task, and one for their mean: what is lost with its limits, beside the margin."""
+    options = options or FigureOptions(width=_WIDTH)
     judgement = result.judgement
-    rows = [(task.pairs.task, task.losses[judgement.claim]) for task in judgement.tasks[:MOST_TASKS]]
-    if len(rows) > 1:
-        rows.insert(0, ("mean", judgement.losses[judgement.claim]))
-    rows.reverse()
-    for place, (_, loss) in enumerate(rows):
-        reach = [[100 * (loss.value - loss.low)], [100 * (loss.high - loss.value)]]
-        colour = options.colours.ink
-        panel.errorbar([100 * loss.value], [place], xerr=reach, color=colour, marker="o", markersize=3.5, capsize=2)
-
-    panel.axvline(0, color=options.colours.soft, linewidth=0.5)
-    panel.axvline(100 * judgement.margin, color=options.colours.warning, linewidth=1)
-    panel.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=SMALL_TYPE)
-    panel.set(ylim=(-0.6, len(rows) - 0.4))
-    line_axes(panel, options, "x")
-
-
-def _draw_changed_problems(panel: Axes, task: TaskPairs, options: FigureOptions) -> None:
-    """Draw a bar for each changed problem, the greatest loss first."""
-    losses = task.losses
-    changes = np.where(np.isnan(losses), 0.0, -losses).mean(1)
-    changed = np.sort(changes[changes != 0])
-    colours = [options.colours.lines[1] if change < 0 else options.colours.lines[2] for change in changed]
-    panel.bar(np.arange(len(changed)), 100 * changed, color=colours, width=0.9, linewidth=0)
-    panel.axhline(0, color=options.colours.ink, linewidth=0.5)
-
-    lost = int((changed < 0).sum())
-    gained = int((changed > 0).sum())
-    unchanged = len(changes) - lost - gained
-    text = f"{task.task}: {lost:,} problems lost, {gained:,} gained, {unchanged:,} unchanged"
-    panel.set_title(text, fontsize=SMALL_TYPE, loc="left", color=options.colours.ink)
-    panel.set(xlim=(-0.7, max(len(changed), _LEAST_BARS) - 0.3), ylim=(-105, 105), yticks=(-100, 0, 100), xticks=())
-    panel.set_yticklabels([percent_text(-1, 0), "0", percent_text(1, 0)])
-    line_axes(panel, options, "y")
+    judged = [
+        (task.pairs.task, task.pairs.changed, task.losses[judgement.claim], task.verdict)
+        for task in judgement.tasks[:MOST_TASKS]
+    ]
+    if len(judged) == 1:
+        judged = [(*judged[0][:3], judgement.verdict)]
+    else:
+        judged.insert(0, ("mean", judgement.changed, judgement.losses[judgement.claim], judgement.verdict))
+    rows = []
+    for name, (lost, gained), loss, verdict in judged:
+        span = LossSpan(100 * loss.value, 100 * loss.low, 100 * loss.high)
+        rows.append(Row((name, f"{lost:,}", f"{gained:,}"), span, _STATES[verdict]))
+    margin = margin_text(judgement.margin)
+    return forest_figure(
+        [RowPanel("", ("task", "lost", "gained"), rows, 100 * judgement.margin)],
+        "points lost after the change",
+        reference="before",
+        key=key_of({row.state for row in rows if row.state is not None}, margin),
+        title=gate_headline(result),
+        about=["lines: from the lower to the upper limit of the loss", "lost, gained: answers"],
+        options=options,
+    )

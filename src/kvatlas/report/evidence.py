@@ -360,6 +360,7 @@ def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, MapTests], margin
                 breaks=frozenset(coord for coord, loss in losses if loss.breaks_any),
                 keeps_like=frozenset(coord for coord, loss in losses if loss.keeps_like),
                 breaks_like=frozenset(coord for coord, loss in losses if loss.breaks_like),
+                fits=tests.untested & frozenset(coord for coord, loss in losses if loss.limit <= margin),
             )
         framed.append(map_)
     return framed

@@ -45,6 +45,8 @@ def short_headline(choices: Sequence[Choice], comparisons: Sequence[Comparison])
         return headline(choices, comparisons).partition(" (")[0]
     if not keeping:
         text = _nothing_kept(judged).partition(" (")[0]
+        if any(one.required is not None and one.required.problems is not None for one in judged):
+            text = f"{text}: too few problems"
         return text[:1].upper() + text[1:]
 
     candidates = chain.from_iterable(choice.settings.values() for choice in keeping)

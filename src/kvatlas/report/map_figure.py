@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from kvatlas.columns import Column, cost_columns, measures_of
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Measure, Note, NoteKind, is_of_policy, percent
-from kvatlas.figures.curves import curves_csv, line_figure
+from kvatlas.figures.answers import answer_csv, answer_figure, nearest_words
+from kvatlas.figures.curves import curve_figure, curves_csv
 from kvatlas.figures.heatmap import plot
+from kvatlas.figures.loss_cost import cost_csv, cost_figure
 from kvatlas.figures.panels import (
     ComparedMaps,
     Panel,
@@ -30,7 +32,9 @@ from kvatlas.report.sources import ReadOptions, Source, bare_maps, every_map, of
 from kvatlas.results.csv_maps import PUBLISHED
 from kvatlas.results.export import marked_csv
 from kvatlas.stats.against_policy import against_policy, rows_of_policy
-from kvatlas.stats.choice import with_recommended
+from kvatlas.stats.choice import Choice, with_recommended
+from kvatlas.stats.costs import cost_ratios
+from kvatlas.stats.csv_tests import unpaired_losses
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Comparison, differences_of_run, differences_of_runs
@@ -40,6 +44,8 @@ from kvatlas.text import model_name, signed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: The settings of a forest at most; a larger grid is a map.
+MOST_ROWS = 20
 #: What the cells of maps lose against the full cache.
 Losses = Mapping[MapName, Mapping[CellCoord, Difference]]
 
@@ -52,12 +58,16 @@ class MapOptions:
         mean: means over benchmarks, side by side on one colour scale.
         shared: how far scales go (see `kvatlas.figures.heatmap.plot`).
         against: differences to a baseline, a policy, a model, or the maps of another run or CSV file.
+        forest: a row for each setting with what it saves and loses, in place of a map.
+        cost: what settings lose against this cost (see `kvatlas.stats.costs`), in place of a map.
         figure: the options of all figures.
     """
 
     mean: bool = False
     shared: bool | None = None
     against: str | None = None
+    forest: bool = False
+    cost: str | None = None
     figure: FigureOptions | None = None
 
 
@@ -83,6 +93,8 @@ def plot_sources(
             [replace(one, metric=metric) if isinstance(one, RunData) else one for one in opened], read
         )
     result = Evidence(opened, read)
+    if show.forest or show.cost:
+        return _draw_answer(result, out, show)
 
     if any(not run.has_maps for run in result.opened_runs):
         if show.against:
@@ -112,11 +124,33 @@ def plot_sources(
                 f"The map of {map_.model} on {map_.benchmark} shows {map_.metric} and no {options.metric!r}."
             )
     losses = losses_of_means(result) if show.mean and options.metric is None else {}
+    if options.metric is None and not result.opened_runs:
+        losses = unpaired_losses(result.untested, result.margin)
+        if not all(map_.name in losses for map_ in maps):
+            losses = {}
+        if options.lose_at_most is not None and not losses:
+            raise KvatlasError(
+                "--lose-at-most is a margin against a full cache, and these maps have no row `full` with its problems."
+            )
+        maps = [_with_states(map_, losses.get(map_.name, {}), result.margin) for map_ in maps]
     points = {}
     for name, of_map in losses.items():
         points[name] = {at: [percent(loss.value), percent(loss.low), percent(loss.high)] for at, loss in of_map.items()}
     data = marked_csv(with_recommended(maps, result.choices), points)
     return save(metric_figure(result, maps, show, losses), out, data=data)
+
+
+def _with_states(map_: Map, losses: Mapping[CellCoord, Difference], margin: float) -> Map:
+    """Return a bare map with the cells whose losses are proven to be within the margin, and beyond it."""
+    if not losses:
+        return map_
+    keeps = frozenset(coord for coord, loss in losses.items() if loss.is_kept)
+    breaks = frozenset(coord for coord, loss in losses.items() if loss.is_broken)
+    note = Note(NoteKind.INTERVAL, "losses are not paired by problem, so their limits are wide")
+    notes = (*map_.notes, note)
+    return replace(
+        map_, keeps=keeps, breaks=breaks, keeps_like=keeps, breaks_like=breaks, margin=margin, notes=notes
+    )  # fmt: skip
 
 
 def _costs_of(sources: Sequence[Source]) -> dict[str, Column]:
@@ -128,6 +162,42 @@ def _costs_of(sources: Sequence[Source]) -> dict[str, Column]:
         else:
             measures += measures_of(chain.from_iterable(map_.cells.values() for map_ in source))
     return cost_columns(measures)
+
+
+def judged_choices(result: Evidence) -> list[Choice]:
+    """Return the recommendations that rest on losses against a full cache."""
+    return [choice for choice in result.choices if choice.losses]
+
+
+def _draw_answer(result: Evidence, out: Path, show: MapOptions) -> list[Path]:
+    """Draw what settings save and lose: as rows, or against a cost."""
+    option = "--forest" if show.forest else f"--cost {show.cost}"
+    others = {"--mean": show.mean, "--against": show.against, "--cost": show.cost and show.forest}
+    for other, is_given in others.items():
+        if is_given:
+            raise KvatlasError(f"{option} draws what settings lose, and {other} another figure; leave one of them out.")
+    choices = judged_choices(result)
+    if not choices:
+        raise KvatlasError(f"{option} draws what settings lose against a full cache, and no run here has one.")
+    metric = result.opened_runs[0].metric
+    title = short_headline(result.choices, result.comparisons)
+    if show.forest:
+        rows = max(sum(not loss.is_control for loss in (choice.losses or {}).values()) for choice in choices)
+        if rows > MOST_ROWS:
+            raise KvatlasError(
+                f"--forest: {rows} settings are more rows than the {MOST_ROWS} that a figure holds; draw their map "
+                "(--mean), or one policy (--policy NAME)."
+            )
+        figure = answer_figure(choices, metric, title=title, options=show.figure)
+        return save(figure, out, data=answer_csv(choices))
+
+    assert show.cost is not None
+    ratios = {}
+    for choice in choices:
+        run = next(run for run in result.runs if any(cell.model == choice.model for cell in run.cells))
+        ratios[choice.model] = cost_ratios(run, choice.model, show.cost, choice.settings)
+    figure = cost_figure(choices, show.cost, ratios, metric, title=title, options=show.figure)
+    return save(figure, out, data=cost_csv(choices, show.cost, ratios))
 
 
 def _check_heatmap_options(show: MapOptions, figure: str) -> None:
@@ -157,7 +227,9 @@ def metric_figure(result: Evidence, maps: Sequence[Map], show: MapOptions, losse
 
     With `losses` of all maps, the figure shows these, unless it shall be plain, as papers have maps.
     """
-    maps = with_recommended(maps, result.choices)
+    if result.opened_runs or not losses:
+        # Of losses that are not paired nothing is recommended.
+        maps = with_recommended(maps, result.choices)
     comparisons = _comparisons_of(result, {map_.policy for map_ in maps})
     # The means of all policies are the whole result.
     is_whole = show.mean and result.options.policy is None
@@ -182,12 +254,18 @@ def metric_figure(result: Evidence, maps: Sequence[Map], show: MapOptions, losse
 
 
 def recommended_notes(result: Evidence, maps: Sequence[Map]) -> list[Note]:
-    """Return a note that names the settings that are ringed on these maps, with what they save and lose."""
+    """Return a note that names the settings that are ringed on these maps, with what they save and lose.
+
+    Where nothing is proven it names the nearest settings.
+    """
     with_ring = [map_ for map_ in maps if map_.recommended is not None]
     ringed = {(map_.model, map_.cells[map_.recommended].setting) for map_ in with_ring if map_.recommended is not None}
     words = [recommended_words(one) for one in result.choices if (one.model, one.recommended) in ringed]
     if not words:
-        return []
+        drawn = {map_.model for map_ in maps}
+        named = [(one.model, nearest_words(one)) for one in result.choices if one.model in drawn]
+        nearest = "; ".join(f"{model_name(model)}: {text}" for model, text in named if text)
+        return [Note(NoteKind.RECOMMENDED, f"Nothing is proven: {nearest}")] if nearest else []
     # Without a full cache nothing says what a setting loses.
     kind = "Cheapest not found worse" if with_ring[0].keeps is None else "Recommended"
     return [Note(NoteKind.RECOMMENDED, f"{kind}: {'; '.join(words)}")]
@@ -278,7 +356,11 @@ def _draw_lines(result: Evidence, out: Path, cost: str | None, policy: str | Non
         curves = chosen
 
     title = "" if cost else short_headline(result.choices, result.comparisons)
-    figure = line_figure(curves, cost=cost, title=title, options=show.figure)
+    choices = judged_choices(result)
+    if choices and not cost:
+        figure = answer_figure(choices, curves[0].metric, title=title, options=show.figure)
+    else:
+        figure = curve_figure(curves, cost=cost, title=title, options=show.figure)
     return save(figure, out, data=curves_csv(curves, cost))
 
 

@@ -69,12 +69,13 @@ def level_sentence(effect: PooledEffect) -> str:
 def effect_title(effects: Sequence[PooledEffect]) -> str:
     """Return the surest effect of an axis that is found, as a title of 16 words at most; empty without one.
 
-    As in `Ratio 0.1 is 1.5 points below the rest in 8 of 8 maps (p 0.016)`.
+    As in `Ratio 0.1 is 1.5 points below the rest in 8 of 8 maps (p 0.016)`. Of equally sure ones it is the largest: the
+    p-values of permutations have a least value, which several effects reach.
     """
     found = [effect for effect in effects if effect.is_found]
     if not found:
         return ""
-    surest = min(found, key=lambda effect: effect.adjusted_p)
+    surest = min(found, key=lambda effect: (round(effect.adjusted_p, 6), -abs(effect.strongest[2].value)))
     rank, level, most = surest.strongest
     is_below = most.value < 0
     # The name of a parameter stays as it is.

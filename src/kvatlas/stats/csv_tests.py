@@ -13,7 +13,7 @@ from kvatlas.core import CellCoord, Claim, Map, MapName, Note, NoteKind, grouped
 from kvatlas.stats.estimates import common
 from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect, Test, TestMethod, levels_of
 from kvatlas.stats.maps import mean_map
-from kvatlas.stats.numerics.arrays import LEVEL, holm
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, holm
 from kvatlas.stats.numerics.averages import (
     behind_best,
     chi_square,
@@ -22,6 +22,7 @@ from kvatlas.stats.numerics.averages import (
     level_intervals,
     permute_benchmarks,
 )
+from kvatlas.stats.numerics.bounded import yes_no_interval
 from kvatlas.stats.windows_at_memory import level_stays
 
 #: For a CSV map that does not tell its samples.
@@ -90,6 +91,55 @@ def bound_tests(map_: Map, variance: float, samples: int | None) -> MapTests:
         may_lose=dict(zip(places, may_lose.tolist(), strict=True)),
         notes=() if samples else (ONE_SAMPLE,),
     )
+
+
+def unpaired_losses(maps: Sequence[Map], margin: float) -> dict[MapName, dict[CellCoord, Difference]]:
+    """Return what the cells of bare maps with a full cache lose, and those of their means over benchmarks.
+
+    Averages cannot be paired by problem, so a limit is that of the full cache minus that of the cell, each by the
+    binomial bound; shared among the benchmarks of a mean (Bonferroni). The interval of a cell holds for it alone. What
+    is proven holds at once with 95 % confidence, since the full cache and all cells share the level.
+    """
+    found = {}
+    for name, averaged in with_means({map_.name: map_ for map_ in maps if not map_.is_mean}).items():
+        places = set.intersection(*(set(map_.cells) for map_ in averaged))
+        alone = LEVEL / (2 * len(averaged))
+        family = LEVEL / (len(averaged) * (len(places) + 1))
+        losses = {}
+        for coord in averaged[0].cells:
+            spans = [_unpaired_limits(map_, coord, alone) for map_ in averaged if coord in places]
+            together = [_unpaired_limits(map_, coord, family) for map_ in averaged if coord in places]
+            if not spans or None in spans:
+                break
+            value, low, high = (math.fsum(column) / len(spans) for column in zip(*filter(None, spans), strict=True))
+            _, least, most = (math.fsum(column) / len(spans) for column in zip(*filter(None, together), strict=True))
+            losses[coord] = Difference(
+                value,
+                low,
+                high,
+                math.nan,
+                limit=most,
+                joint_limit=most,
+                is_kept=most <= margin,
+                is_broken=least > margin,
+            )
+        if len(losses) == len(averaged[0].cells):
+            found[name] = losses
+    return found
+
+
+def _unpaired_limits(map_: Map, coord: CellCoord, level: float) -> tuple[float, float, float] | None:
+    """Return the loss of a cell with its limits, those of either side at a level; None where problems are unknown."""
+    if map_.full is None:
+        return None
+    ends = []
+    for estimate in (map_.full.estimate, map_.cells[coord].estimate):
+        if estimate.problems is None:
+            return None
+        samples = (estimate.samples or 1) if map_.claim is Claim.THESE else 1
+        ends.append((estimate.value, *yes_no_interval(estimate.value, samples * estimate.problems, level)))
+    (full, full_low, full_high), (value, low, high) = ends
+    return full - value, full_low - high, full_high - low
 
 
 # -- effects of the axes, pooled over benchmarks and models ------------------------------------------------------------

@@ -120,8 +120,8 @@ class MapTests:
 
     `omnibus` tests "all settings behave alike". Without a full cache `plateau` holds the cells that are statistically
     tied with the best, `may_lose` by how much a cell may be below the best with 95 % confidence. `spread` is the
-    standard deviation over cells, `noise` that by chance alone. `losses` are those against the full cache. `memory`
-    compares local windows at equal memory.
+    standard deviation over cells, `noise` that by chance alone. `losses` are those against the full cache, `untested`
+    the cells before which their tests ended. `memory` compares local windows at equal memory.
     """
 
     basis: Basis | None = None
@@ -134,6 +134,7 @@ class MapTests:
     may_lose: Mapping[CellCoord, float] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     losses: Mapping[CellCoord, Difference] | None = None
+    untested: frozenset[CellCoord] = frozenset()
     memory: EqualMemory | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -171,7 +172,8 @@ def fixed_run_tests(run: RunData, losses: GridLosses) -> dict[MapName, MapTests]
         if family is not None:
             coords = {cell.setting.id: cell.coord(run.axes) for cell in groups[0]}
             of_map = {coords[id_]: loss for id_, loss in family.by_setting.items() if id_ in coords}
-            found = replace(found, losses=of_map)
+            untested = frozenset(coords[id_] for id_ in family.ends_of_tests(family.claim) if id_ in coords)
+            found = replace(found, losses=of_map, untested=untested)
         by_map[name] = found
     return by_map
 

@@ -1,0 +1,193 @@
+"""Recommendations as figures: a forest of the settings of each model, with the states of their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvatlas.core import Claim, Note, differing
+from kvatlas.figures import style
+from kvatlas.figures.forest import Row, RowPanel, forest_figure
+from kvatlas.figures.loss_axis import LossSpan
+from kvatlas.figures.marks import BOX, CONTROL, KeyEntry, State, key_of, state_of
+from kvatlas.figures.style import FigureOptions
+from kvatlas.stats.choice import Choice
+from kvatlas.stats.run_data import short_names, shown_policies
+from kvatlas.text import axis_label, counted, fixed, guarded, in_words, margin_text, model_name, percent_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from kvatlas.stats.numerics.arrays import Difference
+
+
+def states_of_choice(choice: Choice) -> dict[str, State]:
+    """Return the states of the settings of a choice by id, without controls where there are others.
+
+    Nothing is proven by traces that can show no loss, and in a run of which nothing is recommended.
+    """
+    untested = choice.untested
+    losses = choice.losses or {}
+    has_others = not all(loss.is_control for loss in losses.values())
+    states = {}
+    for id_, loss in losses.items():
+        if not (loss.is_control and has_others):
+            state = state_of(loss, choice.margin, id_ in untested)
+            is_refused = state is State.WITHIN and not choice.is_judged
+            states[id_] = State.OPEN if is_refused else state
+    return states
+
+
+def key_of_choices(choices: Sequence[Choice], recommended: str) -> list[KeyEntry]:
+    """Return the key of the marks of choices; `recommended` is the kind of mark of what is recommended."""
+    states = set()
+    for choice in choices:
+        states |= set(states_of_choice(choice).values())
+    claims = {choice.family.claim for choice in choices if choice.family is not None and not choice.is_single}
+    claim = "on these problems" if claims == {Claim.THESE} else ""
+    key = []
+    if any(choice.recommended is not None and choice.is_judged for choice in choices):
+        key.append(KeyEntry(recommended, "recommended"))
+    key += key_of(states, margin_text(choices[0].margin), claim)
+    return key
+
+
+def about_choices(choices: Sequence[Choice]) -> list[str]:
+    """Return the clauses about all settings: benchmarks, problems, what they share, the intervals, the reference."""
+    first = choices[0]
+    about = [f"{first.benchmark} benchmarks" if first.benchmark.startswith("mean of") else first.benchmark]
+    problems = {choice.family.problem_count for choice in choices if choice.family is not None}
+    if len(problems) == 1:
+        about.append(counted(problems.pop(), "problem"))
+    budgets = {setting.values.get("kv_budget") for choice in choices for setting in choice.settings.values()}
+    if len(budgets) == 1 and None not in budgets:
+        about.append(f"KV budget {budgets.pop()}")
+    about.append("lines: 95 % intervals, paired")
+    solved = [percent_text(choice.family.full.value, 0) for choice in choices if choice.family and choice.family.full]
+    about.append(f"{first.reference} solves {' and '.join(dict.fromkeys(solved))} %")
+    return about
+
+
+def nearest_words(choice: Choice) -> str:
+    """Return, where nothing is proven, the setting that is nearest to it, and what would decide it; else ""."""
+    required = choice.required
+    if choice.shown or required is None or choice.family is None:
+        return ""
+    name = in_words(short_names(choice.settings.values())[required.setting.id])
+    count = required.count_of(choice.family.claim)
+    if count is None:
+        return f"nearest: {name}; at its loss more problems prove nothing"
+    unit = "samples of each problem" if choice.family.claim is Claim.THESE else "problems"
+    return f"nearest: {name}; about {count:,} {unit} would decide it"
+
+
+def _parameters(choice: Choice) -> list[str]:
+    """Return the parameters in which the settings differ that are no controls."""
+    return differing(choice.settings[id_].values for id_ in states_of_choice(choice))
+
+
+def _in_rows(choice: Choice) -> list[str]:
+    """Return the ids of the settings, what saves most first; in their own order where that is not known."""
+    ids = list(states_of_choice(choice))
+    if not choice.savings.keys() >= set(ids):
+        return ids
+    return sorted(ids, key=lambda id_: choice.savings[id_].memory)
+
+
+def _controls(choice: Choice) -> dict[str, Difference]:
+    """Return what the controls of like parameters lose, by the ids of settings."""
+    parameters = _parameters(choice)
+
+    def values(id_: str) -> list[Any]:
+        return [choice.settings[id_].values.get(name) for name in parameters]
+
+    losses = choice.losses or {}
+    controls = [id_ for id_, loss in losses.items() if loss.is_control]
+    found = {}
+    for id_ in states_of_choice(choice):
+        alike = next((control for control in controls if values(control) == values(id_)), None)
+        if alike is not None:
+            found[id_] = losses[alike]
+    return found
+
+
+def answer_panel(choice: Choice) -> RowPanel:
+    """Return the rows of the settings of a choice, what saves most on top, beside the controls of like parameters."""
+    states = states_of_choice(choice)
+    losses = choice.losses or {}
+    policies = shown_policies(choice.settings[id_].policy for id_ in states)
+    parameters = _parameters(choice)
+    controls = _controls(choice)
+    has_savings = choice.savings.keys() >= states.keys()
+    has_policies = len(policies) > 1 or not parameters
+    columns = [*(["policy"] if has_policies else []), *map(axis_label, parameters), *(["saves"] if has_savings else [])]
+    needed = choice.required.setting.id if choice.required is not None and not choice.shown else ""
+
+    rows = []
+    for id_ in _in_rows(choice):
+        setting = choice.settings[id_]
+        loss = losses[id_]
+        names = [policies[setting.policy]] if has_policies else []
+        names += [style.tick_text(setting.values.get(name, "")) for name in parameters]
+        if has_savings:
+            names.append(f"{fixed(100 * (1 - choice.savings[id_].memory), 0)} %".replace("-", "−"))
+        rows.append(
+            Row(
+                tuple(names),
+                LossSpan(100 * loss.value, 100 * loss.low, 100 * loss.high),
+                states[id_],
+                100 * controls[id_].value if id_ in controls else None,
+                "fits, not tested" if states[id_] is State.UNTESTED else "",
+                is_picked=choice.is_judged and choice.recommended == setting,
+                is_nearest=id_ == needed,
+            )
+        )
+    return RowPanel(model_name(choice.model), tuple(columns), rows, 100 * choice.margin, nearest_words(choice))
+
+
+def answer_figure(
+    choices: Sequence[Choice],
+    metric: str,
+    *,
+    title: str = "",
+    notes: Sequence[Note] = (),
+    options: FigureOptions | None = None,
+) -> Figure:
+    """Return the forest of recommendations with a full cache: a panel for each model."""
+    panels = list(map(answer_panel, choices))
+    controls = list(dict.fromkeys(name for choice in choices for name in choice.controls))
+    has_ticks = any(row.control is not None for panel in panels for row in panel.rows)
+    key = key_of_choices(choices, BOX)
+    if has_ticks:
+        key.append(KeyEntry(CONTROL, f"{' and '.join(controls)} with the same parameters"))
+    return forest_figure(
+        panels,
+        f"points of {axis_label(metric)} lost",
+        reference="reference" if "reference" in choices[0].reference else "full",
+        control=controls[0] if has_ticks else "",
+        key=key,
+        title=title,
+        about=about_choices(choices),
+        notes=notes,
+        options=options,
+    )
+
+
+def answer_csv(choices: Sequence[Choice]) -> str:
+    """Return what each setting saves and loses, in percent and points, with its state and whether it is recommended."""
+    rows: list[list[Any]] = [
+        ["model", "benchmark", "setting", "saves", "loses", "low", "high", "control_loses", "state", "recommended"]
+    ]
+    for choice in choices:
+        states = states_of_choice(choice)
+        controls = _controls(choice)
+        for id_ in _in_rows(choice):
+            loss = (choice.losses or {})[id_]
+            saved = 100 * (1 - choice.savings[id_].memory) if id_ in choice.savings else None
+            beside = 100 * controls[id_].value if id_ in controls else None
+            numbers = [saved, 100 * loss.value, 100 * loss.low, 100 * loss.high, beside]
+            texts = ["" if number is None else round(number, 4) for number in numbers]
+            is_picked = choice.is_judged and choice.recommended == choice.settings[id_]
+            names = map(guarded, (choice.model, choice.benchmark, str(choice.settings[id_])))
+            rows.append([*names, *texts, str(states[id_]), int(is_picked)])
+    return style.rows_csv(rows)

@@ -1,0 +1,275 @@
+"""Loss against cost: a mark for each setting by what it saves and what it loses, with both intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvatlas.core import Note, differing
+from kvatlas.figures import style
+from kvatlas.figures.answers import about_choices, key_of_choices, nearest_words, states_of_choice
+from kvatlas.figures.loss_axis import LossAxis, LossSpan, tick_number
+from kvatlas.figures.marks import RING, State, draw_setting
+from kvatlas.figures.style import FigureOptions, Margins, finish_texts, named_panels, text_width
+from kvatlas.stats.choice import Choice
+from kvatlas.stats.costs import MEMORY, RATE, SECONDS, CostRatio
+from kvatlas.stats.run_data import setting_words, shown_policies
+from kvatlas.text import axis_label, guarded, in_words, margin_text, model_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from kvatlas.core import Setting
+
+#: Inches of a panel, and of the values left of it and below.
+_WIDTH = 3.4
+_HEIGHT = 2.2
+_LEFT = 0.66
+_BELOW = 0.36
+#: The labels of costs, and the words of a title for an amount that is saved or made.
+_LABELS = {
+    MEMORY: "KV memory saved, %",
+    SECONDS: "time per answer saved, %",
+    RATE: "tokens per second, multiple of the full cache's",
+}
+_TITLES = {
+    MEMORY: "saves {} % of KV memory",
+    SECONDS: "saves {} % of the time per answer",
+    RATE: "makes {} x the tokens",
+}
+
+
+class CostPoint(NamedTuple):
+    """A setting on the chart: its name, cost and loss with their ends, and its state."""
+
+    name: str
+    cost: LossSpan
+    loss: LossSpan
+    state: State
+    is_picked: bool
+
+
+def shown_cost(cost: str, ratio: CostRatio) -> LossSpan:
+    """Return a cost as the chart shows it, more is better: percent that are saved, or a multiple of the rate."""
+    ends = (ratio.low, ratio.high)
+    if cost == RATE:
+        return LossSpan(ratio.value, *ends)
+    low, high = (None if end is None else 100 * (1 - end) for end in reversed(ends))
+    return LossSpan(100 * (1 - ratio.value), low, high)
+
+
+def picked_setting(choice: Choice, cost: str, ratios: Mapping[str, CostRatio]) -> Setting | None:
+    """Return the setting that is recommended by a cost: by memory that of all sentences.
+
+    By time it is the best one of those that are proven to keep the margin, and proven to be faster than the full cache.
+    """
+    if not choice.is_judged:
+        return None
+    if cost == MEMORY:
+        return choice.recommended
+    origin = 1.0 if cost == RATE else 0.0
+    faster = []
+    for setting, _ in choice.proven:
+        shown = shown_cost(cost, ratios[setting.id])
+        if shown.low is not None and shown.low > origin:
+            faster.append((shown.value, setting))
+    return max(faster, key=lambda pair: pair[0])[1] if faster else None
+
+
+def cost_points(choice: Choice, cost: str, ratios: Mapping[str, CostRatio]) -> list[CostPoint]:
+    """Return the settings of a choice that are no controls."""
+    states = states_of_choice(choice)
+    settings = [choice.settings[id_] for id_ in states]
+    policies = shown_policies(setting.policy for setting in settings)
+    parameters = differing(setting.values for setting in settings)
+    picked = picked_setting(choice, cost, ratios)
+    points = []
+    for id_, state in states.items():
+        setting = choice.settings[id_]
+        loss = (choice.losses or {})[id_]
+        names = [policies[setting.policy]] if len(policies) > 1 or not parameters else []
+        names += [style.tick_text(setting.values[name]) for name in parameters if name in setting.values]
+        span = LossSpan(100 * loss.value, 100 * loss.low, 100 * loss.high)
+        points.append(CostPoint(" / ".join(names), shown_cost(cost, ratios[id_]), span, state, setting == picked))
+    return points
+
+
+def cost_title(choices: Sequence[Choice], cost: str, ratios: Mapping[str, Mapping[str, CostRatio]]) -> str:
+    """Return what the picked settings save or make and what is proven of them; empty where some models have none."""
+    picked = [picked_setting(choice, cost, ratios[choice.model]) for choice in choices]
+    amounts = []
+    for choice, setting in zip(choices, picked, strict=True):
+        if setting is not None:
+            amounts.append(shown_cost(cost, ratios[choice.model][setting.id]).value)
+    if len(amounts) < len(choices):
+        is_slow = cost != MEMORY and not amounts and any(choice.is_judged and choice.proven for choice in choices)
+        return f"No setting within {margin_text(choices[0].margin)} is proven to be faster" if is_slow else ""
+    digits = 2 if cost == RATE else 0
+    ends = dict.fromkeys(f"{amount:.{digits}f}" for amount in (min(amounts), max(amounts)))
+    subject = " and ".join(shown_policies(setting.policy for setting in picked if setting is not None).values())
+    if len(choices) == 1 and picked[0] is not None:
+        subject = in_words(setting_words(picked[0], list(choices[0].settings.values())))
+    proven = f"proven to lose at most {margin_text(choices[0].margin)}"
+    if not all(loss.keeps_like for choice in choices for setting, loss in choice.proven if setting in picked):
+        proven += " on these problems"
+    return f"{subject} {_TITLES[cost].format(' to '.join(ends))}, {proven}"
+
+
+def cost_figure(
+    choices: Sequence[Choice],
+    cost: str,
+    ratios: Mapping[str, Mapping[str, CostRatio]],
+    metric: str,
+    *,
+    title: str = "",
+    notes: Sequence[Note] = (),
+    options: FigureOptions | None = None,
+) -> Figure:
+    """Return a panel for each model: what settings save, to the right, and what they lose, from 0 at the top down.
+
+    `ratios` are the costs by model and setting id. The `title` stands where no setting is picked.
+    """
+    options = options or FigureOptions()
+    panels = [cost_points(choice, cost, ratios[choice.model]) for choice in choices]
+    with options.applied():
+        across = style.panels_in_row(len(panels), 2 if options.widest >= 5 else 1)
+        width = options.inches or min(across * (_WIDTH + _LEFT), options.widest)
+        parameters = differing(choice.settings[id_].values for choice in choices for id_ in states_of_choice(choice))
+        about = [f"beside the marks: {' / '.join(options.named(axis_label(name)) for name in parameters)}"]
+        if any(point.cost.low is not None for points in panels for point in points):
+            about.append("costs: of these problems on this machine")
+        axis = LossAxis.of([point.loss for points in panels for point in points], 100 * choices[0].margin)
+        figure, grid = named_panels(
+            options,
+            [options.named(model_name(choice.model)) for choice in choices],
+            width,
+            across,
+            Margins(_LEFT, 0.1, _LEFT + 0.06, 0.1, _BELOW),
+            (_HEIGHT, _HEIGHT),
+            facts=list(map(nearest_words, choices)),
+            title=cost_title(choices, cost, ratios) or title,
+            about=[*about_choices(choices), *about, *axis.words],
+            notes=notes,
+            key=key_of_choices(choices, RING),
+        )
+        for panel, points in zip(grid, panels, strict=True):
+            _draw_points(panel, points, 100 * choices[0].margin, cost, axis, options)
+            panel.set_ylabel(
+                f"points of {options.named(axis_label(metric))} lost", fontsize=style.NAME_TYPE, labelpad=2
+            )
+            panel.set_xlabel(_LABELS[cost], fontsize=style.NAME_TYPE, labelpad=2)
+        finish_texts(figure, options)
+        return figure
+
+
+def _draw_points(
+    panel: Axes, points: Sequence[CostPoint], margin: float, cost: str, axis: LossAxis, options: FigureOptions
+) -> None:
+    """Draw the settings of a model beside its full cache, the margin as a band, and a line down from the pick."""
+    palette = options.colours
+    origin = 1.0 if cost == RATE else 0.0
+    ends = [origin]
+    for point in points:
+        ends += [end for end in point.cost if end is not None]
+    # From the full cache on, where that does not press all settings into a corner.
+    costs = ends[1:]
+    has_origin = min(costs) - origin < 1.5 * (max(costs) - min(costs)) or min(costs) < origin
+    shown = ends if has_origin else costs
+    room = 0.08 * (max(shown) - min(shown)) or 1.0
+    low, high = min(shown) - room, max(shown) + room
+    panel.set_yscale("function", functions=(axis.forward, axis.inverse))
+    panel.set(xlim=(low, high), ylim=(axis.high, axis.low), xticks=style.round_values(low, high))
+    panel.minorticks_off()
+    ticks = [tick for tick in axis.ticks(_HEIGHT) if _HEIGHT * abs(axis.place(tick) - axis.place(margin)) > 0.12]
+    panel.set_yticks([*ticks, margin], [*map(tick_number, ticks), f"margin {margin:g}"])
+    panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE)
+    panel.spines[["top", "right"]].set_visible(False)
+    is_proven = any(point.state is State.WITHIN for point in points)
+    colour = palette.states[State.WITHIN] if is_proven else palette.soft
+    panel.get_yticklabels()[-1].set_color(colour)
+    if is_proven:
+        panel.axhspan(axis.low, margin, color=palette.band, linewidth=0, zorder=0)
+    panel.axhline(margin, color=colour, linewidth=1.1, zorder=1, gid="margin")
+    panel.axhline(0, color=palette.ink, linewidth=0.6, zorder=1)
+    if axis.closer > 1:
+        panel.axhspan(axis.turn, axis.high, color=palette.closer, linewidth=0, zorder=0)
+    if has_origin:
+        panel.plot(origin, 0, "D", color=palette.ink, markersize=4.5, zorder=4)
+    for point in points:
+        with_ends = options.intervals is not False
+        draw_setting(
+            panel,
+            (point.cost.value, point.loss.value),
+            point.state,
+            palette,
+            horizontal=_ends(point.cost) if with_ends else None,
+            vertical=_ends(point.loss) if with_ends else None,
+            is_ringed=point.is_picked,
+        )
+        if point.is_picked:
+            drop = (point.cost.value, point.cost.value)
+            panel.plot(
+                drop, (point.loss.value, axis.high), color=palette.picked, linewidth=0.8, linestyle=":", zorder=1
+            )
+    _write_names(panel, points, (low, high), axis, options)
+    if has_origin:
+        panel.annotate("full", (origin, 0), (5, 3), textcoords="offset points", fontsize=style.SMALL_TYPE)
+
+
+def _ends(span: LossSpan) -> tuple[float, float]:
+    """Return the ends of an interval; the value itself where there is none."""
+    return (span.value, span.value) if span.low is None or span.high is None else (span.low, span.high)
+
+
+def _write_names(
+    panel: Axes, points: Sequence[CostPoint], ends: tuple[float, float], axis: LossAxis, options: FigureOptions
+) -> None:
+    """Write the names of settings beside their marks, else above or below their intervals, where nothing is covered."""
+    from matplotlib.patheffects import withStroke
+
+    width = panel.get_position().width * panel.figure.get_figwidth()  # type: ignore[union-attr]
+    line = style.SMALL_TYPE * style.LINE
+    places = []
+    for point in points:
+        x = (point.cost.value - ends[0]) / (ends[1] - ends[0]) * width
+        places.append((x, *((1 - axis.place(loss)) * _HEIGHT for loss in (point.loss.value, *_ends(point.loss)))))
+    # Middles and halves of what is not covered: marks, and the names that are written.
+    taken = [(x, y, 0.06, 0.06) for x, y, _, _ in places]
+    for point, (x, y, top, bottom) in sorted(zip(points, places, strict=True), key=lambda pair: pair[1]):
+        half = text_width(point.name, bold=point.is_picked) / 2
+        step = half + (0.11 if point.is_picked else 0.08)
+        heights = [top + line / 2, bottom - line / 2, top + line, bottom - line, top + 1.5 * line, bottom - 1.5 * line]
+        candidates = [(x + step, y), (x - step, y), *((x, height) for height in heights)]
+        free = [
+            place
+            for place in candidates
+            if half <= place[0] <= width - half
+            and line / 2 <= place[1] <= _HEIGHT - line / 2
+            and not any(
+                abs(place[0] - x_) < half + wide and abs(place[1] - y_) < 0.45 * line + high
+                for x_, y_, wide, high in taken
+            )
+        ]
+        chosen = (free or candidates)[0]
+        taken.append((*chosen, half, 0.45 * line))
+        panel.annotate(
+            point.name, (chosen[0] / width, chosen[1] / _HEIGHT), xycoords="axes fraction", va="center", ha="center",
+            fontsize=style.SMALL_TYPE, fontweight="bold" if point.is_picked else "normal", zorder=6,
+            color=options.colours.picked if point.is_picked else options.colours.ink,
+            path_effects=[withStroke(linewidth=2, foreground=options.colours.ground, alpha=0.7)],
+        )  # fmt: skip
+
+
+def cost_csv(choices: Sequence[Choice], cost: str, ratios: Mapping[str, Mapping[str, CostRatio]]) -> str:
+    """Return cost and loss of each setting with their ends, its state, and whether it is recommended by this cost."""
+    rows: list[list[Any]] = [
+        ["model", "setting", cost, "cost_low", "cost_high", "loses", "low", "high", "state", "recommended"]
+    ]
+    for choice in choices:
+        points = cost_points(choice, cost, ratios[choice.model])
+        for id_, point in zip(states_of_choice(choice), points, strict=True):
+            numbers = ["" if end is None else round(end, 4) for end in (*point.cost, *point.loss)]
+            names = map(guarded, (choice.model, str(choice.settings[id_])))
+            rows.append([*names, *numbers, str(point.state), int(point.is_picked)])
+    return style.rows_csv(rows)
