@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kvatlas import cli
 from kvatlas.cli import options
 from kvatlas.core import KvatlasError
 from kvatlas.policies import permit
@@ -258,10 +259,37 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("snapkv", "random"),
     ),
     ("grade run --grader gpt4", ("CHAIN3", "'gpt4'"), ("leave --grader out",)),
+    # What another program, or another command, calls otherwise.
+    (f"{RUN} --device cuda", ("No such option", "--device"), ("--model-option device=cuda",)),
+    ("sweep good.yaml --out new --device cuda", ("--device",), ("--set 'models=[{model: NAME, device: cuda}]'",)),
+    ("sweep good.yaml --out new --temperature 0", ("--temperature",), ("--set sampling.temperature=0.6",)),
+    ("run --model embedded:tiny-llama CHAIN3", ("--model",), ("run MODEL BENCHMARK|FILE..., without --model",)),
+    ("autopsy run --policy dynts --problems 1", ("--problems",), ("--most 20",)),
+    ("map run --problems 1 --out a.png", ("--problems",), ("--policy, --metric",)),
+    ("map run --ratio 0.3 --out a.png", ("--ratio",), ("--fix ratio=0.3",)),
+    ("gate run run --tolerance 2", ("--tolerance",), ("--lose-at-most 3",)),
+    ("draw run", ("No such command", "draw"), ("kvatlas map",)),
+    ("evaluate run", ("evaluate",), ("demo, plan, run, sweep",)),
+    ("deploy verfy run", ("verfy",), ("deploy verify",)),
+    ("export run other", ("unexpected", "(other)"), ("expected RUN",)),
+    ("run gpt2 CHAIN3", ("model", "'gpt2'"), ("hf:OWNER/NAME (as hf:Qwen/Qwen3-0.6B)",)),
+    ("run https://huggingface.co/Qwen/Qwen3-0.6B/tree/main CHAIN3", ("model",), ("mean 'hf:Qwen/Qwen3-0.6B'?",)),
+    ("plan policies.yaml", ("'policies'", "policies.yaml"), ("'settings'", "settings: [{policy: rkv")),
+    ("check latin.jsonl", ("latin.jsonl", "0xf6"), ("save it as UTF-8",)),
+    ("check mypol.py", ("mypol.py", "a benchmark"), ("Mine is a policy; give it with --policy",)),
+    (f"{RUN} --policy mine_sums.py", ("mine_sums.py", "policy"), ("Sums is a benchmark",)),
+    ("map", ("'RUN|CSV...'",), ("runs/mine",)),
+    ("autopsy", ("'RUN'",), ("runs/mine",)),
+    ("autopsy run", ("'--policy'",), ("--policy 'dynts ratio=0.3'",)),
+    ("gate run", ("'AFTER'",), ("'runs/mine@dynts ratio=0.3'",)),
 ]
 #: Files beside these.
-MORE_FILES = {
+MORE_FILES: dict[str, str | bytes] = {
     **FILES,
+    "policies.yaml": SPEC + "policies: [rkv]\n",
+    "latin.jsonl": '{"question": "Größe", "answer": "2"}\n'.encode("latin-1"),
+    "mypol.py": "from kvatlas.policies import CompressingPolicy\n\nclass Mine(CompressingPolicy): pass\n",
+    "mine_sums.py": "from kvatlas.benchmarks import Benchmark\n\nclass Sums(Benchmark): pass\n",
     "no_settings.yaml": SPEC + "axes: {ratio: [0.3]}\n",
     "ratio_key.yaml": SPEC + "settings: {policy: rkv, kv_budget: 90}\nratio: [0.3]\n",
     "typo.yaml": SPEC + "settings: {policy: rkv, kv_budgt: 90}\n",
@@ -304,12 +332,36 @@ def test_a_mistake_of_any_command_has_a_way_out(
     (tmp_path / "folder").mkdir()
     (tmp_path / "run").symlink_to(finished_run)
     for name, text in MORE_FILES.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     err = kvatlas.refuse(*shlex.split(words))
     for part in (*field, *way_out):
         assert part in err
+
+
+def test_each_required_argument_and_option_has_an_example() -> None:
+    def commands(group: Any) -> Iterator[Any]:
+        for command in getattr(group, "commands", {}).values():
+            yield command
+            yield from commands(command)
+
+    required = [param for command in commands(cli.command()) for param in command.params if param.required]
+    assert len(required) > 20
+    for param in required:
+        assert "Give it, as " in options._with_way_out("Missing", param, None), param.name
+
+
+@pytest.mark.parametrize(
+    "words", ["describe latin.csv", "gate latin.csv latin.csv", "plan latin.yaml", "import latin.json new"]
+)
+def test_a_file_in_another_encoding_is_to_be_saved_as_utf_8(
+    kvatlas: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    for suffix in ("csv", "yaml", "json"):
+        (tmp_path / f"latin.{suffix}").write_bytes(MORE_FILES["latin.jsonl"])
+    monkeypatch.chdir(tmp_path)
+    assert "0xf6, is not UTF-8; save it as UTF-8" in kvatlas.refuse(*words.split())
 
 
 def test_a_margin_that_looks_like_a_share_is_asked_about(kvatlas: Call) -> None:

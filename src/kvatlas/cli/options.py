@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.exceptions import TyperException
 
 from kvatlas.cli.output import note
-from kvatlas.core import Claim, KvatlasError, Setting, policy_names
+from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.figures.style import FigureOptions
 from kvatlas.text import number, parse_yaml, scalar
 
@@ -20,13 +22,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CommandOnce(TyperCommand):
-    """A command that refuses an option that is given twice, of which the last one would count in silence.
+    """A command whose refusals have a way out.
 
-    It refuses empty paths, too.
+    It refuses an option that is given twice, of which the last one would count in silence, and empty paths.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        parsed, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        try:
+            parsed, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        except TyperException as error:
+            if error.message.startswith("No such option"):
+                self._refuse_option(ctx, vars(error)["option_name"])
+            raise
         for option, count in Counter(given).items():
             if count > 1 and isinstance(option, TyperOption) and not (option.multiple or option.is_flag):
                 ctx.fail(f"{option.opts[0]} is given {count} times; give it once.")
@@ -38,6 +45,11 @@ class CommandOnce(TyperCommand):
             if error.param is not None:
                 error.message = _with_way_out(error.message, error.param, parsed.get(error.param.name))
             raise
+        except TyperException as error:
+            if error.message.startswith("Got unexpected extra"):
+                usage = _usage([param for param in self.get_params(ctx) if isinstance(param, TyperArgument)])
+                error.message += f"; expected {usage or 'options alone'}, and a text with spaces in quotes."
+            raise
         for param in self.get_params(ctx):
             value = ctx.params.get(param.name)
             paths = value if isinstance(value, list | tuple) else [value]
@@ -45,6 +57,38 @@ class CommandOnce(TyperCommand):
             if is_empty_name or (has_empty and Path() in paths):
                 ctx.fail(f"{param.opts[0]} is empty; expected a name or a path.")
         return left
+
+    def _refuse_option(self, ctx: Any, name: str) -> None:
+        """Refuse an option that the command does not have, with what it has in its place."""
+        params = self.get_params(ctx)
+        options = [option for param in params for option in param.opts if option.startswith("--")]
+        arguments = [param for param in params if isinstance(param, TyperArgument)]
+        # The first that the command has: an argument of this name, a known way, or an option of a like name.
+        instead = []
+        if any(name.strip("-") in (param.name, param.name.removesuffix("s")) for param in arguments):
+            instead.append(f"{ctx.command_path} {_usage(arguments)}, without {name}")
+        instead += [text for text in _INSTEAD.get(name, ()) if text.split()[0] in options]
+        instead += get_close_matches(name, options, n=1)
+        way_out = f"Did you mean {instead[0]}?" if instead else f"Expected one of {', '.join(options)}."
+        ctx.fail(f"No such option: {name}. {way_out}")
+
+
+def _usage(arguments: Sequence[Any]) -> str:
+    """Return arguments as the help writes them."""
+    return " ".join(param.metavar or param.name.upper() for param in arguments)
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands that names them where one is not there."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            names = self.list_commands(ctx)
+            instead = [*_INSTEAD.get(name, ()), *get_close_matches(name, names, n=1)]
+            way_out = f"Did you mean {ctx.command_path} {instead[0]}?" if instead else f"Expected {', '.join(names)}."
+            ctx.fail(f"No such command: {name}. {way_out}")
+        return super().resolve_command(ctx, args)
 
 
 #: The most characters of a value that an error sentence repeats.
@@ -62,8 +106,15 @@ _UNITS = {
 #: Examples of what required options and arguments take, by the words that stand for it in the help.
 _EXAMPLES = {
     "RUN": "runs/mine",
+    "RUN...": "runs/mine",
+    "RUN|CSV...": "runs/mine or published:dynts_r1_qwen",
+    "RUN... [SYSTEM...]": "runs/mine full 'dynts ratio=0.3'",
     "FOLDER": "engine",
     "FILE": "map.pdf",
+    "FILE...": "logs/today.eval",
+    "FILE.safetensors": "head.safetensors",
+    "URL": "http://localhost:8000",
+    "policies|benchmarks|models|recipes": "policies",
     "TARGET": "kvpress",
     "CELL": "'dynts ratio=0.3'",
     "BENCHMARK|FILE...": "CHAIN9",
@@ -72,6 +123,34 @@ _EXAMPLES = {
     "BEFORE": "before.csv, a folder of logs or 'runs/mine@full'",
     "AFTER": "after.csv, a folder of logs or 'runs/mine@dynts ratio=0.3'",
     "model": "embedded:tiny-llama",
+}
+_FIRST = ("--problems 20", "--most 20")
+#: What stands in the place of options and commands as other programs, or other commands, call them. Of an option the
+#: first counts that the command has.
+_INSTEAD: Mapping[str, Sequence[str]] = {
+    "--device": ("--model-option device=cuda", "--set 'models=[{model: NAME, device: cuda}]'"),
+    "--dtype": ("--model-option dtype=bfloat16",),
+    "--problems": _FIRST,
+    "--limit": _FIRST,
+    "-n": _FIRST,
+    "-o": ("--out",),
+    "--margin": ("--lose-at-most 3",),
+    "--tolerance": ("--lose-at-most 3",),
+    "--budget": ("--kv-budget 512", "--policy 'dynts kv_budget=512'"),
+    "--window": ("--local-window 16", "--policy 'dynts local_window=16'"),
+    "--kv-budget": ("--fix kv_budget=512", "--set axes.kv_budget=[512]", "--policy 'dynts kv_budget=512'"),
+    "--local-window": ("--fix local_window=16", "--set axes.local_window=[16]", "--policy 'dynts local_window=16'"),
+    "--ratio": ("--fix ratio=0.3", "--set axes.ratio=[0.3]", "--policy 'dynts ratio=0.3'"),
+    "--set": ("--fix ratio=0.3", "--policy 'dynts ratio=0.3'"),
+    "--seed": ("--set seed=1",),
+    "--temperature": ("--set sampling.temperature=0.6",),
+    "--max-new-tokens": ("--set sampling.max_new_tokens=512",),
+    "draw": ("map",),
+    "verify": ("deploy verify",),
+    "policies": ("list policies",),
+    "benchmarks": ("list benchmarks",),
+    "models": ("list models",),
+    "recipes": ("list recipes",),
 }
 
 
@@ -99,6 +178,9 @@ def margin(points: float | None) -> float | None:
 
 class Commands(typer.Typer):
     """A group of commands of the class `CommandOnce`."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(cls=CommandGroup, **named)
 
     def command(self, name: str | None = None, **named: Any) -> Callable[[F], F]:
         return super().command(name, cls=CommandOnce, **named)
@@ -263,20 +345,12 @@ def cell(
     local_window: str | None,
     ratio: float | None,
     texts: Sequence[str] | None,
-    known: Sequence[str] = (),
 ) -> Setting:
-    """Return the setting that `--policy` and its parameters name, each value read by its declared type.
-
-    One of the `known` policies may be given by any of its names, as `Sinks` for `mine.py:Sinks`.
-    """
+    """Return the setting that `--policy` and its parameters name, each value read by its declared type."""
     from kvatlas.policies import permit, policies, read_parameter, with_class
 
     name, *words = policy.split() or [""]
     permit(name)
-    # A name that stands for a file of a run permits no code.
-    matching = [known_name for known_name in known if name in policy_names(known_name)]
-    if len(matching) == 1:
-        (name,) = matching
     name = with_class(name)
     pairs = joined_values(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)

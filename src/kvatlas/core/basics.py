@@ -31,6 +31,9 @@ def reason(error: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
+    if isinstance(error, UnicodeDecodeError):
+        byte = error.object[error.start]
+        return f"byte {error.start + 1:,} of what was read, 0x{byte:02x}, is not UTF-8; save it as UTF-8"
     if isinstance(error, OSError) and error.strerror:
         # Without the number of the error.
         return f"{error.strerror}: {error.filename!r}" if error.filename is not None else error.strerror

@@ -25,6 +25,7 @@ from kvatlas.core import (
     Setting,
     ascending,
     is_storable_number,
+    reason,
     refuse_problem_file,
 )
 from kvatlas.core.settings import CAP, CAP_COLUMN, WINDOW_SHARE
@@ -177,7 +178,7 @@ def _file_text(name: str) -> str:
             f"{did_you_mean(Path(name).name, neighbours)}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise KvatlasError(f"{name!r} cannot be read as a CSV map ({error}); expected a text file in UTF-8.") from error
+        raise KvatlasError(f"{name!r} cannot be read as a CSV map ({reason(error)}).") from error
 
     if len(text) > MAX_CHARACTERS:
         raise KvatlasError(f"{name!r} is longer than {MAX_CHARACTERS:,} characters; expected a CSV map.")

@@ -552,6 +552,24 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
     return counts[id(node)]
 
 
+#: Keys as other programs call them, by what a spec has in their place.
+_OTHER_KEYS = {
+    "policies": "'settings' (as settings: [{policy: rkv, kv_budget: 512}])",
+    "policy": "'settings' (as settings: [{policy: rkv, kv_budget: 512}])",
+    "grid": "'axes' (as axes: {ratio: [0.3, 0.5]})",
+    "datasets": "'benchmarks'",
+    "tasks": "'benchmarks'",
+    "limit": "'problems'",
+    "epochs": "'samples'",
+    "n": "'samples'",
+    "margin": "'lose_at_most'",
+    "temperature": "'sampling' (as sampling: {temperature: 0.6})",
+    "max_new_tokens": "'sampling' (as sampling: {max_new_tokens: 512})",
+    "device": "a key of a model (as models: [{model: NAME, device: cuda}])",
+    "dtype": "a key of a model (as models: [{model: NAME, dtype: bfloat16}])",
+}
+
+
 def _sentence_on(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
@@ -562,6 +580,8 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         guess = did_you_mean(where.rpartition(".")[2], names)
         if where.partition(".")[0] == "allocate":
             guess = " Every setting gets all problems; declare looks to read a run early."
+        if where in _OTHER_KEYS:
+            guess = f" Did you mean {_OTHER_KEYS[where]}?"
         if where in RULE_PARAMETERS:
             guess = f" It is a parameter of policies: axes.{where} in --set, a key of settings or of axes in a spec."
         return f"Unknown key {where!r} in {source}; expected {', '.join(names)}.{guess}"
