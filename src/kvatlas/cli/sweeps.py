@@ -58,7 +58,7 @@ def demo_command(
             # A coarse grid on the first of the same problems gives maps within the first minute.
             axes = {axis: values[::2] if len(values) > 2 else values for axis, values in spec.axes.items()}
             coarse = make_plan(spec.model_copy(update={"problems": FIRST_PROBLEMS, "axes": axes}))
-            _decode(coarse, folder, quiet, pool=pool)
+            _decode_plan(coarse, folder, quiet, pool=pool)
             pictures = ", ".join(map(str, first_look(folder)))
             if not quiet:
                 count = f"{FIRST_PROBLEMS} of {spec.problems} problems"
@@ -66,7 +66,7 @@ def demo_command(
 
         # The whole sweep follows whatever the first maps show: it takes their place, and is no second look.
         warn(plan.warnings, quiet)
-        _decode(plan, folder, quiet, pool=pool, replace=has_first_maps)
+        _decode_plan(plan, folder, quiet, pool=pool, replace=has_first_maps)
         _warn_of_run(folder, quiet)
     if not quiet:
         note("Drawing the figures and the report.")
@@ -309,7 +309,7 @@ def run_command(
         check_choice(plan.audit)
         warn(plan.warnings, quiet)
         how = {"workers": workers, "batch_size": batch_size, "replace": replace, "allow_code": allow_code}
-        _decode(plan, folder, quiet, verbose, **how)
+        _decode_plan(plan, folder, quiet, verbose, **how)
         _warn_of_run(folder, quiet)
         print_run(folder, show, as_json, plan.policies[0][0].setting)
 
@@ -355,7 +355,7 @@ def sweep_command(
         plan = dataclasses.replace(make_plan(changed_spec), changes=changes)
         warn(plan.warnings, quiet)
         how = {"workers": workers, "batch_size": batch_size, "replace": replace, "allow_code": allow_code}
-        _decode(plan, out, quiet, verbose, executor=executor, address=address, **how)
+        _decode_plan(plan, out, quiet, verbose, executor=executor, address=address, **how)
     _warn_of_run(out, quiet)
     if not quiet:
         note(f"Finished. Next: kvatlas describe {out}, or kvatlas view {out}")
@@ -370,7 +370,7 @@ def _check_start(folder: Path, executor: str = "local") -> None:
     executors.get(executor)
 
 
-def _decode(plan: Plan, folder: Path, quiet: bool, verbose: bool = False, **how: Any) -> None:
+def _decode_plan(plan: Plan, folder: Path, quiet: bool, verbose: bool = False, **how: Any) -> None:
     """Decode the missing traces of a plan, with its progress."""
     from kvatlas.sweeps import sweep
 

@@ -158,16 +158,15 @@ def names_to_choose(systems: Sequence[ModelSetting]) -> str:
     """Return the first of the systems as names for `choose`, with the values alone that tell a policy's apart."""
     shown = shown_policies(system.setting.policy for system in systems)
     with_model = len({system.model for system in systems}) > 1
-    by_policy = grouped(systems, lambda system: system.setting.policy)
-    values = {policy: differing(system.setting.values for system in group) for policy, group in by_policy.items()}
 
     names = []
-    for system in systems:
-        policy = system.setting.policy
-        words = [system.model] if with_model else []
-        words.append(shown[policy])
-        words += [f"{name}={system.all_values[name]}" for name in values[policy] if name in system.all_values]
-        names.append(" ".join(words))
+    for policy, group in grouped(systems, lambda system: system.setting.policy).items():
+        parameters = differing(system.setting.values for system in group)
+        for system in group:
+            words = [system.model] if with_model else []
+            words.append(shown[policy])
+            words += [f"{name}={system.all_values[name]}" for name in parameters if name in system.all_values]
+            names.append(" ".join(words))
     more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return "; ".join(names[:_NAMED]) + more
 
