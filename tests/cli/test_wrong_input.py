@@ -14,8 +14,6 @@ import yaml
 
 from kvatlas import cli
 from kvatlas.cli import options
-from kvatlas.core import KvatlasError
-from kvatlas.policies import permit
 from tests.approve import check_sentence
 from tests.command_line import Call
 from tests.stored import decode_run
@@ -276,7 +274,7 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("run https://huggingface.co/Qwen/Qwen3-0.6B/tree/main CHAIN3", ("model",), ("mean 'hf:Qwen/Qwen3-0.6B'?",)),
     ("plan policies.yaml", ("'policies'", "policies.yaml"), ("'settings'", "settings: [{policy: rkv")),
     ("check latin.jsonl", ("latin.jsonl", "0xf6"), ("save it as UTF-8",)),
-    ("check mypol.py", ("mypol.py", "a benchmark"), ("Mine is a policy; give it with --policy",)),
+    ("check mypol.py", ("mypol.py", "one benchmark"), ("Mine is a policy; give it with --policy",)),
     (f"{RUN} --policy mine_sums.py", ("mine_sums.py", "policy"), ("Sums is a benchmark",)),
     ("map", ("'RUN|CSV...'",), ("runs/mine",)),
     ("autopsy", ("'RUN'",), ("runs/mine",)),
@@ -481,19 +479,3 @@ def test_a_reader_that_closes_the_pipe_ends_a_command_in_silence() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
-
-
-def test_a_policy_of_a_file_may_be_named_as_readers_see_it(tmp_path: Path) -> None:
-    code = (ROOT / "docs" / "adding-a-policy.md").read_text().split("```python\n")[1].split("```")[0]
-    names = []
-    for name in ("one.py", "two.py"):
-        (tmp_path / name).write_text(code)
-        names.append(f"{tmp_path / name}:Sinks")
-    arguments = ("Sinks ratio=0.3", "96", "8", None, None)
-    with pytest.raises(KvatlasError, match="--allow-code"):
-        options.cell(*arguments, ["dynts", names[0]])
-    permit(names[0])
-    named = options.cell(*arguments, ["dynts", names[0]])
-    assert named == options.cell(f"{names[0]} ratio=0.3", *arguments[1:])
-    with pytest.raises(KvatlasError, match="Sinks"):
-        options.cell(*arguments, names)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -61,7 +62,8 @@ class CommandOnce(TyperCommand):
     def _refuse_option(self, ctx: Any, name: str) -> None:
         """Refuse an option that the command does not have, with what it has in its place."""
         params = self.get_params(ctx)
-        options = [option for param in params for option in param.opts if option.startswith("--")]
+        names = chain.from_iterable(param.opts for param in params)
+        options = [option for option in names if option.startswith("--")]
         arguments = [param for param in params if isinstance(param, TyperArgument)]
         # The first that the command has: an argument of this name, a known way, or an option of a like name.
         instead = []
