@@ -78,7 +78,7 @@ def load_class(name: str, noun: str, fits: Callable[[type], bool], takes_rest: b
             found = f"the classes {', '.join(written)}; name one, as {file}:{written[0]}" if written else "none"
             raise KvatlasError(
                 f"The {noun} {name} cannot be loaded (expected one {noun} in the file, it has {found})."
-                f"{'' if written else _other_classes(module)}"
+                f"{'' if written else _other_classes(module, noun)}"
             )
         return classes[written[0]], ""
 
@@ -100,8 +100,8 @@ def load_class(name: str, noun: str, fits: Callable[[type], bool], takes_rest: b
 _TAKEN = {"policies": "a policy; give it with --policy", "benchmarks": "a benchmark; give it behind a model"}
 
 
-def _other_classes(module: ModuleType) -> str:
-    """Return a sentence on the first class of a file that is of another kind than the one that was asked for."""
+def _other_classes(module: ModuleType, noun: str) -> str:
+    """Return a sentence on the first class of a file that is no `noun`, or on how one is written."""
     for name, value in vars(module).items():
         if not isinstance(value, type) or value.__module__ != module.__name__:
             continue
@@ -109,7 +109,7 @@ def _other_classes(module: ModuleType) -> str:
             package, _, room = base.__module__.partition(".")
             if package == "kvatlas" and room.partition(".")[0] in _TAKEN:
                 return f" {name} is {_TAKEN[room.partition('.')[0]]}."
-    return ""
+    return f" It is a class that derives from one of kvatlas; the guide on adding a {noun} has an example."
 
 
 def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:

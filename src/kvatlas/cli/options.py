@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
+from importlib import resources
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -32,8 +34,12 @@ class CommandOnce(TyperCommand):
         try:
             parsed, _, given = self.make_parser(ctx).parse_args(args=list(args))
         except TyperException as error:
+            name = vars(error).get("option_name", "")
             if error.message.startswith("No such option"):
-                self._refuse_option(ctx, vars(error)["option_name"])
+                self._refuse_option(ctx, name)
+            if error.message.endswith("requires an argument."):
+                param = next(param for param in self.get_params(ctx) if name in param.opts)
+                error.message = f"{name} needs a value: {_usage([param])}."
             raise
         for option, count in Counter(given).items():
             if count > 1 and isinstance(option, TyperOption) and not (option.multiple or option.is_flag):
@@ -50,6 +56,9 @@ class CommandOnce(TyperCommand):
             if error.message.startswith("Got unexpected extra"):
                 usage = _usage([param for param in self.get_params(ctx) if isinstance(param, TyperArgument)])
                 error.message += f"; expected {usage or 'options alone'}, and a text with spaces in quotes."
+                word = error.message.partition("(s) (")[2].partition(")")[0]
+                near = get_close_matches(f"--{word}", self._long_options(ctx), n=1, cutoff=0.8)
+                error.message += f" Did you mean {near[0]}?" if near else ""
             raise
         for param in self.get_params(ctx):
             value = ctx.params.get(param.name)
@@ -59,19 +68,23 @@ class CommandOnce(TyperCommand):
                 ctx.fail(f"{param.opts[0]} is empty; expected a name or a path.")
         return left
 
+    def _long_options(self, ctx: Any) -> list[str]:
+        names = chain.from_iterable(param.opts for param in self.get_params(ctx))
+        return [name for name in names if name.startswith("--")]
+
     def _refuse_option(self, ctx: Any, name: str) -> None:
         """Refuse an option that the command does not have, with what it has in its place."""
-        params = self.get_params(ctx)
-        names = chain.from_iterable(param.opts for param in params)
-        options = [option for option in names if option.startswith("--")]
-        arguments = [param for param in params if isinstance(param, TyperArgument)]
+        options = self._long_options(ctx)
+        arguments = [param for param in self.get_params(ctx) if isinstance(param, TyperArgument)]
         # The first that the command has: an argument of this name, a known way, or an option of a like name.
         instead = []
         if any(name.strip("-") in (param.name, param.name.removesuffix("s")) for param in arguments):
             instead.append(f"{ctx.command_path} {_usage(arguments)}, without {name}")
-        instead += [text for text in _INSTEAD.get(name, ()) if text.split()[0] in options]
-        instead += get_close_matches(name, options, n=1)
-        way_out = f"Did you mean {instead[0]}?" if instead else f"Expected one of {', '.join(options)}."
+        instead += [text for text in _ways_out("instead").get(name, ()) if text.split()[0] in options]
+        instead += [option for option in options if option.startswith(name)] or get_close_matches(name, options, n=1)
+        # The options that a beginning fits are alike.
+        instead = instead if instead and instead[0].startswith(name) else instead[:1]
+        way_out = f"Did you mean {' or '.join(instead)}?" if instead else f"Expected one of {', '.join(options)}."
         ctx.fail(f"No such option: {name}. {way_out}")
 
 
@@ -87,7 +100,7 @@ class CommandGroup(TyperGroup):
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             names = self.list_commands(ctx)
-            instead = [*_INSTEAD.get(name, ()), *get_close_matches(name, names, n=1)]
+            instead = [*_ways_out("instead").get(name, ()), *get_close_matches(name, names, n=1)]
             way_out = f"Did you mean {ctx.command_path} {instead[0]}?" if instead else f"Expected {', '.join(names)}."
             ctx.fail(f"No such command: {name}. {way_out}")
         return super().resolve_command(ctx, args)
@@ -95,76 +108,25 @@ class CommandGroup(TyperGroup):
 
 #: The most characters of a value that an error sentence repeats.
 LONGEST_VALUE = 60
-#: Units of options, by the names of their parameters.
-_UNITS = {
-    "ratio": "a share from 0 to 1, as 0.3",
-    "top_p": "a share from 0 to 1, as 0.95",
-    "temperature": "a number, as 0.6",
-    "memory": "a number of GiB, as 8",
-    "lose_at_most": "a number of points, as 3",
-    "detect": "a number of points, as 5",
-    "tokens_per_second": "a number of tokens a second, as 500",
-}
-#: Examples of what required options and arguments take, by the words that stand for it in the help.
-_EXAMPLES = {
-    "RUN": "runs/mine",
-    "RUN...": "runs/mine",
-    "RUN|CSV...": "runs/mine or published:dynts_r1_qwen",
-    "RUN... [SYSTEM...]": "runs/mine full 'dynts ratio=0.3'",
-    "FOLDER": "engine",
-    "FILE": "map.pdf",
-    "FILE...": "logs/today.eval",
-    "FILE.safetensors": "head.safetensors",
-    "URL": "http://localhost:8000",
-    "policies|benchmarks|models|recipes": "policies",
-    "TARGET": "kvpress",
-    "CELL": "'dynts ratio=0.3'",
-    "BENCHMARK|FILE...": "CHAIN9",
-    "SPEC.yaml|RECIPE": "demo",
-    "SPEC.yaml|RECIPE|PROBLEMS": "demo, or with --suggest MODEL as CHAIN9",
-    "BEFORE": "before.csv, a folder of logs or 'runs/mine@full'",
-    "AFTER": "after.csv, a folder of logs or 'runs/mine@dynts ratio=0.3'",
-    "model": "embedded:tiny-llama",
-}
-_FIRST = ("--problems 20", "--most 20")
-#: What stands in the place of options and commands as other programs, or other commands, call them. Of an option the
-#: first counts that the command has.
-_INSTEAD: Mapping[str, Sequence[str]] = {
-    "--device": ("--model-option device=cuda", "--set 'models=[{model: NAME, device: cuda}]'"),
-    "--dtype": ("--model-option dtype=bfloat16",),
-    "--problems": _FIRST,
-    "--limit": _FIRST,
-    "-n": _FIRST,
-    "-o": ("--out",),
-    "--margin": ("--lose-at-most 3",),
-    "--tolerance": ("--lose-at-most 3",),
-    "--budget": ("--kv-budget 512", "--policy 'dynts kv_budget=512'"),
-    "--window": ("--local-window 16", "--policy 'dynts local_window=16'"),
-    "--kv-budget": ("--fix kv_budget=512", "--set axes.kv_budget=[512]", "--policy 'dynts kv_budget=512'"),
-    "--local-window": ("--fix local_window=16", "--set axes.local_window=[16]", "--policy 'dynts local_window=16'"),
-    "--ratio": ("--fix ratio=0.3", "--set axes.ratio=[0.3]", "--policy 'dynts ratio=0.3'"),
-    "--set": ("--fix ratio=0.3", "--policy 'dynts ratio=0.3'"),
-    "--seed": ("--set seed=1",),
-    "--temperature": ("--set sampling.temperature=0.6",),
-    "--max-new-tokens": ("--set sampling.max_new_tokens=512",),
-    "draw": ("map",),
-    "verify": ("deploy verify",),
-    "policies": ("list policies",),
-    "benchmarks": ("list benchmarks",),
-    "models": ("list models",),
-    "recipes": ("list recipes",),
-}
+
+
+@cache
+def _ways_out(kind: str) -> Mapping[str, Any]:
+    """Return units, examples, or what stands instead of a name, of `ways_out.yaml`."""
+    text = resources.files("kvatlas.cli").joinpath("ways_out.yaml").read_text("utf-8")
+    found: dict[str, dict[str, Any]] = parse_yaml(text)
+    return found[kind]
 
 
 def _with_way_out(message: str, param: Any, value: Any) -> str:
     """Return the message on an option or argument with its unit and value, or with an example where it is missing."""
     if value is None:
-        example = _EXAMPLES.get(param.metavar or param.name)
+        example = _ways_out("examples").get(param.metavar or param.name)
         option = f"{param.opts[0]} " if isinstance(param, TyperOption) else ""
         return f"Give it, as {option}{example}." if example else message
     text = str(value)
     given = repr(text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} ...")
-    expected = _UNITS.get(param.name)
+    expected = _ways_out("units").get(param.name)
     if expected and isinstance(number(text), str):
         return f"expected {expected}, got {given}."
     # Our own checks say whole sentences, with the value.

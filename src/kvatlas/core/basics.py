@@ -120,7 +120,9 @@ def has_problem_suffix(name: str) -> bool:
 def refuse_problem_file(name: str | Path, expected: str, way_out: str) -> None:
     """Raise KvatlasError if a file of problems is named in the place of something else."""
     if Path(name).is_file() and has_problem_suffix(str(name)):
-        raise KvatlasError(f"{str(name)!r} is a file of problems; expected {expected}. {way_out}")
+        # A map may be a CSV file, too.
+        kind = "a CSV file" if str(name).lower().endswith(".csv") else "a file of problems"
+        raise KvatlasError(f"{str(name)!r} is {kind}; expected {expected}. {way_out}")
 
 
 #: The largest integer of 64 bits with a sign, as tables and files have them.

@@ -90,7 +90,10 @@ def _found_at(model: str, address: str, chosen: Options) -> tuple[Path, Reposito
     if (folder / "config.json").is_file():
         return folder, None
     if folder.exists() or not is_id(address):
-        raise KvatlasError(f"The model {model!r} is not there: {address!r} is no folder with a config.json.")
+        raise KvatlasError(
+            f"The model {model!r} is not there: {address!r} is no folder with a config.json, as `hf download` makes, "
+            "and no OWNER/NAME of the hub."
+        )
 
     # Of a model on the hub the small files, which are fetched unless they are cached.
     repository = Repository(address, revision=chosen.revision, cache=chosen.cache)

@@ -137,7 +137,8 @@ def fitting_systems(systems: Sequence[ModelSetting], name: str) -> list[ModelSet
     for word in name.split():
         left = [system for system in fits if _fits(word, system)]
         if not left:
-            raise KvatlasError(f"{name!r} fits none of the systems; {_why_none(systems, fits, word)}.")
+            where = "" if word == name else f"{word!r} fits none, "
+            raise KvatlasError(f"{name!r} fits none of the systems; {where}{_why_none(systems, fits, word)}.")
         fits = left
     return fits
 
@@ -147,11 +148,11 @@ def _why_none(systems: Sequence[ModelSetting], fits: Sequence[ModelSetting], wor
     parameter, equals, _ = word.partition("=")
     values = dict.fromkeys(str(system.all_values[parameter]) for system in fits if parameter in system.all_values)
     if equals and values:
-        return f"{word!r} fits none, the values of {parameter} are {', '.join(values)}"
+        return f"the values of {parameter} are {', '.join(values)}"
 
     models = ", ".join(dict.fromkeys(system.model for system in systems))
     policies = ", ".join(shown_policies(system.setting.policy for system in systems).values())
-    return f"{word!r} fits none, there are the policies {policies} and the models {models}"
+    return f"there are the policies {policies} and the models {models}"
 
 
 def names_to_choose(systems: Sequence[ModelSetting]) -> str:
@@ -294,7 +295,8 @@ class Pair:
 def pairs_of(systems: Sequence[ModelSetting]) -> list[tuple[int, int, Pair]]:
     """Return every pair of systems by their places in the sequence: first with second, first with third, and so on."""
     if len(systems) < 2:
-        raise KvatlasError(f"A comparison needs two or more systems; there is {len(systems)}.")
+        found = names_to_choose(systems)
+        raise KvatlasError(f"A comparison needs two or more systems; there is {len(systems)} ({found}); name another.")
     return [(i, j, pair(systems[i], systems[j])) for i, j in combinations(range(len(systems)), 2)]
 
 
