@@ -264,10 +264,13 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     longest: dict[str, str] = {}
     for rows, row in enumerate(read_rows(path), 1):
         first = first or row
-        for column, value in row.items():
-            if isinstance(value, str) and len(value) > len(longest.get(column, "")):
-                longest[column] = value
         found = read_problem(f"{name}-{rows:03d}", row, named, f"{where}, row {rows},")
+        asked = " ".join(found.question.split())
+        for column, value in row.items():
+            # A text that the question holds is read, as the whole question of SVAMP beside its parts.
+            is_longest = isinstance(value, str) and len(value) > len(longest.get(column, ""))
+            if is_longest and " ".join(value.split()) not in asked:
+                longest[column] = value
         found = replace(found, cluster=read_cluster(row, named, f"{where}, row {rows},"))
         # A question without a reference answer could only be counted wrong.
         if found.answer:
@@ -286,7 +289,7 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
             "{answer: NAME}, names another column."
         )
     read = set(found_columns(first, named).values())
-    # A second column of the question, as of AIME24, holds nothing that is not read.
+    # A copy of a column that is read holds nothing else.
     read_texts = {text for column, text in longest.items() if column in read}
     unread = {column: text for column, text in longest.items() if column not in read and text not in read_texts}
     return ProblemFile(tuple(problems), rows, first, whole, unread)
