@@ -37,7 +37,8 @@ class Call:
     def refuse(self, *words: object) -> str:
         """Run a command with wrong input and return its one sentence, typer's for an option."""
         code, out, err = self(*words)
-        sentences = err.count("kvatlas: ") or err.count("Invalid value") + err.count("Missing ")
+        of_parser = ("Invalid value", "Missing ", "No such ", "Got unexpected", " needs a value")
+        sentences = err.count("kvatlas: ") or sum(map(err.count, of_parser))
         assert (code, out, sentences) == (2, "", 1), f"{out}\n{err}"
         return err
 

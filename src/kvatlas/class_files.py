@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvatlas.core import KvatlasError, refusal
+from kvatlas.core import KvatlasError, reason, refusal
 from kvatlas.machine import cache_folder
 from kvatlas.text import did_you_mean
 
@@ -76,7 +76,10 @@ def load_class(name: str, noun: str, fits: Callable[[type], bool], takes_rest: b
         written = [word for word, value in classes.items() if value.__module__ == module.__name__]
         if len(written) != 1:
             found = f"the classes {', '.join(written)}; name one, as {file}:{written[0]}" if written else "none"
-            raise KvatlasError(f"The {noun} {name} cannot be loaded (expected one {noun} in the file, it has {found}).")
+            raise KvatlasError(
+                f"The {noun} {name} cannot be loaded (expected one {noun} in the file, it has {found})."
+                f"{'' if written else _other_classes(module, noun)}"
+            )
         return classes[written[0]], ""
 
     if takes_rest:
@@ -91,6 +94,22 @@ def load_class(name: str, noun: str, fits: Callable[[type], bool], takes_rest: b
         )
     class_name = max(beginnings, key=len)
     return getattr(module, class_name), wanted[len(class_name) :]
+
+
+#: The rooms of the bases of classes in files, and where a command takes such a file.
+_TAKEN = {"policies": "a policy; give it with --policy", "benchmarks": "a benchmark; give it behind a model"}
+
+
+def _other_classes(module: ModuleType, noun: str) -> str:
+    """Return a sentence on the first class of a file that is no `noun`, or on how one is written."""
+    for name, value in vars(module).items():
+        if not isinstance(value, type) or value.__module__ != module.__name__:
+            continue
+        for base in value.__mro__:
+            package, _, room = base.__module__.partition(".")
+            if package == "kvatlas" and room.partition(".")[0] in _TAKEN:
+                return f" {name} is {_TAKEN[room.partition('.')[0]]}."
+    return f" It is a class that derives from one of kvatlas; the guide on adding a {noun} has an example."
 
 
 def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
@@ -180,4 +199,4 @@ def _code_digest(path: Path) -> str:
     try:
         return sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise KvatlasError(f"The file {str(path)!r} cannot be read ({error}).") from error
+        raise KvatlasError(f"The file {str(path)!r} cannot be read ({reason(error)}).") from error

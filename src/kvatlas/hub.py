@@ -82,7 +82,7 @@ def _ask_hub(repository: Repository, ask: Any) -> Any:
         return ask()
     except Exception as error:
         hub = constants.ENDPOINT
-        local = "folder" if repository.kind == "model" else "file"
+        local = "folder" if repository.kind == "model" else "file, as NAME@FILE"
         why = "HF_HUB_OFFLINE switches downloads off" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
 
         # A gated repository is a kind of one that is not found, and both are answers over HTTP.

@@ -90,7 +90,7 @@ class Registry(Generic[T]):
         address = self._addresses.get(name)
         if address is None:
             guess = did_you_mean(name, self.names())
-            raise KvatlasError(f"Unknown {self.noun} {name!r}; expected: {self.listed()}.{guess}")
+            raise KvatlasError(f"Unknown {self.noun} {name!r}; expected: {self.listed() or 'FILE.py:NAME'}.{guess}")
         if name in self.ours:
             try:
                 return cast(T, resolve_name(address))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from decimal import ROUND_HALF_UP, Decimal
 from difflib import get_close_matches
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TextIO, Union, get_args, get_origin, get_type_hints
 
@@ -231,6 +232,11 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     in_small_letters = {candidate.lower(): candidate for candidate in names}
     close = get_close_matches(str(name).lower(), in_small_letters, n=1, cutoff=0.6)
     return f" Did you mean {in_small_letters[close[0]]!r}?" if close else ""
+
+
+def did_you_mean_file(path: Path) -> str:
+    """Return ` Did you mean 'mine.jsonl'?` for a path beside a file or folder of almost its name, else nothing."""
+    return did_you_mean(path.name, [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else [])
 
 
 def read_value(owner: type, name: str, text: str) -> Any:

@@ -98,6 +98,22 @@ def test_a_question_in_two_columns_is_asked_whole(tmp_path: Path, name: str) -> 
     assert [problem.question for problem in both.problems()] == asked
 
 
+def test_a_column_with_the_whole_question_beside_its_parts_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "svamp.jsonl"
+    parts = {"Body": "Each pack of plums costs 7 crowns.", "Question": "How much do you pay for 2 packs?"}
+    row = {
+        "ID": "chal-1",
+        **parts,
+        "Equation": "( 7.0 * 2 )",
+        "Answer": 14.0,
+        "question_concat": " ".join(parts.values()),
+    }
+    path.write_text(json.dumps(row))
+    (problem,) = find(f"file:{path}").problems()
+    assert problem.question == "\n".join(parts.values())
+    assert notes_on(find(f"file:{path}")) == []
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [

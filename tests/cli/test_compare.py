@@ -71,6 +71,14 @@ def test_two_systems_are_compared_in_words(kvatlas: Call, tmp_path: Path) -> Non
     assert everything.splitlines()[-1] == "Each pair is judged by itself."
 
 
+def test_a_setting_that_was_chosen_has_the_name_that_figures_give_it(kvatlas: Call, tmp_path: Path) -> None:
+    ratios = [Setting.from_parameters("window", kv_budget=90, ratio=ratio) for ratio in (0.1, 0.3)]
+    solvers = {("A", FULL): 0.02, ("A", ratios[0]): 0.3, ("A", ratios[1]): 0.2}
+    said = kvatlas.succeed("compare", maze_run(tmp_path / "run", solvers, problems=40), "full", "window")
+    assert said.startswith("full is ahead of window ratio=0.3 by ")
+    assert "Note: each system is one setting of a policy, of up to 2" in said
+
+
 def test_options_of_another_comparison_are_refused(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     assert "--look is for a figure of systems" in kvatlas.refuse("compare", run, run, "--look=columns=2")
     maps = ("published:dynts_r1_llama", "published:dynts_r1_qwen")

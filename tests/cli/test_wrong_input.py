@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from kvatlas import cli
 from kvatlas.cli import options
-from kvatlas.core import KvatlasError
-from kvatlas.policies import permit
 from tests.approve import check_sentence
 from tests.command_line import Call
 from tests.stored import decode_run
@@ -258,10 +257,69 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("snapkv", "random"),
     ),
     ("grade run --grader gpt4", ("CHAIN3", "'gpt4'"), ("leave --grader out",)),
+    # What another program, or another command, calls otherwise.
+    (f"{RUN} --device cuda", ("No such option", "--device"), ("--model-option device=cuda",)),
+    ("sweep good.yaml --out new --device cuda", ("--device",), ("--set 'models=[{model: NAME, device: cuda}]'",)),
+    ("sweep good.yaml --out new --temperature 0", ("--temperature",), ("--set sampling.temperature=0.6",)),
+    ("run --model embedded:tiny-llama CHAIN3", ("--model",), ("run MODEL BENCHMARK|FILE..., without --model",)),
+    ("autopsy run --policy dynts --problems 1", ("--problems",), ("--most 20",)),
+    ("map run --problems 1 --out a.png", ("--problems",), ("--policy, --metric",)),
+    ("map run --ratio 0.3 --out a.png", ("--ratio",), ("--fix ratio=0.3",)),
+    ("gate run run --tolerance 2", ("--tolerance",), ("--lose-at-most 3",)),
+    ("draw run", ("No such command", "draw"), ("kvatlas map",)),
+    ("evaluate run", ("evaluate",), ("demo, plan, run, sweep",)),
+    ("deploy verfy run", ("verfy",), ("deploy verify",)),
+    ("export run other", ("unexpected", "(other)"), ("expected RUN",)),
+    ("run gpt2 CHAIN3", ("model", "'gpt2'"), ("hf:OWNER/NAME (as hf:Qwen/Qwen3-0.6B)",)),
+    ("run https://huggingface.co/Qwen/Qwen3-0.6B/tree/main CHAIN3", ("model",), ("mean 'hf:Qwen/Qwen3-0.6B'?",)),
+    ("plan policies.yaml", ("'policies'", "policies.yaml"), ("'settings'", "settings: [{policy: rkv")),
+    ("check latin.jsonl", ("latin.jsonl", "0xf6"), ("save it as UTF-8",)),
+    ("check mypol.py", ("mypol.py", "one benchmark"), ("Mine is a policy; give it with --policy",)),
+    (f"{RUN} --policy mine_sums.py", ("mine_sums.py", "policy"), ("Sums is a benchmark",)),
+    ("map", ("'RUN|CSV...'",), ("runs/mine",)),
+    ("autopsy", ("'RUN'",), ("runs/mine",)),
+    ("autopsy run", ("'--policy'",), ("--policy 'dynts ratio=0.3'",)),
+    ("gate run", ("'AFTER'",), ("'runs/mine@dynts ratio=0.3'",)),
+    # Other files, folders, keys and values than expected.
+    ("demo quick", ("unexpected", "(quick)"), ("Did you mean --quick?",)),
+    (f"{RUN} --temp 0", ("--temp",), ("--temperature or ",)),
+    ("view run --out", ("--out",), ("needs a value: FILE.html|FOLDER",)),
+    ("plan text_setting.yaml", ("settings.0", "'rkv'"), ("a mapping, as {policy: rkv, kv_budget: 512}",)),
+    ("plan name_as_key.yaml", ("'settings.0.policy'", "rkv there"), ("write it as policy: rkv",)),
+    ("plan run", ("'run' is a folder",), ("kvatlas describe run",)),
+    ("export rnu", ("'rnu'",), ("'run'",)),
+    ("describe run/run.sqlite", ("store of a run",), ("its folder, 'run'",)),
+    ("view before.csv", ("before.csv' is a CSV file",), ("the folder of a run",)),
+    ("compare run rkv", ("'rkv' fits none of the systems; there are",), ("dynts, random",)),
+    ("compare run dynts", ("there is 1 (dynts",), ("name another",)),
+    ("import folder new", ("'folder' is a folder",), ("name the logs in it",)),
+    ("import other.csv new --axis ratio", ("'other.csv'", "ratio"), ("(problem, correct)",)),
+    ("gate no_problem.csv other.csv", ("'problem'", "id, correct"), ("rename the one of the problems",)),
+    ("check list.jsonl", ("row 1", "['1 + 1', '2']"), ('as {"question"',)),
+    ("check facts.json", ("column 'context'", "['Ann']"), ("--column question=question",)),
+    ("check unanswered.jsonl", ("unanswered.jsonl", "'answer'"), ("--column answer=NAME",)),
+    ("check options.jsonl", ("the answer 'E'",), ("(red, blue), or its letter",)),
+    ("check gpu", ("'gpu'",), ("this machine cpu or cuda",)),
+    ("run hf:Qwen CHAIN3", ("'hf:Qwen'",), ("OWNER/NAME of the hub",)),
+    ("grade run --measure nothing", ("measure", "'nothing'"), ("FILE.py:NAME",)),
+    (f"{RUN} --policy no_class.py", ("no_class.py", "it has none"), ("the guide on adding a policy",)),
+    ("list policy", ("'policy'",), ("'policies'",)),
 ]
 #: Files beside these.
-MORE_FILES = {
+MORE_FILES: dict[str, str | bytes] = {
     **FILES,
+    "policies.yaml": SPEC + "policies: [rkv]\n",
+    "latin.jsonl": '{"question": "Größe", "answer": "2"}\n'.encode("latin-1"),
+    "text_setting.yaml": SPEC + "settings: [rkv]\n",
+    "name_as_key.yaml": SPEC + "settings: {rkv: {kv_budget: 90}}\n",
+    "no_problem.csv": "id,correct\np1,1\n",
+    "list.jsonl": '["1 + 1", "2"]\n',
+    "facts.json": '[{"question": "Who?", "answer": "Ann", "context": {"names": ["Ann"]}}]',
+    "unanswered.jsonl": '{"question": "1 + 1", "answer": ""}\n',
+    "options.jsonl": '{"question": "Which?", "options": ["red", "blue"], "answer": "E"}\n',
+    "no_class.py": "def score(view): return 1\n",
+    "mypol.py": "from kvatlas.policies import CompressingPolicy\n\nclass Mine(CompressingPolicy): pass\n",
+    "mine_sums.py": "from kvatlas.benchmarks import Benchmark\n\nclass Sums(Benchmark): pass\n",
     "no_settings.yaml": SPEC + "axes: {ratio: [0.3]}\n",
     "ratio_key.yaml": SPEC + "settings: {policy: rkv, kv_budget: 90}\nratio: [0.3]\n",
     "typo.yaml": SPEC + "settings: {policy: rkv, kv_budgt: 90}\n",
@@ -304,12 +362,36 @@ def test_a_mistake_of_any_command_has_a_way_out(
     (tmp_path / "folder").mkdir()
     (tmp_path / "run").symlink_to(finished_run)
     for name, text in MORE_FILES.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     err = kvatlas.refuse(*shlex.split(words))
     for part in (*field, *way_out):
         assert part in err
+
+
+def test_each_required_argument_and_option_has_an_example() -> None:
+    def commands(group: Any) -> Iterator[Any]:
+        for command in getattr(group, "commands", {}).values():
+            yield command
+            yield from commands(command)
+
+    required = [param for command in commands(cli.command()) for param in command.params if param.required]
+    assert len(required) > 20
+    for param in required:
+        assert "Give it, as " in options._with_way_out("Missing", param, None), param.name
+
+
+@pytest.mark.parametrize(
+    "words", ["describe latin.csv", "gate latin.csv latin.csv", "plan latin.yaml", "import latin.json new"]
+)
+def test_a_file_in_another_encoding_is_to_be_saved_as_utf_8(
+    kvatlas: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    for suffix in ("csv", "yaml", "json"):
+        (tmp_path / f"latin.{suffix}").write_bytes(MORE_FILES["latin.jsonl"])
+    monkeypatch.chdir(tmp_path)
+    assert "0xf6, is not UTF-8; save it as UTF-8" in kvatlas.refuse(*words.split())
 
 
 def test_a_margin_that_looks_like_a_share_is_asked_about(kvatlas: Call) -> None:
@@ -429,19 +511,3 @@ def test_a_reader_that_closes_the_pipe_ends_a_command_in_silence() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
-
-
-def test_a_policy_of_a_file_may_be_named_as_readers_see_it(tmp_path: Path) -> None:
-    code = (ROOT / "docs" / "adding-a-policy.md").read_text().split("```python\n")[1].split("```")[0]
-    names = []
-    for name in ("one.py", "two.py"):
-        (tmp_path / name).write_text(code)
-        names.append(f"{tmp_path / name}:Sinks")
-    arguments = ("Sinks ratio=0.3", "96", "8", None, None)
-    with pytest.raises(KvatlasError, match="--allow-code"):
-        options.cell(*arguments, ["dynts", names[0]])
-    permit(names[0])
-    named = options.cell(*arguments, ["dynts", names[0]])
-    assert named == options.cell(f"{names[0]} ratio=0.3", *arguments[1:])
-    with pytest.raises(KvatlasError, match="Sinks"):
-        options.cell(*arguments, names)

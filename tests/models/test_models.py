@@ -154,7 +154,7 @@ def test_an_unknown_model_names_the_valid_ones(name: str) -> None:
 @pytest.mark.parametrize("path", ["./nofolder", "~/nofolder", "-x/y"])
 def test_a_path_is_never_looked_up_on_the_hub(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(KvatlasError, match=rf"is not there: '{path}' is no folder with a config\.json\.$"):
+    with pytest.raises(KvatlasError, match=rf"is not there: '{path}' is no folder with a config\.json, as"):
         models.find(f"hf:{path}")
 
 

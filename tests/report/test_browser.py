@@ -396,6 +396,9 @@ def test_the_tokens_that_would_have_saved_an_answer_are_marked_in_place(
         for run_key, trace in keys:
             key = (run_key, trace.setting.id, trace.benchmark, trace.problem, str(trace.sample))
             add(Autopsy(key, "forgotten value", 70, reproduced=True, tokens=saving, held_out=arms))
+        # Of fewer than ten answers no shares are told.
+        for problem in ("one more", "another"):
+            add(Autopsy((*key[:3], problem, "0"), "loop", 70, reproduced=True, tokens=saving, held_out=arms))
     page = served([folder], "#/examined/trace/1/0/0?beside=none")
     page.wait_for_selector("#trace .autopsy")
     said = page.locator(".autopsy").inner_text()
@@ -410,7 +413,7 @@ def test_the_tokens_that_would_have_saved_an_answer_are_marked_in_place(
     page.goto(f"{page.home}#/examined")
     page.wait_for_selector("#autopsies p")
     sentence = page.locator("#autopsies").inner_text()
-    assert "Of 8 answers of tiny-llama on CHAIN6" in sentence
+    assert "Of 10 answers of tiny-llama on CHAIN6" in sentence
     assert "69 % of the answers right under random numbers that the search did not use" in sentence
     assert "as many others of their kinds 25 %, nothing 19 %" in sentence
 

@@ -11,8 +11,10 @@ import pytest
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.figures.pairwise import names_of
 from kvatlas.report.description import every_map, markdown_table, one_page
+from kvatlas.report.map_figure import MapOptions, plot_sources
 from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import Result, analyse
+from kvatlas.report.sources import ReadOptions
 from kvatlas.stats.systems import choose, systems_of
 from tests.stats.synthetic import grid, manifest
 from tests.stored import store_run
@@ -201,6 +203,20 @@ def test_the_page_of_a_policy_is_of_its_settings_alone(tmp_path: Path) -> None:
         assert f"take {policy} " in one_page(result) or "As a trial" not in one_page(result)
     with pytest.raises(KvatlasError, match="no setting of the policy 'rvk'; there are: rkv, h2o, window, full"):
         one_page(analyse([folder], policy="rvk"))
+
+
+def test_a_policy_of_a_file_is_chosen_by_each_of_its_names(tmp_path: Path) -> None:
+    settings = [replace(one, policy="mine.py:Sinks") for one in grid("dynts")]
+    by_axes = store_run(tmp_path / "maps", manifest([*settings, *grid("random")], problems=6), success({"full": 1.0}))
+    only_ratio = [replace(one, policy="mine.py:Sinks") for one in grid("dynts") if one.values["local_window"] == 8]
+    axes = (("ratio", (0.1, 0.3)),)
+    on_a_line = store_run(tmp_path / "lines", manifest(only_ratio, problems=6, axes=axes), success({"full": 1.0}))
+    for policy in ("mine.py", "mine.py:Sinks", "Sinks"):
+        result = analyse([by_axes], policy=policy)
+        assert {one.map.policy for one in result.maps} == {"Sinks"}
+        assert result.comparisons
+        options = ReadOptions(policy=policy)
+        assert plot_sources([on_a_line], tmp_path / f"{policy.partition(':')[0]}.svg", options, MapOptions())
 
 
 def test_classes_of_one_name_in_two_files_are_never_called_alike(tmp_path: Path) -> None:

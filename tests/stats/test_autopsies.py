@@ -3,12 +3,13 @@
 import pytest
 
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken, key_of
-from kvatlas.autopsy.autopsy_command import model_and_cell, print_autopsies, work_text
+from kvatlas.autopsy.autopsy_command import autopsies_text, work_text
 from kvatlas.autopsy.driver import LostCell
 from kvatlas.autopsy.kinds_of_death import Death, LocatedDeath
 from kvatlas.autopsy.lost_answers import LostAnswer
-from kvatlas.autopsy.summary import held_out_text, summarise
-from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
+from kvatlas.autopsy.summary import FEWEST, luck_chance, summarise
+from kvatlas.core import Grade, Setting, Status, Trace, Usage
+from kvatlas.report.materials import RunMaterials
 
 STREAMS = 16
 
@@ -66,24 +67,9 @@ def test_answers_with_a_clear_cause_are_proven_one_by_one() -> None:
     assert summarise(clear + others)["held_out"]["proven_alone"] == 5
 
 
-def test_the_line_of_an_answer_says_whether_its_cause_is_more_than_luck() -> None:
-    clear = held_out_text(autopsy(0, 1, cause=16, random=1))
-    assert "16 other random streams 16 are right" in clear
-    assert clear.endswith("more than luck (p 3.1e-05)")
-    luck = held_out_text(autopsy(0, 1, cause=9, random=9))
-    assert "9 with others of their kinds, 2 with neither" in luck
-    assert luck.endswith("not shown to be more than luck")
-    assert held_out_text(autopsy(0, 0)) == ""
-
-
-def test_a_word_of_the_policy_names_the_model() -> None:
-    models = ["embedded:tiny-llama", "deepseek-ai/R1-Qwen"]
-    assert model_and_cell("tiny-llama dynts ratio=0.1", models) == ("embedded:tiny-llama", "dynts ratio=0.1")
-    assert model_and_cell("dynts R1-Qwen ratio=0.1", models) == ("deepseek-ai/R1-Qwen", "dynts ratio=0.1")
-    assert model_and_cell("dynts", models) == (None, "dynts")
-    for text in ("tiny-lama dynts", "tiny-llama R1-Qwen dynts"):
-        with pytest.raises(KvatlasError, match="the models are embedded:tiny-llama"):
-            model_and_cell(text, models)
+def test_a_cause_is_judged_against_like_tokens_under_the_same_streams() -> None:
+    assert luck_chance(autopsy(0, 1, cause=16, random=1)) == pytest.approx(2**-15)
+    assert luck_chance(autopsy(0, 1, cause=9, random=9)) == 1
 
 
 def lost_cell(answers: int, seconds: float | None) -> LostCell:
@@ -96,7 +82,7 @@ def lost_cell(answers: int, seconds: float | None) -> LostCell:
         trace = Trace("embedded:tiny-llama", "CHAIN8-12", str(problem), 0, setting, (), "", grade, usage)
         key = ("run", setting.id, trace.benchmark, trace.problem, 0)
         lost.append(LostAnswer(key, trace, trace, LocatedDeath(Death.LOOP)))
-    return LostCell(None, "embedded:tiny-llama", "CHAIN8-12", setting, lost, [], 30)
+    return LostCell(None, RunMaterials(), "embedded:tiny-llama", "CHAIN8-12", setting, lost, [], 30)
 
 
 def test_the_work_is_told_before_it_begins() -> None:
@@ -110,8 +96,6 @@ def test_the_work_is_told_before_it_begins() -> None:
 def test_large_causes_are_no_part_of_the_main_figures() -> None:
     assert summarise([autopsy(0, 9), autopsy(1, 8)])["held_out"]["answers"] == 1
     assert summarise([autopsy(0, 9)])["held_out"] is None
-    groups = summarise(AUTOPSIES)["held_out"]["by_size"]
-    assert {name: group["answers"] for name, group in groups.items()} == {"1": 10, "2": 10, "3–4": 10}
 
 
 def test_right_answers_are_compared_in_pairs() -> None:
@@ -119,11 +103,20 @@ def test_right_answers_are_compared_in_pairs() -> None:
     assert summary["in_right_answers"]["like_over_nothing"]["value"] == -25
 
 
-def test_answers_that_were_not_examined_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    examined = [autopsy(0, 1), autopsy(1, 1)]
-    cell = {"model": "tiny", "benchmark": "CHAIN", "setting": "random", "all_lost": 7, "summary": summarise(examined)}
-    print_autopsies([cell])
-    lines = capsys.readouterr().out.splitlines()
+def lines_of(examined: list[Autopsy]) -> list[str]:
+    """The lines of a cell with a few more lost answers."""
+    paragraphs = [f"{item.problem}: {item.death}." for item in examined]
+    cell = {"model": "tiny", "benchmark": "CHAIN", "setting": "random", "all_lost": 17, "answers": paragraphs}
+    return autopsies_text([cell | {"summary": summarise(examined)}]).splitlines()
+
+
+def test_shares_are_told_of_ten_answers_and_not_of_fewer() -> None:
+    few = lines_of([autopsy(problem, 1) for problem in range(FEWEST - 1)])
+    assert [line for line in few if line.startswith("0: ")] == ["0: loop."]
+    assert not any("%" in line for line in few)
+    assert few[-1] == "9 of 17 lost answers; shares come from 10 answers on."
+    enough = lines_of([autopsy(problem, 1) for problem in range(FEWEST)])
     # The search may examine the first ones alone.
-    assert [line.split()[-1] for line in lines if line.startswith("lost answers")] == ["7"]
-    assert any(line.startswith("examined") and "2, of which 2 were" in line for line in lines)
+    assert [line.split()[-1] for line in enough if line.startswith("lost answers")] == ["17"]
+    assert any(line.startswith("examined") and "10, of which 10 were" in line for line in enough)
+    assert any("the causes put back" in line and "%" in line for line in enough)

@@ -1,6 +1,7 @@
 """Autopsies of a decoded run: what they find is true when it is decoded again, and they are resumed."""
 
 import json
+import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 
 from kvatlas.autopsy.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind
-from kvatlas.autopsy.driver import LostCell, Replayer, _setting_named, find_lost, perform
+from kvatlas.autopsy.driver import LostCell, Replayer, find_lost, perform
 from kvatlas.autopsy.search import HELD_OUT_STREAMS, Case, Fork, ReplayTask, Trunk, shrink
 from kvatlas.autopsy.summary import ARMS, summarise
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import KvatlasError
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.policies.put_back import PutBack
+from kvatlas.results import Store
 from tests.command_line import Call
 from tests.stored import decode_run
 
@@ -37,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cell_of(run: Path) -> LostCell:
-    (cell,) = find_lost(run, Setting.from_parameters("dynts", ratio=0.1))
+    (cell,) = find_lost(run, "tiny-llama dynts ratio=0.1")
     return cell
 
 
@@ -161,34 +163,65 @@ def test_a_second_start_does_what_is_missing_and_finds_the_same(run: Path, autop
     # A killed process leaves half a line.
     (run / FILE).write_text("".join(lines[:-2]) + lines[-2][:40])
     done = []
-    (again,) = perform([cell_of(run)], run, MOST, lambda autopsy, *_: done.append(autopsy.key))
-    assert len(done) == 2
+    (again,) = perform([cell_of(run)], run, MOST, lambda *counts: done.append(counts))
+    assert done == [(2, 3), (3, 3)]
     assert again == autopsies
     assert read_autopsies(run) == {autopsy.key: autopsy for autopsy in autopsies}
 
 
-def test_the_command_prints_the_summary_and_data(run: Path, autopsies: list[Autopsy], kvatlas: Call) -> None:
+def test_the_command_prints_a_paragraph_for_each_answer_and_data(
+    run: Path, autopsies: list[Autopsy], kvatlas: Call
+) -> None:
     arguments = ("autopsy", run, "--policy", "tiny-llama dynts ratio=0.1", "--most", MOST)
     (document,) = json.loads(kvatlas.succeed(*arguments, "--json"))["cells"]
     expected = summarise(autopsies, len(cell_of(run).lost) / SPEC["problems"])
     assert document["summary"] == json.loads(json.dumps(expected))
-    share = expected["any_cause"]
-    assert share["low"] <= share["value"] <= share["high"]
-    assert expected["held_out"]["streams"] == HELD_OUT_STREAMS
-    assert f"{MOST}, of which {MOST} were decoded again alike" in kvatlas.succeed(*arguments)
+    paragraphs = [line for line in kvatlas.succeed(*arguments).splitlines() if line.startswith("CHAIN")]
+    assert paragraphs == document["answers"]
+    lost = cell_of(run).lost
+    for autopsy, answer, paragraph in zip(autopsies, lost, paragraphs, strict=True):
+        assert paragraph.startswith(f"{autopsy.problem}: {autopsy.death}. ")
+        if not autopsy.tokens:
+            assert f"Of {autopsy.spans} spans of evicted tokens none" in paragraph
+            continue
+        # The tokens stand in their lines, which are lines of the trace, and left when the trace says.
+        lines = re.findall('of the line "(.*?)"', paragraph)
+        assert lines
+        assert all(line in answer.trace.text for line in lines)
+        for token in autopsy.tokens:
+            assert repr(token.text.strip()) in paragraph
+            assert answer.trace.eviction_trace is not None
+            step = answer.trace.eviction_trace.evicted_at[token.position]
+            assert f"evicted after {step} new tokens" in paragraph
+        right = {arm: sum(outcomes) for arm, outcomes in autopsy.held_out.items()}
+        assert f"of {HELD_OUT_STREAMS} other random streams {right['cause']} are right with" in paragraph
+
+
+def test_another_setting_that_kept_the_tokens_is_named(run: Path, autopsies: list[Autopsy], kvatlas: Call) -> None:
+    arguments = ("autopsy", run, "--policy", "dynts ratio=0.1", "--most", MOST, "--json")
+    (document,) = json.loads(kvatlas.succeed(*arguments))["cells"]
+    cell = cell_of(run)
+    with Store.open(run) as store:
+        traces = {trace.problem: trace for _, trace in store.traces() if trace.setting.values.get("ratio") == 0.2}
+    kept_counts = []
+    for autopsy, answer, paragraph in zip(autopsies, cell.lost, document["answers"], strict=True):
+        other = traces[autopsy.problem]
+        assert other.eviction_trace is not None
+        prompt = answer.trace.usage.prompt_tokens or 0
+        is_kept = bool(autopsy.tokens)
+        for token in autopsy.tokens:
+            alike = other.tokens[: token.position - prompt + 1] == answer.trace.tokens[: token.position - prompt + 1]
+            step = other.eviction_trace.evicted_at[token.position]
+            is_kept = is_kept and alike and (step == 0 or step > answer.death.token)
+        verdict = "right" if other.grade.correct else "wrong"
+        assert (f"and stayed until then with dynts(ratio=0.2) ({verdict})" in paragraph) == is_kept
+        kept_counts.append(is_kept)
+    assert any(kept_counts)
 
 
 def test_a_cell_that_names_several_settings_is_refused_with_their_names(run: Path) -> None:
-    with pytest.raises(KvatlasError, match=r"names 2 settings of the run; expected one.*ratio=0\.2"):
-        find_lost(run, Setting.from_parameters("dynts"))
-
-
-def test_a_setting_is_named_whole_beside_one_with_more_values() -> None:
-    plain = Setting.from_parameters("h2o", kv_budget=96)
-    more = Setting.from_parameters("h2o", kv_budget=96, per_query=True)
-    assert _setting_named([more, plain], plain) == plain
-    with pytest.raises(KvatlasError, match="names 2 settings"):
-        _setting_named([more, plain], Setting.from_parameters("h2o"))
+    with pytest.raises(KvatlasError, match=r"names 2 settings of the run; expected one: dynts ratio=0\.1; dynts"):
+        find_lost(run, "dynts")
 
 
 @pytest.mark.parametrize("cause", [(3,), (2, 11), (0, 1, 15), (5, 6, 7, 8)])

@@ -167,4 +167,4 @@ def test_traces_of_unequal_budgets_are_refused_before_an_autopsy(tmp_path: Path)
     }
     run = decode_run(spec, tmp_path / "run")
     with pytest.raises(KvatlasError, match=r"snapkv\(.*ada.*\) cannot be replayed: budgets is 'ada'; expected 'equal'"):
-        find_lost(run, Setting.from_parameters("snapkv", budgets="ada"))
+        find_lost(run, "snapkv budgets=ada")

@@ -67,26 +67,6 @@ class Autopsy:
         """The id of the problem."""
         return self.key[3]
 
-    @property
-    def cause_text(self) -> str:
-        """The tokens that restore the answer, or why there are none."""
-        if not self.reproduced:
-            return "other tokens than the stored ones were decoded"
-        if not self.tokens:
-            return f"no span of {self.spans} restores the answer"
-        return "restored under the stored random numbers by " + " ".join(repr(token.text) for token in self.tokens)
-
-    @classmethod
-    def from_json(cls, text: str) -> Autopsy:
-        """Return the autopsy of a line of the file."""
-        values = json.loads(text)
-        for name in ("key", "random"):
-            values[name] = tuple(values[name])
-        for name in ("held_out", "control"):
-            values[name] = {arm: tuple(items) for arm, items in values[name].items()}
-        values["tokens"] = tuple(SavingToken(**token) for token in values["tokens"])
-        return cls(**values)
-
 
 def key_of(lost: LostAnswer) -> tuple[str, ...]:
     """Return the key of a lost answer as texts."""
@@ -95,11 +75,13 @@ def key_of(lost: LostAnswer) -> tuple[str, ...]:
 
 def read_autopsies(folder: Path) -> dict[tuple[str, ...], Autopsy]:
     """Return the autopsies of a run by the key of their trace; a line that was not written to its end is left out."""
+    from pydantic import TypeAdapter
+
     path = folder / FILE
     found = {}
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else ():
         if line.endswith("\n") and f'"version": {VERSION}' in line:
-            autopsy = Autopsy.from_json(line)
+            autopsy = TypeAdapter(Autopsy).validate_json(line)
             found[autopsy.key] = autopsy
     return found
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import note
-from kvatlas.core import KvatlasError
+from kvatlas.cli.output import note, print_text
+from kvatlas.cli.progress import count_display
 from kvatlas.text import counted, duration_text, model_name
 
 if TYPE_CHECKING:
@@ -24,12 +24,9 @@ app = options.Commands()
 def autopsy_command(
     run: options.Run,
     policy: Annotated[
-        str, typer.Option("--policy", help="The cell, as 'R1-Qwen dynts ratio=0.3'; all models without one.")
+        str,
+        typer.Option("--policy", metavar="CELL", help="As 'R1-Qwen dynts ratio=0.3'; all models without one."),
     ],
-    kv_budget: options.KvBudget = None,
-    local_window: options.LocalWindow = None,
-    ratio: options.Ratio = None,
-    set_: options.Set = None,
     most: Annotated[int, typer.Option(min=1, help="Lost answers to examine of a cell.")] = 100,
     allow_code: options.AllowCode = False,
     as_json: options.Json = False,
@@ -38,32 +35,30 @@ def autopsy_command(
     """Find the evicted tokens that, put back within the budget, restore the answers that one cell lost.
 
     Each lost answer is decoded again some dozen times, and each cause is tested under random numbers that the search
-    did not use. Started again, the command goes on where it stopped.
+    did not use. It has a paragraph; statistics come from ten answers on. Started again, the command goes on where it
+    stopped.
     """
-    from kvatlas.autopsy.autopsies import Autopsy, read_autopsies
+    from kvatlas.autopsy.autopsies import read_autopsies
     from kvatlas.autopsy.driver import find_lost, perform
-    from kvatlas.autopsy.summary import held_out_text, summarise
+    from kvatlas.autopsy.one_answer import answer_paragraphs
+    from kvatlas.autopsy.summary import summarise
     from kvatlas.policies import permit
     from kvatlas.results import Store
     from kvatlas.sweeps.spec import named_classes
 
-    def tell(examined: Autopsy, done: int, total: int) -> None:
-        if not quiet:
-            note(f"{done}/{total} {examined.key[3]}: {examined.death}, {examined.cause_text}{held_out_text(examined)}")
-
-    with Store.open(run) as store:
-        manifest = store.manifest()
-    policies = list(dict.fromkeys(cell.setting.policy for cell in manifest.expected))
+    # A file that the user names, or with --allow-code each of the run.
+    permit(*policy.split())
     if allow_code:
-        permit(*policies, *named_classes(manifest.spec))
-    model, rest = model_and_cell(policy, list(dict.fromkeys(cell.model for cell in manifest.expected)))
-    setting = options.cell(rest, kv_budget, local_window, ratio, set_, policies)
-    cells = find_lost(run, setting, model)
+        with Store.open(run) as store:
+            manifest = store.manifest()
+        permit(*(cell.setting.policy for cell in manifest.expected), *named_classes(manifest.spec))
+    cells = find_lost(run, policy)
     if not quiet:
         done = read_autopsies(run)
         for cell in cells:
             note(work_text(cell, done, most))
-    autopsies = perform(cells, run, most, tell)
+    on_done = (lambda done, total: None) if quiet else count_display("autopsy", "lost answers")
+    autopsies = perform(cells, run, most, on_done)
 
     documents: list[dict[str, Any]] = []
     for cell, of_cell in zip(cells, autopsies, strict=True):
@@ -73,35 +68,14 @@ def autopsy_command(
             "setting": str(cell.setting),
             "all_lost": len(cell.lost),
             "summary": summarise(of_cell, len(cell.lost) / cell.answers),
+            "answers": list(answer_paragraphs(run, cell, of_cell)),
             "autopsies": [dataclasses.asdict(item) for item in of_cell],
         }
         documents.append(document)
     if as_json:
         typer.echo(json.dumps({"cells": documents}, indent=2, allow_nan=False))
         return
-    print_autopsies(documents)
-
-
-def model_and_cell(text: str, models: Sequence[str]) -> tuple[str | None, str]:
-    """Return the model of the run that a word of `--policy` names, whole or by its last part, and the other words.
-
-    Raises KvatlasError for words that are no model beside a policy.
-    """
-    named = []
-    others = []
-    for word in text.split():
-        fitting = [model for model in models if word in (model, model.rpartition(":")[2], model.rpartition("/")[2])]
-        named += fitting
-        if not fitting:
-            others.append(word)
-
-    plain_words = [word for word in others if "=" not in word]
-    if len(named) > 1 or len(plain_words) > 1:
-        raise KvatlasError(
-            f"--policy: expected a model of the run, a policy and PARAMETER=VALUE, got {text!r}; the models are "
-            f"{', '.join(models)}."
-        )
-    return (named[0] if named else None), " ".join(others)
+    print_text(autopsies_text(documents))
 
 
 def work_text(cell: LostCell, done: Container[tuple[str, ...]], most: int) -> str:
@@ -124,78 +98,9 @@ def work_text(cell: LostCell, done: Container[tuple[str, ...]], most: int) -> st
     return text
 
 
-def print_autopsies(cells: Sequence[Mapping[str, Any]]) -> None:
-    """Print what the autopsies of each cell show, one line for each figure."""
-    if not cells:
-        typer.echo("No answer was lost that the full cache has.")
-    for cell in cells:
-        typer.echo(f"{cell['model']} | {cell['benchmark']} | {cell['setting']}")
-        summary = cell["summary"]
-        _print_search(summary, cell["all_lost"])
-        if summary["held_out"] is not None:
-            _print_held_out(summary["held_out"])
-        elif summary["causes"]:
-            typer.echo("\nno cause was tested: at temperature 0 there are no other random numbers")
+def autopsies_text(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Return a paragraph for each answer of a cell, and from `FEWEST` answers on what they show together."""
+    from kvatlas.autopsy.summary import FEWEST
+    from kvatlas.report.description import from_template
 
-        test = summary["in_right_answers"]
-        if test is not None:
-            typer.echo(f"\nlike tokens in {test['answers']} right answers")
-            rows = [
-                ("nothing put back", _with_limits(test["right"]["nothing"])),
-                ("like tokens put back", _with_limits(test["right"]["like"])),
-                ("difference, points", _with_limits(test["like_over_nothing"], "")),
-            ]
-            _print_figures(rows)
-
-
-def _print_search(summary: Mapping[str, Any], all_lost: int) -> None:
-    luck = "–" if summary["by_luck"] is None else f"{summary['by_luck']:.1f} %"
-    rows = [
-        ("lost answers", f"{all_lost}"),
-        ("examined", f"{summary['lost']}, of which {summary['reproduced']} were decoded again alike"),
-    ]
-    for size, share in summary["cause_of_at_most"].items():
-        rows.append((f"restored by at most {size} tokens", _with_limits(share)))
-    rows += [
-        ("restored by any one span", _with_limits(summary["any_cause"])),
-        ("restored by random sets", _with_limits(summary["random_sets_save"])),
-        ("restored by any one span, by luck alone", luck),
-        ("right without compression until the death", _with_limits(summary["without_compression_until_the_death"])),
-        ("median of tokens, of replays", f"{summary['tokens']}, {summary['replays']}"),
-    ]
-    kinds = ", ".join(f"{kind} {count}" for kind, count in summary["kinds"].items())
-    rows.append(("kinds of saving tokens", kinds or "–"))
-    _print_figures(rows)
-
-
-def _print_held_out(test: Mapping[str, Any]) -> None:
-    typer.echo(f"\nright under {test['streams']} held-out random streams, {test['answers']} answers with a cause")
-    right = test["right"]
-    rows = [
-        ("nothing put back", _with_limits(right["nothing"])),
-        ("random sets put back", _with_limits(right["random"])),
-        ("others of the causes' kinds put back", _with_limits(right["kind"])),
-        ("the causes put back", _with_limits(right["cause"])),
-        ("no compression from there on", _with_limits(right["no_compression"])),
-        ("the causes put back until the death", _with_limits(right["cause_until_death"])),
-        ("no compression until the death", _with_limits(right["no_compression_until_death"])),
-        ("causes over others of their kinds, points", _with_limits(test["cause_over_kind"], "")),
-        ("causes over random sets, points", _with_limits(test["cause_over_random"], "")),
-        ("causes over nothing, points", _with_limits(test["cause_over_nothing"], "")),
-        ("answers for which the cause is proven alone", f"{test['proven_alone']} of {test['answers']}"),
-        ("causes over random sets, of all lost answers", _with_limits(test["of_all_lost"], "")),
-        ("the same in points of all answers", _with_limits(test["room"], "")),
-    ]
-    _print_figures(rows)
-
-
-def _print_figures(rows: Sequence[tuple[str, str]]) -> None:
-    for name, text in rows:
-        typer.echo(f"{name:<46}{text}")
-
-
-def _with_limits(values: Mapping[str, float | None] | None, unit: str = " %") -> str:
-    """Return a share or a difference with its interval."""
-    if values is None:
-        return "–"
-    return f"{values['value']:.1f}{unit} ({values['low']:.1f}–{values['high']:.1f})"
+    return from_template("autopsies.md", {"cells": cells, "fewest": FEWEST})

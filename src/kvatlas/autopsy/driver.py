@@ -25,7 +25,9 @@ from kvatlas.core import KvatlasError, Setting, Trace, grouped
 from kvatlas.models.token_texts import quick_tokenizer, token_texts
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, from_setting
-from kvatlas.results import Store
+from kvatlas.report.materials import RunMaterials
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import fitting_systems, names_to_choose, systems_of
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.spec import parse_spec
 
@@ -48,6 +50,7 @@ class LostCell:
     """
 
     plan: Plan
+    materials: RunMaterials
     model: str
     benchmark: str
     setting: Setting
@@ -56,49 +59,51 @@ class LostCell:
     answers: int
 
 
-def find_lost(folder: Path, setting: Setting, model: str | None = None) -> list[LostCell]:
-    """Return the answers that one setting of a run lost, for each benchmark of one `model` or of all.
+def find_lost(folder: Path, name: str) -> list[LostCell]:
+    """Return the answers that one setting of a run lost, for each model and benchmark that has it.
 
-    Answers that were never compressed are left out; there are no cells without a lost answer. Raises KvatlasError if
-    they cannot be replayed, and for a policy of a file that is not permitted.
+    `name` is that of the setting as `compare` takes it, with a model or without. Answers that were never compressed are
+    left out; there are no cells without a lost answer. Raises KvatlasError for a name of several settings, if answers
+    cannot be replayed, and for a policy of a file that is not permitted.
     """
-    with Store.open(folder) as store:
-        manifest = store.manifest()
-        settings = list(dict.fromkeys(cell.setting for cell in manifest.expected))
-        found = _setting_named(settings, setting)
-        _replayable(found)
-        plan = make_plan(parse_spec(dict(manifest.spec)))
-        tokenizers = {model.name: quick_tokenizer(model.folder) or model.tokenizer for model in plan.models}
+    run = RunData.open(folder)
+    systems = fitting_systems(systems_of([run], "pass@1"), name)
+    settings = list(dict.fromkeys(system.setting for system in systems))
+    if len(settings) > 1:
+        raise KvatlasError(
+            f"--policy {name!r} names {len(settings)} settings of the run; expected one: {names_to_choose(systems)}."
+        )
+    (setting,) = settings
+    _replayable(setting)
+    models = {system.model for system in systems}
+    plan = make_plan(parse_spec(dict(run.manifest.spec)))
+    materials = RunMaterials.from_manifest(run.manifest)
 
-        def pieces(model: str, tokens: tuple[int, ...]) -> list[str]:
-            return token_texts(tokenizers[model], tokens)
-
-        all_lost = lost_answers(store, pieces, found)
-        lost = [answer for answer in all_lost if answer.trace.usage.compressions != 0]
-        of_setting = [trace for _, trace in store.traces() if trace.setting == found]
+    with run.store() as store:
+        all_lost = lost_answers(store, materials.pieces, setting)
+        lost = [item for item in all_lost if item.trace.model in models and item.trace.usage.compressions != 0]
+        of_setting = [trace for _, trace in store.traces() if trace.setting == setting]
 
     keys: Mapping[tuple[str, str, Setting], str] = plan.compute_keys()
     for answer in lost:
         if keys.get((answer.trace.model, answer.trace.benchmark, answer.trace.setting)) != answer.key[0]:
-            raise KvatlasError(f"{found} was decoded by other weights, prompts or versions than today's.")
+            raise KvatlasError(f"{setting} was decoded by other weights, prompts or versions than today's.")
 
     traces_of = grouped(of_setting, lambda trace: (trace.model, trace.benchmark))
     cells = []
     for cell, losses in grouped(lost, lambda answer: (answer.trace.model, answer.trace.benchmark)).items():
-        if model not in (None, cell[0]):
-            continue
         # Right although they were compressed.
         right = [trace for trace in traces_of[cell] if trace.grade.correct and trace.usage.compressions]
-        cells.append(LostCell(plan, *cell, found, losses, right, len(traces_of[cell])))
+        cells.append(LostCell(plan, materials, *cell, setting, losses, right, len(traces_of[cell])))
     return cells
 
 
 def perform(
-    cells: Sequence[LostCell], folder: Path, most: int, on_autopsy: Callable[[Autopsy, int, int], None]
+    cells: Sequence[LostCell], folder: Path, most: int, on_done: Callable[[int, int], None]
 ) -> list[list[Autopsy]]:
     """Return for each cell the autopsies of its first `most` lost answers; those that are missing are made and written.
 
-    `on_autopsy` gets each new one, the number of those that are done, and that of all.
+    `on_done` gets after each new one the number of those that are done, and that of all.
     """
     done = read_autopsies(folder)
     keys_by_cell = [list(map(key_of, cell.lost[:most])) for cell in cells]
@@ -112,7 +117,7 @@ def perform(
                 add(autopsy)
                 done[autopsy.key] = autopsy
                 finished += 1
-                on_autopsy(autopsy, finished, len(all_keys))
+                on_done(finished, len(all_keys))
     return [list(map(done.__getitem__, keys)) for keys in keys_by_cell]
 
 
@@ -236,24 +241,6 @@ class _OpenSearch:
         self.running = search.run()
         self.replays: Sequence[ReplayTask] = ()
         self.results: dict[ReplayTask, bool] = {}
-
-
-def _setting_named(settings: Sequence[Setting], setting: Setting) -> Setting:
-    """Return `setting`, or else the one setting with its policy and all its parameters; KvatlasError without it."""
-    if setting in settings:
-        return setting
-    matching = []
-    for item in settings:
-        values = item.values
-        if item.policy == setting.policy and all(values.get(name) == value for name, value in setting.parameters):
-            matching.append(item)
-
-    if len(matching) != 1:
-        listed = "; ".join(map(str, matching or settings))
-        raise KvatlasError(
-            f"The cell {setting} names {len(matching)} settings of the run; expected one. There are: {listed}."
-        )
-    return matching[0]
 
 
 def _replayable(setting: Setting) -> CompressingPolicy:

@@ -19,7 +19,7 @@ from kvatlas.answers.reading import Tags
 from kvatlas.autopsy.autopsies import Autopsy, read_autopsies, token_kind
 from kvatlas.autopsy.kinds_of_death import Death, find_death
 from kvatlas.autopsy.lost_answers import Pieces, trace_text
-from kvatlas.core import Estimate, Trace, percent
+from kvatlas.core import Trace, percent
 from kvatlas.report.description import say
 from kvatlas.results import Key, Manifest
 from kvatlas.stats.estimates import pass_at_1
@@ -28,6 +28,8 @@ from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.run_data import short_names
 from kvatlas.text import model_name
 
+#: The fewest answers of which shares and differences are told.
+FEWEST = 10
 #: The sizes of causes whose shares a summary gives.
 SIZES = (1, 2, 4, 8)
 #: The most tokens of a cause that the main figures count.
@@ -100,21 +102,11 @@ def tested_causes(autopsies: Sequence[Autopsy]) -> list[Autopsy]:
     return [item for item in autopsies if item.held_out and len(item.tokens) <= MOST_TOKENS]
 
 
-def _by_size(tested: Sequence[Autopsy]) -> dict[str, dict[str, Any]]:
-    """Return the held-out test by the size of causes: up to 1, 2, 4 and 8 tokens, without empty groups."""
-    groups = {}
-    for low, high in zip((1, *(size + 1 for size in SIZES)), SIZES, strict=False):
-        members = [item for item in tested if low <= len(item.tokens) <= high]
-        if members:
-            groups[f"{low}" if low == high else f"{low}–{high}"] = {"answers": len(members), **_right(members)}
-    return groups
-
-
-def _right(members: Sequence[Autopsy]) -> dict[str, Values]:
+def _right(members: Sequence[Autopsy]) -> dict[str, Values | None]:
     """Return the share of right answers of each arm."""
     arms = {}
     for arm in ARMS:
-        arms[arm] = _share_of_problems(members, [_average(item.held_out[arm]) for item in members]).to_dict()
+        arms[arm] = _share_or_none(members, [_average(item.held_out[arm]) for item in members])
     return arms
 
 
@@ -155,21 +147,7 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         "proven_alone": sum(p <= LEVEL for p in by_luck),
         "of_all_lost": of_all,
         "room": room,
-        "by_size": _by_size(tested),
     }
-
-
-def held_out_text(autopsy: Autopsy) -> str:
-    """Return the held-out test of one cause as a clause, with the verdict for this answer alone; "" without a test."""
-    if not autopsy.held_out:
-        return ""
-    right = {arm: sum(outcomes) for arm, outcomes in autopsy.held_out.items()}
-    chance = luck_chance(autopsy)
-    verdict = f"more than luck (p {chance:.2g})" if chance <= LEVEL else "not shown to be more than luck"
-    return (
-        f"; of {len(autopsy.held_out['cause'])} other random streams {right['cause']} are right with them, "
-        f"{right['kind']} with others of their kinds, {right['nothing']} with neither: {verdict}"
-    )
 
 
 def luck_chance(autopsy: Autopsy) -> float:
@@ -200,7 +178,7 @@ def _in_right_answers(found: Sequence[Autopsy]) -> dict[str, Any] | None:
 
 def _share_or_none(items: Sequence[Autopsy], values: Sequence[float]) -> Values | None:
     """Return the mean of a value for each item, with its interval; None without items."""
-    return _share_of_problems(items, values).to_dict() if items else None
+    return pass_at_1(_problem_values(items, values)).to_dict() if items else None
 
 
 def _problem_values(items: Sequence[Autopsy], values: Sequence[float]) -> dict[str, list[float]]:
@@ -209,10 +187,6 @@ def _problem_values(items: Sequence[Autopsy], values: Sequence[float]) -> dict[s
     for item, value in zip(items, values, strict=True):
         grouped.setdefault(item.problem, []).append(float(value))
     return grouped
-
-
-def _share_of_problems(items: Sequence[Autopsy], values: Sequence[float]) -> Estimate:
-    return pass_at_1(_problem_values(items, values))
 
 
 def _difference_in_points(items: Sequence[Autopsy], differences: Sequence[float]) -> Values:
@@ -248,8 +222,9 @@ class AutopsiesOnPage:
         sentences = []
         for key, group in groupby(sorted(self.autopsies.values(), key=cell_of), cell_of):
             cell = cells.get((key[0], key[1], key[2]))
-            summary = summarise(list(group))
-            if cell is not None and summary["held_out"] is not None:
+            members = list(group)
+            summary = summarise(members)
+            if cell is not None and len(members) >= FEWEST and summary["held_out"] is not None:
                 values = {
                     **summary["held_out"],
                     "lost": summary["reproduced"],
@@ -278,9 +253,8 @@ class AutopsiesOnPage:
             last = text.token_at(statement.end - 1)
             if first is not None and last is not None:
                 missed.append(list(range(first, last + 1)))
-        value = death.missed[-1].value if death.missed else ""
         return {
-            "words": " ".join(say("death", death, value)),
+            "words": " ".join(say("death", death)),
             "token": None if death.kind in _WITHOUT_A_PLACE else death.token,
             "missed": missed,
             "evicted": death.kind is Death.FORGOTTEN,

@@ -76,7 +76,7 @@ def find(name: str, **options: Any) -> Benchmark:
     except TypeError as error:
         if not options:
             raise
-        raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}.") from error
+        raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}; leave it out.") from error
 
 
 def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:

@@ -22,7 +22,7 @@ from typing import Any
 
 from kvatlas.answers.grading import reference_letter
 from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, Problem, digest, importing, reason, refusal
-from kvatlas.text import did_you_mean
+from kvatlas.text import did_you_mean_file
 
 Row = Mapping[str, Any]
 
@@ -39,6 +39,8 @@ INCORRECT = tuple(f"incorrect answer {i}" for i in range(1, 10))
 CHOICE_SEED = 0
 #: The separators of CSV files; of equally likely ones the first.
 SEPARATORS = (",", ";", "\t")
+#: A row of JSON lines.
+_EXAMPLE = '{"question": "1 + 1", "answer": "2"}'
 #: Rows of a Parquet file that are read at a time.
 _BATCH = 1024
 #: The mark of a choice inside a question.
@@ -70,8 +72,7 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
     if suffix not in PROBLEM_SUFFIXES:
         raise KvatlasError(f"{where} has an unknown suffix; expected {', '.join(PROBLEM_SUFFIXES)} (also with .gz).")
     if not path.is_file():
-        names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise KvatlasError(f"{where} is not there.{did_you_mean(path.name, names)}")
+        raise KvatlasError(f"{where} is not there.{did_you_mean_file(path)}")
 
     with refusal(f"{where} cannot be read"), ExitStack() as stack:
         if suffix == ".parquet":
@@ -83,7 +84,10 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
             rows = _READERS[suffix](stack.enter_context(opened(path, "rt", encoding="utf-8-sig", newline="")))
         for row_number, row in enumerate(rows, 1):
             if not isinstance(row, dict):
-                raise KvatlasError(f"{where} must hold one object with named fields for each problem.")
+                raise KvatlasError(
+                    f"{where}, row {row_number}, is {str(row)[:60]}; expected an object with named fields, as "
+                    f"{_EXAMPLE}."
+                )
             if isinstance(row, _RepeatedKey):
                 raise KvatlasError(f"{where}, row {row_number}, has the column {row.key!r} twice; expected it once.")
             yield row
@@ -260,10 +264,13 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     longest: dict[str, str] = {}
     for rows, row in enumerate(read_rows(path), 1):
         first = first or row
-        for column, value in row.items():
-            if isinstance(value, str) and len(value) > len(longest.get(column, "")):
-                longest[column] = value
         found = read_problem(f"{name}-{rows:03d}", row, named, f"{where}, row {rows},")
+        asked = " ".join(found.question.split())
+        for column, value in row.items():
+            # A text that the question holds is read, as the whole question of SVAMP beside its parts.
+            is_longest = isinstance(value, str) and len(value) > len(longest.get(column, ""))
+            if is_longest and " ".join(value.split()) not in asked:
+                longest[column] = value
         found = replace(found, cluster=read_cluster(row, named, f"{where}, row {rows},"))
         # A question without a reference answer could only be counted wrong.
         if found.answer:
@@ -274,12 +281,15 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
         whole = True
 
     if not rows:
-        example = '{"question": "1 + 1", "answer": "2"}'
-        raise KvatlasError(f"{where} holds no problems; expected a row for each, in JSON lines as {example}.")
+        raise KvatlasError(f"{where} holds no problems; expected a row for each, in JSON lines as {_EXAMPLE}.")
     if not problems:
-        raise KvatlasError(f"{where} holds no problem with an answer.")
+        column = found_columns(first, named).get("answer", "answer")
+        raise KvatlasError(
+            f"{where} holds no problem with an answer in {column!r}; --column answer=NAME, in a spec columns: "
+            "{answer: NAME}, names another column."
+        )
     read = set(found_columns(first, named).values())
-    # A second column of the question, as of AIME24, holds nothing that is not read.
+    # A copy of a column that is read holds nothing else.
     read_texts = {text for column, text in longest.items() if column in read}
     unread = {column: text for column, text in longest.items() if column not in read and text not in read_texts}
     return ProblemFile(tuple(problems), rows, first, whole, unread)
@@ -329,11 +339,14 @@ def read_problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Pr
     question_column = _required_column(row, "question", QUESTION, named, where)
     question = _read_cell(row, question_column, where)
     if not question:
-        raise KvatlasError(f"{where} has an empty question ({id_}).")
+        raise KvatlasError(f"{where} has an empty question in {question_column!r}; fill it, or leave the row out.")
     context_at = context_column(row, named, where)
     if context_at is not None and context_at not in row:
         raise KvatlasError(f"{where} has no column {context_at!r} for the context; there are: {', '.join(row)}.")
-    context = "" if context_at is None else _read_cell(row, context_at, where, _joined_text)
+    context = ""
+    if context_at is not None:
+        without = f" `--column question={question_column}` asks without it, as columns: {{question: NAME}} in a spec."
+        context = _read_cell(row, context_at, where, _joined_text, without)
     # Some files have the whole question in one column, and its parts beside it.
     if context and context not in question:
         question = f"{context}\n{question}"
@@ -375,13 +388,13 @@ def read_problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Pr
     return Problem(id_, question, answer)
 
 
-def _read_cell(row: Row, column: str, where: str, read: Callable[[Any], str] = _plain_text) -> str:
-    """Return the text in a cell; KvatlasError with its column for a value that is no text."""
+def _read_cell(row: Row, column: str, where: str, read: Callable[[Any], str] = _plain_text, way_out: str = "") -> str:
+    """Return the text in a cell; KvatlasError with its column, and a way out, for a value that is no text."""
     try:
         return read(row[column])
     except ValueError as error:
         # Bytes that are not UTF-8 raise ValueError, too.
-        raise KvatlasError(f"{where} column {column!r}, {reason(error)}.") from error
+        raise KvatlasError(f"{where} column {column!r}, {reason(error)}.{way_out}") from error
 
 
 def _required_column(row: Row, content: str, usual: Sequence[str], named: Mapping[str, str], where: str) -> str:
@@ -435,5 +448,7 @@ def _choices_and_letter(value: Any, answer: str, where: str, by_index: bool) -> 
     is_index = answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices)
     letter = _letter(int(answer)) if is_index else _chosen(answer, choices)
     if not letter:
-        raise KvatlasError(f"{where} has the answer {answer!r}; expected one of its options.")
+        raise KvatlasError(
+            f"{where} has the answer {answer!r}; expected one of its options ({', '.join(choices)}), or its letter."
+        )
     return choices, letter

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from kvatlas.cli import drawing, gate_command, lists, results, serving, sweeps
+from kvatlas.cli import drawing, gate_command, lists, options, results, serving, sweeps
 from kvatlas.core import KvatlasError, reason
 from kvatlas.machine import collect_seldom
 from kvatlas.registry import features
@@ -33,6 +33,7 @@ _OUTSIDE = (OSError, UnicodeError, sqlite3.Error, RecursionError, OverflowError,
 
 app = typer.Typer(
     name="kvatlas",
+    cls=options.CommandGroup,
     help="Maps of what a reasoning model can forget: KV-cache token selection, measured honestly.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

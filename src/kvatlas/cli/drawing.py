@@ -89,19 +89,20 @@ def compare_command(
     if len(runs) == 2 and not of_systems:
         _print_agreement(runs[0], runs[1], as_json)
         return
-    from kvatlas.figures.pairwise import check_panels, long_names, names_of, pairwise_figure, save_pairwise
+    from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure, save_pairwise
     from kvatlas.figures.style import check_figure
     from kvatlas.stats.systems import pairs_of
 
     if out is not None:
         check_figure(out)
-    systems, notes = _chosen_systems(runs, metric, names, partial, benchmark)
+    all_systems, systems, notes = _chosen_systems(runs, metric, names, partial, benchmark)
     check_panels(systems)
     pairs = pairs_of(systems)
     shown = names_of(systems)
     if any(note.kind is NoteKind.LEFT_OUT for note in notes):
-        # Where the settings were chosen for the reader, their names say which.
-        shown = long_names(systems)
+        # Settings that were chosen for the reader have names that tell them from those that were not.
+        name_of = {id(system): name for system, name in zip(all_systems, names_of(all_systems), strict=True)}
+        shown = [name_of[id(system)] for system in systems]
     written = []
     if out is not None:
         figure = pairwise_figure(systems, pairs, metric, notes, options=options.figure_options(look))
@@ -130,10 +131,11 @@ def _print_agreement(first: Path, second: Path, as_json: bool) -> None:
 
 def _chosen_systems(
     runs: list[Path], metric: str, names: list[str] | None, partial: bool, benchmarks: list[str] | None = None
-) -> tuple[list[ModelSetting], list[Note]]:
+) -> tuple[list[ModelSetting], list[ModelSetting], list[Note]]:
+    """Return the systems of runs, those of them that are compared, and what to note of the choice."""
     from kvatlas.stats.maps import check_complete, partial_note
     from kvatlas.stats.run_data import RunData
-    from kvatlas.stats.systems import choose, fits_one, systems_of
+    from kvatlas.stats.systems import choose, fitting_systems, systems_of
 
     systems = systems_of([RunData.open(run) for run in runs], metric, benchmarks)
     chosen = choose(systems, names or [], best=True)
@@ -144,10 +146,10 @@ def _chosen_systems(
     # Settings that were chosen by their values, where a name fits several.
     settings = Counter((system.model, system.setting.policy) for system in systems)
     count = max(settings[system.model, system.setting.policy] for system in chosen)
-    is_exact = bool(names) and all(fits_one(systems, name) for name in names or ())
+    is_exact = bool(names) and all(len(fitting_systems(systems, name)) == 1 for name in names or ())
     if count > 1 and len(chosen) < len(systems) and not is_exact:
         text = (
             f"each system is one setting of a policy, of up to {count}; where parameters do not say which, the highest"
         )
         notes.append(Note(NoteKind.LEFT_OUT, text))
-    return chosen, notes
+    return systems, chosen, notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,10 @@ from kvatlas.core import KvatlasError
 app = options.Commands()
 #: The heading of the options that only addresses have a use for.
 _OF_ENDPOINTS = "Options of endpoints"
+
+
+def _endpoint_option(about: str, *names: str, **named: Any) -> Any:
+    return typer.Option(*names, help=about, rich_help_panel=_OF_ENDPOINTS, **named)
 
 
 @app.command("gate")
@@ -56,38 +60,18 @@ def gate_command(
         Path | None, typer.Option(metavar="FILE", help="A page (.html) or the figure (.png, .svg, .pdf).")
     ] = None,
     as_json: options.Json = False,
-    samples: Annotated[int, typer.Option(min=1, help="Answers to each problem.", rich_help_panel=_OF_ENDPOINTS)] = 1,
-    problems: Annotated[
-        int | None, typer.Option(min=1, help="Only the first problems.", rich_help_panel=_OF_ENDPOINTS)
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.", rich_help_panel=_OF_ENDPOINTS)
-    ] = 0.6,
-    max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Limit of an answer.", rich_help_panel=_OF_ENDPOINTS)
-    ] = 16_384,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Another seed gives other answers.", rich_help_panel=_OF_ENDPOINTS)
-    ] = 0,
-    served: Annotated[
-        list[str] | None,
-        typer.Option(help="The model's name there; twice for two names.", rich_help_panel=_OF_ENDPOINTS),
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option(min=1, max=256, help="Open questions at a time.", rich_help_panel=_OF_ENDPOINTS)
-    ] = 8,
-    answers: Annotated[
-        Path,
-        typer.Option(metavar="RUN", help="The run of their answers, which is resumed.", rich_help_panel=_OF_ENDPOINTS),
-    ] = Path("gate-answers"),
-    again: Annotated[
-        bool,
-        typer.Option("--again", help="Ask all anew, as after a new deployment.", rich_help_panel=_OF_ENDPOINTS),
-    ] = False,
-    allow_code: Annotated[
-        bool,
-        typer.Option("--allow-code", help="Run code of files that only the run names.", rich_help_panel=_OF_ENDPOINTS),
-    ] = False,
+    samples: Annotated[int, _endpoint_option("Answers to each problem.", min=1)] = 1,
+    problems: Annotated[int | None, _endpoint_option("Only the first problems.", min=1)] = None,
+    temperature: Annotated[float, _endpoint_option("Sampling temperature; 0 is greedy.", min=0)] = 0.6,
+    max_new_tokens: Annotated[int, _endpoint_option("Limit of an answer.", min=1)] = 16_384,
+    seed: Annotated[int, _endpoint_option("Another seed gives other answers.", min=0)] = 0,
+    served: Annotated[list[str] | None, _endpoint_option("The model's name there; twice for two names.")] = None,
+    concurrency: Annotated[int, _endpoint_option("Open questions at a time.", min=1, max=256)] = 8,
+    answers: Annotated[Path, _endpoint_option("The run of their answers, which is resumed.", metavar="RUN")] = Path(
+        "gate-answers"
+    ),
+    again: Annotated[bool, _endpoint_option("Ask all anew, as after a new deployment.", "--again")] = False,
+    allow_code: Annotated[bool, _endpoint_option("Run code of files that only the run names.", "--allow-code")] = False,
 ) -> None:
     """Judge whether a change cost answers. Exit code 0 if it keeps them, 1 if it loses, 3 if that cannot be told.
 

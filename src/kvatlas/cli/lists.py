@@ -48,7 +48,8 @@ def list_command(
     elif kind == "policies":
         _print_policies(name, as_json)
     else:
-        raise KvatlasError(f"list: expected policies, models, recipes or benchmarks, got {kind!r}.")
+        kinds = ("policies", "models", "recipes", "benchmarks")
+        raise KvatlasError(f"list: expected {', '.join(kinds)}, got {kind!r}.{did_you_mean(kind, kinds)}")
 
 
 def _print_policies(name: str | None, as_json: bool) -> None:
@@ -193,7 +194,9 @@ def check_command(
         has_model_prefix = bool(colon) and kind in ("embedded", "hf")
         is_model_file = target.endswith(".gguf") or Path(target).expanduser().is_dir()
         if not (has_model_prefix or is_model_file or target in PACKAGED):
-            raise KvatlasError(f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.") from None
+            raise KvatlasError(
+                f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME, this machine cpu or cuda."
+            ) from None
         handle = find_model(target, **options.model_options(model_option, template_values))
         print_check_results(
             check_model(handle, messages_for(handle, benchmarks or [], problems), max_new_tokens), as_json

@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.exceptions import TyperException
 
 from kvatlas.cli.output import note
-from kvatlas.core import Claim, KvatlasError, Setting, policy_names
+from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.figures.style import FigureOptions
 from kvatlas.text import number, parse_yaml, scalar
 
@@ -20,13 +25,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CommandOnce(TyperCommand):
-    """A command that refuses an option that is given twice, of which the last one would count in silence.
+    """A command whose refusals have a way out.
 
-    It refuses empty paths, too.
+    It refuses an option that is given twice, of which the last one would count in silence, and empty paths.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        parsed, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        try:
+            parsed, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        except TyperException as error:
+            name = vars(error).get("option_name", "")
+            if error.message.startswith("No such option"):
+                self._refuse_option(ctx, name)
+            if error.message.endswith("requires an argument."):
+                param = next(param for param in self.get_params(ctx) if name in param.opts)
+                error.message = f"{name} needs a value: {_usage([param])}."
+            raise
         for option, count in Counter(given).items():
             if count > 1 and isinstance(option, TyperOption) and not (option.multiple or option.is_flag):
                 ctx.fail(f"{option.opts[0]} is given {count} times; give it once.")
@@ -38,6 +52,14 @@ class CommandOnce(TyperCommand):
             if error.param is not None:
                 error.message = _with_way_out(error.message, error.param, parsed.get(error.param.name))
             raise
+        except TyperException as error:
+            if error.message.startswith("Got unexpected extra"):
+                usage = _usage([param for param in self.get_params(ctx) if isinstance(param, TyperArgument)])
+                error.message += f"; expected {usage or 'options alone'}, and a text with spaces in quotes."
+                word = error.message.partition("(s) (")[2].partition(")")[0]
+                near = get_close_matches(f"--{word}", self._long_options(ctx), n=1, cutoff=0.8)
+                error.message += f" Did you mean {near[0]}?" if near else ""
+            raise
         for param in self.get_params(ctx):
             value = ctx.params.get(param.name)
             paths = value if isinstance(value, list | tuple) else [value]
@@ -46,44 +68,65 @@ class CommandOnce(TyperCommand):
                 ctx.fail(f"{param.opts[0]} is empty; expected a name or a path.")
         return left
 
+    def _long_options(self, ctx: Any) -> list[str]:
+        names = chain.from_iterable(param.opts for param in self.get_params(ctx))
+        return [name for name in names if name.startswith("--")]
+
+    def _refuse_option(self, ctx: Any, name: str) -> None:
+        """Refuse an option that the command does not have, with what it has in its place."""
+        options = self._long_options(ctx)
+        arguments = [param for param in self.get_params(ctx) if isinstance(param, TyperArgument)]
+        # The first that the command has: an argument of this name, a known way, or an option of a like name.
+        instead = []
+        if any(name.strip("-") in (param.name, param.name.removesuffix("s")) for param in arguments):
+            instead.append(f"{ctx.command_path} {_usage(arguments)}, without {name}")
+        instead += [text for text in _ways_out("instead").get(name, ()) if text.split()[0] in options]
+        instead += [option for option in options if option.startswith(name)] or get_close_matches(name, options, n=1)
+        # The options that a beginning fits are alike.
+        instead = instead if instead and instead[0].startswith(name) else instead[:1]
+        way_out = f"Did you mean {' or '.join(instead)}?" if instead else f"Expected one of {', '.join(options)}."
+        ctx.fail(f"No such option: {name}. {way_out}")
+
+
+def _usage(arguments: Sequence[Any]) -> str:
+    """Return arguments as the help writes them."""
+    return " ".join(param.metavar or param.name.upper() for param in arguments)
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands that names them where one is not there."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            names = self.list_commands(ctx)
+            instead = [*_ways_out("instead").get(name, ()), *get_close_matches(name, names, n=1)]
+            way_out = f"Did you mean {ctx.command_path} {instead[0]}?" if instead else f"Expected {', '.join(names)}."
+            ctx.fail(f"No such command: {name}. {way_out}")
+        return super().resolve_command(ctx, args)
+
 
 #: The most characters of a value that an error sentence repeats.
 LONGEST_VALUE = 60
-#: Units of options, by the names of their parameters.
-_UNITS = {
-    "ratio": "a share from 0 to 1, as 0.3",
-    "top_p": "a share from 0 to 1, as 0.95",
-    "temperature": "a number, as 0.6",
-    "memory": "a number of GiB, as 8",
-    "lose_at_most": "a number of points, as 3",
-    "detect": "a number of points, as 5",
-    "tokens_per_second": "a number of tokens a second, as 500",
-}
-#: Examples of what required options and arguments take, by the words that stand for it in the help.
-_EXAMPLES = {
-    "RUN": "runs/mine",
-    "FOLDER": "engine",
-    "FILE": "map.pdf",
-    "TARGET": "kvpress",
-    "CELL": "'dynts ratio=0.3'",
-    "BENCHMARK|FILE...": "CHAIN9",
-    "SPEC.yaml|RECIPE": "demo",
-    "SPEC.yaml|RECIPE|PROBLEMS": "demo, or with --suggest MODEL as CHAIN9",
-    "BEFORE": "before.csv, a folder of logs or 'runs/mine@full'",
-    "AFTER": "after.csv, a folder of logs or 'runs/mine@dynts ratio=0.3'",
-    "model": "embedded:tiny-llama",
-}
+
+
+@cache
+def _ways_out(kind: str) -> Mapping[str, Any]:
+    """Return units, examples, or what stands instead of a name, of `ways_out.yaml`."""
+    text = resources.files("kvatlas.cli").joinpath("ways_out.yaml").read_text("utf-8")
+    found: dict[str, dict[str, Any]] = parse_yaml(text)
+    return found[kind]
 
 
 def _with_way_out(message: str, param: Any, value: Any) -> str:
     """Return the message on an option or argument with its unit and value, or with an example where it is missing."""
     if value is None:
-        example = _EXAMPLES.get(param.metavar or param.name)
+        example = _ways_out("examples").get(param.metavar or param.name)
         option = f"{param.opts[0]} " if isinstance(param, TyperOption) else ""
         return f"Give it, as {option}{example}." if example else message
     text = str(value)
     given = repr(text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} ...")
-    expected = _UNITS.get(param.name)
+    expected = _ways_out("units").get(param.name)
     if expected and isinstance(number(text), str):
         return f"expected {expected}, got {given}."
     # Our own checks say whole sentences, with the value.
@@ -99,6 +142,9 @@ def margin(points: float | None) -> float | None:
 
 class Commands(typer.Typer):
     """A group of commands of the class `CommandOnce`."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(cls=CommandGroup, **named)
 
     def command(self, name: str | None = None, **named: Any) -> Callable[[F], F]:
         return super().command(name, cls=CommandOnce, **named)
@@ -263,20 +309,12 @@ def cell(
     local_window: str | None,
     ratio: float | None,
     texts: Sequence[str] | None,
-    known: Sequence[str] = (),
 ) -> Setting:
-    """Return the setting that `--policy` and its parameters name, each value read by its declared type.
-
-    One of the `known` policies may be given by any of its names, as `Sinks` for `mine.py:Sinks`.
-    """
+    """Return the setting that `--policy` and its parameters name, each value read by its declared type."""
     from kvatlas.policies import permit, policies, read_parameter, with_class
 
     name, *words = policy.split() or [""]
     permit(name)
-    # A name that stands for a file of a run permits no code.
-    matching = [known_name for known_name in known if name in policy_names(known_name)]
-    if len(matching) == 1:
-        (name,) = matching
     name = with_class(name)
     pairs = joined_values(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)

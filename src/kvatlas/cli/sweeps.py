@@ -45,7 +45,6 @@ def demo_command(
     from kvatlas.report.demo import first_look
     from kvatlas.results.store import FILE
     from kvatlas.sweeps import make_plan, read_spec
-    from kvatlas.sweeps import sweep as decode
     from kvatlas.sweeps.executors import WorkerPool
 
     name = "demo-quick" if quick else "demo"
@@ -59,8 +58,7 @@ def demo_command(
             # A coarse grid on the first of the same problems gives maps within the first minute.
             axes = {axis: values[::2] if len(values) > 2 else values for axis, values in spec.axes.items()}
             coarse = make_plan(spec.model_copy(update={"problems": FIRST_PROBLEMS, "axes": axes}))
-            with _traces_are_kept(folder):
-                decode(coarse, folder, pool=pool, on_trace=progress_display(quiet), on_message=message_display(quiet))
+            _decode_plan(coarse, folder, quiet, pool=pool)
             pictures = ", ".join(map(str, first_look(folder)))
             if not quiet:
                 count = f"{FIRST_PROBLEMS} of {spec.problems} problems"
@@ -68,15 +66,7 @@ def demo_command(
 
         # The whole sweep follows whatever the first maps show: it takes their place, and is no second look.
         warn(plan.warnings, quiet)
-        with _traces_are_kept(folder):
-            decode(
-                plan,
-                folder,
-                pool=pool,
-                replace=has_first_maps,
-                on_trace=progress_display(quiet),
-                on_message=message_display(quiet),
-            )
+        _decode_plan(plan, folder, quiet, pool=pool, replace=has_first_maps)
         _warn_of_run(folder, quiet)
     if not quiet:
         note("Drawing the figures and the report.")
@@ -111,6 +101,7 @@ def plan_command(
     With --suggest the argument is a benchmark or a problem file: five of its problems are decoded with the full cache,
     and a spec for it is printed.
     """
+    from kvatlas.deploy.engine_config import could_run
     from kvatlas.report.description import say
     from kvatlas.stats.power import designs
     from kvatlas.sweeps import make_plan, read_spec
@@ -168,7 +159,9 @@ def plan_command(
         sentences = say("provable", provable, tokens) if is_drawn else say("provable_greedy", provable)
         print_text("\n" + " ".join(sentences))
         print_text(f"\n{control_sentence(planned)}")
-    engines = engines_sentence(planned)
+    lengths = list(itertools.chain.from_iterable(planned.prompts.values()))
+    settings = [policy.setting for policy, is_baseline in planned.policies if not is_baseline]
+    engines = could_run(settings, int(median(lengths)))
     if engines:
         print_text(f"\n{engines}")
     for sentence in planned.warnings:
@@ -259,15 +252,6 @@ def control_sentence(planned: Plan) -> str:
     return f"The control is {least}: a run that does not see its loss sees none."
 
 
-def engines_sentence(planned: Plan) -> str:
-    """Return a sentence on the engines that could run the settings of a plan."""
-    from kvatlas.deploy.engine_config import could_run
-
-    lengths = list(itertools.chain.from_iterable(planned.prompts.values()))
-    settings = [policy.setting for policy, is_baseline in planned.policies if not is_baseline]
-    return could_run(settings, int(median(lengths)))
-
-
 @app.command("run")
 def run_command(
     model: options.Model,
@@ -305,7 +289,6 @@ def run_command(
 
     from kvatlas.policies.audit import check_choice
     from kvatlas.sweeps import make_plan, parse_spec
-    from kvatlas.sweeps import sweep as decode
     from kvatlas.sweeps.spec import setting_spec
 
     if out is not None:
@@ -325,17 +308,8 @@ def run_command(
         plan = make_plan(parse_spec(spec, "the options"))
         check_choice(plan.audit)
         warn(plan.warnings, quiet)
-        with _traces_are_kept(folder):
-            decode(
-                plan,
-                folder,
-                workers=workers,
-                batch_size=batch_size,
-                replace=replace,
-                allow_code=allow_code,
-                on_trace=progress_display(quiet, verbose),
-                on_message=message_display(quiet),
-            )
+        how = {"workers": workers, "batch_size": batch_size, "replace": replace, "allow_code": allow_code}
+        _decode_plan(plan, folder, quiet, verbose, **how)
         _warn_of_run(folder, quiet)
         print_run(folder, show, as_json, plan.policies[0][0].setting)
 
@@ -359,17 +333,12 @@ def sweep_command(
     executor, _, address = executor.partition("@")
     _check_start(out, executor)
     from kvatlas.sweeps import make_plan, read_spec
-    from kvatlas.sweeps import sweep as decode
     from kvatlas.sweeps.served import make_served_plan, sweep_servers
 
     changes = options.spec_changes(set_, problems, samples)
     changed_spec = read_spec(spec, changes)
     if changed_spec.is_served:
-        local_options = {
-            "--workers": workers,
-            "--batch-size": batch_size,
-            "--executor": executor != "local",
-        }
+        local_options = {"--workers": workers, "--batch-size": batch_size, "--executor": executor != "local"}
         given = [name for name, value in local_options.items() if value]
         if given:
             raise KvatlasError(f"{', '.join(given)}: not for servers, which decode themselves.")
@@ -385,19 +354,8 @@ def sweep_command(
     else:
         plan = dataclasses.replace(make_plan(changed_spec), changes=changes)
         warn(plan.warnings, quiet)
-        with _traces_are_kept(out):
-            decode(
-                plan,
-                out,
-                executor=executor,
-                address=address,
-                workers=workers,
-                batch_size=batch_size,
-                replace=replace,
-                allow_code=allow_code,
-                on_trace=progress_display(quiet, verbose),
-                on_message=message_display(quiet),
-            )
+        how = {"workers": workers, "batch_size": batch_size, "replace": replace, "allow_code": allow_code}
+        _decode_plan(plan, out, quiet, verbose, executor=executor, address=address, **how)
     _warn_of_run(out, quiet)
     if not quiet:
         note(f"Finished. Next: kvatlas describe {out}, or kvatlas view {out}")
@@ -410,6 +368,14 @@ def _check_start(folder: Path, executor: str = "local") -> None:
 
     check_new_folder(folder)
     executors.get(executor)
+
+
+def _decode_plan(plan: Plan, folder: Path, quiet: bool, verbose: bool = False, **how: Any) -> None:
+    """Decode the missing traces of a plan, with its progress."""
+    from kvatlas.sweeps import sweep
+
+    with _traces_are_kept(folder):
+        sweep(plan, folder, on_trace=progress_display(quiet, verbose), on_message=message_display(quiet), **how)
 
 
 @contextmanager

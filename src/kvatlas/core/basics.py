@@ -31,6 +31,9 @@ def reason(error: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
+    if isinstance(error, UnicodeDecodeError):
+        byte = error.object[error.start]
+        return f"byte {error.start + 1:,} of what was read, 0x{byte:02x}, is not UTF-8; save it as UTF-8"
     if isinstance(error, OSError) and error.strerror:
         # Without the number of the error.
         return f"{error.strerror}: {error.filename!r}" if error.filename is not None else error.strerror
@@ -117,7 +120,9 @@ def has_problem_suffix(name: str) -> bool:
 def refuse_problem_file(name: str | Path, expected: str, way_out: str) -> None:
     """Raise KvatlasError if a file of problems is named in the place of something else."""
     if Path(name).is_file() and has_problem_suffix(str(name)):
-        raise KvatlasError(f"{str(name)!r} is a file of problems; expected {expected}. {way_out}")
+        # A map may be a CSV file, too.
+        kind = "a CSV file" if str(name).lower().endswith(".csv") else "a file of problems"
+        raise KvatlasError(f"{str(name)!r} is {kind}; expected {expected}. {way_out}")
 
 
 #: The largest integer of 64 bits with a sign, as tables and files have them.

@@ -32,7 +32,9 @@ def side_of_answer_file(path: Path, name: str, options: SideOptions) -> Side:
     # The column with the grades.
     columns = ", ".join(map(str, first))
     if "problem" not in first:
-        raise KvatlasError(f"{where} has no column 'problem'; its columns are: {columns}.")
+        raise KvatlasError(
+            f"{where} has no column 'problem'; its columns are: {columns}; rename the one of the problems."
+        )
     grades = [options.metric] if options.metric else [name for name in _GRADES if name in first]
     if options.metric and options.metric not in first:
         raise KvatlasError(f"{where} has no column {options.metric!r}; its columns are: {columns}.")

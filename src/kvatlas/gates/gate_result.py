@@ -157,22 +157,14 @@ class JudgedChange:
     def side_data(self, index: int) -> dict[str, Any]:
         """Return what is known of one side, 0 before and 1 after: its shares and its answers by their ending."""
         side = (self.before, self.after)[index]
-        truncated = 0
-        no_answer = 0
-        missing = 0
-        for task in self.pairs.tasks:
-            answers = (task.before, task.after)[index]
-            truncated += answers.ended(NOT_ENDED)
-            no_answer += answers.ended(NO_ANSWERS)
-            missing += int(np.isnan(answers.scores).sum())
-
+        grids = [(task.before, task.after)[index] for task in self.pairs.tasks]
         return {
             "name": side.name,
             "kind": side.kind,
             "right": percent(self.judgement.right[index]),
-            "truncated": truncated if side.endings_known else None,
-            "no_answer": no_answer,
-            "missing": missing,
+            "truncated": sum(grid.ended(NOT_ENDED) for grid in grids) if side.endings_known else None,
+            "no_answer": sum(grid.ended(NO_ANSWERS) for grid in grids),
+            "missing": sum(int(np.isnan(grid.scores).sum()) for grid in grids),
         }
 
     def to_dict(self) -> dict[str, Any]:

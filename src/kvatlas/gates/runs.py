@@ -33,7 +33,7 @@ from kvatlas.gates.outcomes import (
 from kvatlas.results.records import STATUS
 from kvatlas.stats.metrics import rule
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import ModelSetting, choose, systems_of
+from kvatlas.stats.systems import ModelSetting, choose, names_to_choose, systems_of
 from kvatlas.stats.table import CellTraces, check_same_problems
 
 if TYPE_CHECKING:
@@ -56,13 +56,9 @@ def side_of_run(folder: Path, cell: str, name: str, options: SideOptions) -> Sid
     if cell:
         systems = choose(systems, [cell])
     elif len(systems) != 1:
-        found = [f"{system.model} {system.setting}" for system in systems]
-        words = " ".join(
-            [systems[-1].setting.policy, *(f"{key}={each}" for key, each in systems[-1].setting.parameters)]
-        )
         raise KvatlasError(
-            f"{str(folder)!r} has {len(systems)} cells; name one as '{folder}@{words}'. There are: "
-            f"{'; '.join(found[:6])}{', ...' if len(found) > 6 else ''}."
+            f"{str(folder)!r} has {len(systems)} cells; name one as '{folder}@{systems[-1].setting.policy_name}'. "
+            f"There are: {names_to_choose(systems)}."
         )
     return side_of_system(run, systems[0], name, options)
 

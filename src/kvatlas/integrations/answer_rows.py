@@ -182,7 +182,10 @@ def import_answers(
             repeated = repeated or f"{row.where}: {setting} has sample {row.sample} of {row.problem!r} twice."
         samples.add(row.sample)
     if by_cell and all(setting == REFERENCE for *_, setting in by_cell):
-        raise KvatlasError(f"No row of {str(file)!r} has a value of {' or '.join(axes)}: expected columns of the file.")
+        columns = ", ".join(next(iter(read_rows(file, NOUN))))
+        raise KvatlasError(
+            f"No row of {str(file)!r} has a value of {' or '.join(axes)}: expected columns of the file ({columns})."
+        )
     if repeated:
         raise KvatlasError(repeated)
     lacking = [name for name in by_cell if (*name[:2], REFERENCE) not in by_cell]

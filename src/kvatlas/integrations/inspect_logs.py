@@ -489,7 +489,8 @@ def _run_manifest(stored: Manifest, cell: Expected, task: LogTask, source: Mappi
 def _read_log(log: Path) -> EvalLog:
     """Read a log. A missing or too large file is refused before anything is unpacked or imported."""
     if not log.is_file():
-        raise KvatlasError(f"The log {str(log)!r} is not there.")
+        state = "is a folder; name the logs in it, or give it to kvatlas gate" if log.is_dir() else "is not there"
+        raise KvatlasError(f"The log {str(log)!r} {state}.")
     try:
         size = log.stat().st_size
         content = b""

@@ -3,6 +3,7 @@ with the package, `smollm2-135m` comes in a package of the index (`smollm2-135m-
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -65,9 +66,12 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
         refuse_problem_file(model, "a model", f"The model comes first, as in `kvatlas run {names[0]} {model}`.")
         if model.startswith((".", "/", "~")):
             raise KvatlasError(f"There is no folder {model!r}; expected a folder with a config.json, as models have.")
-        guess = f" Did you mean 'hf:{model}'?" if is_id(model) else did_you_mean(model, names)
+        # An address of the hub names a repository by its first two parts.
+        repository_id = "/".join(re.sub("^(https?://)?(www[.])?(huggingface[.]co|hf[.]co)/", "", model).split("/")[:2])
+        guess = f" Did you mean 'hf:{repository_id}'?" if is_id(repository_id) else did_you_mean(model, names)
         raise KvatlasError(
-            f"Unknown model {model!r}; expected {', '.join(names)}, a folder, FILE.gguf or hf:OWNER/NAME.{guess}"
+            f"Unknown model {model!r}; expected {', '.join(names)}, a folder, FILE.gguf or hf:OWNER/NAME (as "
+            f"hf:Qwen/Qwen3-0.6B).{guess}"
         )
 
     if chosen.revision and repository is None:
@@ -86,7 +90,10 @@ def _found_at(model: str, address: str, chosen: Options) -> tuple[Path, Reposito
     if (folder / "config.json").is_file():
         return folder, None
     if folder.exists() or not is_id(address):
-        raise KvatlasError(f"The model {model!r} is not there: {address!r} is no folder with a config.json.")
+        raise KvatlasError(
+            f"The model {model!r} is not there: {address!r} is no folder with a config.json, as `hf download` makes, "
+            "and no OWNER/NAME of the hub."
+        )
 
     # Of a model on the hub the small files, which are fetched unless they are cached.
     repository = Repository(address, revision=chosen.revision, cache=chosen.cache)

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 app = options.Commands()
 predictor = options.Commands(no_args_is_help=True)
-app.add_typer(predictor, name="predictor", help="What dynts and triattention need to know of a model.")
+app.add_typer(
+    predictor,
+    name="predictor",
+    help="Train or calibrate what dynts, learned and triattention need of a model; other policies need nothing.",
+)
 
 Head = Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The head of dynts.")]
 Skip = Annotated[int, typer.Option(min=0, help="Leave out the first problems, which a map is to be drawn from.")]

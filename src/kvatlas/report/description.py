@@ -38,17 +38,17 @@ _NAMED = 6
 
 def one_page(result: Result) -> str:
     """Return the result as Markdown of about a page."""
-    return _from_template("describe.md", result)
+    return from_template("describe.md", result)
 
 
 def mean_tables(result: Result) -> str:
     """Return a Markdown table for each model and policy: the mean over benchmarks, else one for each benchmark."""
-    return _from_template("grids.md", result)
+    return from_template("grids.md", result)
 
 
 def every_map(result: Result) -> str:
     """Return the result as Markdown with every map, test and comparison."""
-    return _from_template("describe_long.md", result)
+    return from_template("describe_long.md", result)
 
 
 def say(macro: str, about: Any, *others: Any) -> list[str]:
@@ -62,7 +62,8 @@ def recommendation(choice: Choice) -> str:
     return " ".join(say("recommendation", choice))
 
 
-def _from_template(template: str, result: Result) -> str:
+def from_template(template: str, result: Any) -> str:
+    """Return a result, or what another template calls so, as the Markdown of a template."""
     text = _environment().get_template(template).render(result=result)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

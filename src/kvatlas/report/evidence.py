@@ -308,7 +308,7 @@ class Evidence(Sources):
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
         """The comparisons of the policy that the options name, p-values adjusted over all of them."""
-        policy = self.options.policy
+        policy = self.shown_policy
         return adjusted(
             [
                 pair

@@ -99,7 +99,7 @@ def plot_sources(
     if any(not run.has_maps for run in result.opened_runs):
         if show.against:
             return _draw_against(result, out, cost, options.policy, show)
-        return _draw_lines(result, out, cost, options.policy, show)
+        return _draw_lines(result, out, cost, result.shown_policy, show)
     if show.mean and not result.untested_means:
         raise KvatlasError(
             "--mean averages two or more benchmarks of one model, and there is one; --shared draws its maps side by "
@@ -372,7 +372,7 @@ def _panels_against(result: Evidence, against: str, mean: bool) -> list[Panel]:
     is_source = Path(against).exists() or against.startswith(PUBLISHED)
     other = result.options.open_source(against) if is_source else None
     compared = maps_against(every_map(result.sources), result.opened_runs, against, other)
-    compared = replace(compared, maps=of_policy(compared.maps, result.options.policy))
+    compared = replace(compared, maps=of_policy(compared.maps, result.shown_policy))
 
     tested = {one.map.name: one.map for one in (*result.maps, *result.means)}
     if mean:

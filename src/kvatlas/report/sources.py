@@ -13,7 +13,7 @@ from kvatlas.core import Claim, KvatlasError, Map, is_of_policy, reference_words
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
-from kvatlas.stats.run_data import RunData, margin_from_points
+from kvatlas.stats.run_data import RunData, margin_from_points, shown_policies
 
 #: An opened run, or the maps of a file.
 Source = RunData | list[Map]
@@ -86,6 +86,15 @@ class Sources:
             )
         return self.opened_runs[0]
 
+    @cached_property
+    def shown_policy(self) -> str | None:
+        """The policy that the options name, as maps, lines and comparisons call it; that of a file has other names."""
+        promised = chain.from_iterable(run.manifest.expected for run in self.opened_runs)
+        settings = [cell.setting for cell in promised]
+        shown = shown_policies(setting.policy for setting in settings)
+        policy = self.options.policy
+        return next((shown[setting.policy] for setting in settings if policy and setting.is_of(policy)), policy)
+
     @property
     def margin(self) -> float:
         """The loss against the full cache that a setting may have, in (0, 1)."""
@@ -106,7 +115,7 @@ class Sources:
         maps = every_map(self.sources)
         if not maps and not all(run.has_maps for run in self.opened_runs):
             return []
-        return of_policy(maps, self.options.policy)
+        return of_policy(maps, self.shown_policy)
 
     @cached_property
     def untested_means(self) -> list[Map]:

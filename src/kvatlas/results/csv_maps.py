@@ -25,12 +25,14 @@ from kvatlas.core import (
     Setting,
     ascending,
     is_storable_number,
+    reason,
     refuse_problem_file,
 )
 from kvatlas.core.settings import CAP, CAP_COLUMN, WINDOW_SHARE
 from kvatlas.policies.memory import stays
 from kvatlas.results.export import MARKS
-from kvatlas.text import did_you_mean, number, unguarded
+from kvatlas.results.store import FILE
+from kvatlas.text import did_you_mean_file, number, unguarded
 
 PUBLISHED = "published:"
 #: The most characters of a file.
@@ -164,20 +166,20 @@ def _file_text(name: str) -> str:
             raise KvatlasError(f"There is no published map {name.removeprefix(PUBLISHED)!r}; expected: {names}.")
         return (_FOLDER / f"{name.removeprefix(PUBLISHED)}.csv").read_text("utf-8")
 
+    if Path(name).name == FILE:
+        raise KvatlasError(f"{name!r} is the store of a run; name its folder, {str(Path(name).parent)!r}.")
     if not name.lower().endswith(".csv"):
         refuse_problem_file(name, "a run or a CSV map", f"`kvatlas run MODEL {name} --out runs/mine` makes a run.")
     try:
         with Path(name).open(encoding="utf-8-sig") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except FileNotFoundError:
-        folder = Path(name).parent
-        neighbours = [file.name for file in folder.iterdir()] if folder.is_dir() else []
         raise KvatlasError(
             f"There is no run and no CSV map {name!r}; expected the folder of a run, a CSV map, or published:NAME."
-            f"{did_you_mean(Path(name).name, neighbours)}"
+            f"{did_you_mean_file(Path(name))}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise KvatlasError(f"{name!r} cannot be read as a CSV map ({error}); expected a text file in UTF-8.") from error
+        raise KvatlasError(f"{name!r} cannot be read as a CSV map ({reason(error)}).") from error
 
     if len(text) > MAX_CHARACTERS:
         raise KvatlasError(f"{name!r} is longer than {MAX_CHARACTERS:,} characters; expected a CSV map.")

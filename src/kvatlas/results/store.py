@@ -33,6 +33,7 @@ from kvatlas.results.records import (
     row_of,
     trace_of,
 )
+from kvatlas.text import did_you_mean_file
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -140,10 +141,12 @@ class Store:
     @classmethod
     def open(cls, folder: Path) -> Store:
         """Open the store of an existing run for reading, also on a read-only medium."""
-        way_out = f"`kvatlas run MODEL {folder} --out runs/mine` makes a run."
+        way_out = f"`kvatlas run MODEL {folder} --out runs/mine` makes a run of problems."
         refuse_problem_file(folder, "the folder of a run", way_out)
         check_folder(folder)
         path = folder / FILE
+        if not folder.exists():
+            raise KvatlasError(f"There is no run {str(folder)!r}; expected its folder.{did_you_mean_file(folder)}")
         if not path.is_file():
             raise KvatlasError(
                 f"{str(folder)!r} is no run: there is no {FILE} in it; expected a folder that --out of `kvatlas sweep` "

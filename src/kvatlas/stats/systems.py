@@ -114,18 +114,16 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
     """
     if not names:
         return _best_of_policies(systems) if best and len(systems) > SEVERAL else list(systems)
-    fitting = {name: _fitting(systems, name) for name in names}
+    fitting = {name: fitting_systems(systems, name) for name in names}
     if best:
         fitting = {name: _best_of_policies(fits) for name, fits in fitting.items()}
 
-    for name, fits in sorted(fitting.items(), key=lambda item: len(item[1])):
-        if not fits:
-            raise KvatlasError(f"{name!r} fits none of the systems; {_word_that_fits_none(systems, name)}.")
+    for name, fits in fitting.items():
         if len(fits) > 1:
-            listed = "; ".join(_names_to_choose(fits)[:_NAMED])
-            more = f"; and {len(fits) - _NAMED} more" if len(fits) > _NAMED else ""
             which = ", the best setting of each model and policy," if best else ""
-            raise KvatlasError(f"{name!r} fits {len(fits)} of the systems{which} and must fit one: {listed}{more}.")
+            raise KvatlasError(
+                f"{name!r} fits {len(fits)} of the systems{which} and must fit one: {names_to_choose(fits)}."
+            )
 
     chosen = [fitting[name][0] for name in names]
     if len(set(map(id, chosen))) < len(chosen):
@@ -133,51 +131,45 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
     return chosen
 
 
-def fits_one(systems: Sequence[ModelSetting], name: str) -> bool:
-    """Return whether a name, as `choose` reads it, fits a single system."""
-    return len(_fitting(systems, name)) == 1
-
-
-def _fitting(systems: Sequence[ModelSetting], name: str) -> list[ModelSetting]:
-    """Return the systems that all words of a name fit."""
-    return [system for system in systems if all(_fits(word, system) for word in name.split())]
-
-
-def _word_that_fits_none(systems: Sequence[ModelSetting], name: str) -> str:
-    """Return a clause on the first word of a name that fits no system beside the words before it."""
+def fitting_systems(systems: Sequence[ModelSetting], name: str) -> list[ModelSetting]:
+    """Return the systems that a name fits, as `choose` reads it. Raises KvatlasError if there are none."""
     fits = list(systems)
     for word in name.split():
         left = [system for system in fits if _fits(word, system)]
         if not left:
-            break
+            where = "" if word == name else f"{word!r} fits none, "
+            raise KvatlasError(f"{name!r} fits none of the systems; {where}{_why_none(systems, fits, word)}.")
         fits = left
+    return fits
+
+
+def _why_none(systems: Sequence[ModelSetting], fits: Sequence[ModelSetting], word: str) -> str:
+    """Return a clause on a word of a name that none of the systems fits which the words before it fit."""
     parameter, equals, _ = word.partition("=")
     values = dict.fromkeys(str(system.all_values[parameter]) for system in fits if parameter in system.all_values)
     if equals and values:
-        return f"{word!r} fits none, the values of {parameter} are {', '.join(values)}"
+        return f"the values of {parameter} are {', '.join(values)}"
 
     models = ", ".join(dict.fromkeys(system.model for system in systems))
     policies = ", ".join(shown_policies(system.setting.policy for system in systems).values())
-    return f"{word!r} fits none, there are the policies {policies} and the models {models}"
+    return f"there are the policies {policies} and the models {models}"
 
 
-def _names_to_choose(systems: Sequence[ModelSetting]) -> list[str]:
-    """Return the systems as names for `choose`, with the values alone that tell them apart."""
-    values = differing(system.setting.values for system in systems)
+def names_to_choose(systems: Sequence[ModelSetting]) -> str:
+    """Return the first of the systems as names for `choose`, with the values alone that tell a policy's apart."""
     shown = shown_policies(system.setting.policy for system in systems)
     with_model = len({system.model for system in systems}) > 1
 
     names = []
-    for system in systems:
-        # The full cache has no parameters.
-        own_values = system.all_values if system.setting.values else {}
-        words = [system.model] if with_model else []
-        words += [
-            shown[system.setting.policy],
-            *(f"{name}={own_values[name]}" for name in values if name in own_values),
-        ]
-        names.append(" ".join(words))
-    return names
+    for policy, group in grouped(systems, lambda system: system.setting.policy).items():
+        parameters = differing(system.setting.values for system in group)
+        for system in group:
+            words = [system.model] if with_model else []
+            words.append(shown[policy])
+            words += [f"{name}={system.all_values[name]}" for name in parameters if name in system.all_values]
+            names.append(" ".join(words))
+    more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return "; ".join(names[:_NAMED]) + more
 
 
 def _best_of_policies(systems: Sequence[ModelSetting]) -> list[ModelSetting]:
@@ -303,7 +295,8 @@ class Pair:
 def pairs_of(systems: Sequence[ModelSetting]) -> list[tuple[int, int, Pair]]:
     """Return every pair of systems by their places in the sequence: first with second, first with third, and so on."""
     if len(systems) < 2:
-        raise KvatlasError(f"A comparison needs two or more systems; there is {len(systems)}.")
+        found = names_to_choose(systems)
+        raise KvatlasError(f"A comparison needs two or more systems; there is {len(systems)} ({found}); name another.")
     return [(i, j, pair(systems[i], systems[j])) for i, j in combinations(range(len(systems)), 2)]
 
 

@@ -436,6 +436,10 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
 def _refuse_problem_file(path: Path) -> None:
     way_out = f"`kvatlas run MODEL {path}` runs it, `kvatlas plan --suggest MODEL {path}` proposes a spec for it."
     refuse_problem_file(path, "a spec", way_out)
+    if path.is_dir():
+        raise KvatlasError(
+            f"{str(path)!r} is a folder; expected a spec or a recipe. `kvatlas describe {path}` reads a run."
+        )
 
 
 def named_classes(data: Mapping[str, Any]) -> list[str]:
@@ -552,6 +556,28 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
     return counts[id(node)]
 
 
+#: Examples of keys that a spec or a part of it must have.
+_KEY_EXAMPLES = {
+    "models": "[embedded:tiny-llama]",
+    "benchmarks": "[CHAIN9]",
+    "policy": "rkv",
+    "model": "hf:OWNER/NAME",
+    "name": "mine",
+    "settings": "{policy: rkv, kv_budget: 512}",
+    "sampling": "{temperature: 0.6}",
+}
+#: Keys as other programs call them, by what a spec has in their place.
+_OTHER_KEYS = {
+    "policies": "'settings' (as settings: [{policy: rkv, kv_budget: 512}])",
+    "policy": "'settings' (as settings: [{policy: rkv, kv_budget: 512}])",
+    "datasets": "'benchmarks'",
+    "tasks": "'benchmarks'",
+    "temperature": "'sampling' (as sampling: {temperature: 0.6})",
+    "max_new_tokens": "'sampling' (as sampling: {max_new_tokens: 512})",
+    "device": "a key of a model (as models: [{model: NAME, device: cuda}])",
+}
+
+
 def _sentence_on(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
@@ -562,6 +588,8 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         guess = did_you_mean(where.rpartition(".")[2], names)
         if where.partition(".")[0] == "allocate":
             guess = " Every setting gets all problems; declare looks to read a run early."
+        if where in _OTHER_KEYS:
+            guess = f" Did you mean {_OTHER_KEYS[where]}?"
         if where in RULE_PARAMETERS:
             guess = f" It is a parameter of policies: axes.{where} in --set, a key of settings or of axes in a spec."
         return f"Unknown key {where!r} in {source}; expected {', '.join(names)}.{guess}"
@@ -569,10 +597,18 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         unknown = [str(other["loc"][-1]) for other in error.errors() if other["type"] == "extra_forbidden"]
         near = get_close_matches(where, unknown, n=1)
         instead = f"; there is {near[0]!r}, which is no key" if near else ""
-        return f"The key {where!r} is missing in {source}{instead}."
+        beside = ", ".join(map(str, first["input"])) if "." in where else ""
+        if beside:
+            instead = f", which has {beside} there"
+        name = where.rpartition(".")[2]
+        example = f"; write it as {name}: {_KEY_EXAMPLES[name]}" if name in _KEY_EXAMPLES else ""
+        return f"The key {where!r} is missing in {source}{instead}{example}."
 
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "list_type":
         message = f"expected a list, as [{first['input']}]"
+    field = where.partition(".")[0]
+    if first["type"] in ("model_type", "dataclass_type", "dict_type") and field in _KEY_EXAMPLES:
+        message = f"expected a mapping, as {_KEY_EXAMPLES[field]}"
     given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
     return f"Wrong value in {source}, {where or 'as a whole'}: {message[0].lower()}{message[1:]}{given}."
