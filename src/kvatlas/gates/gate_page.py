@@ -12,7 +12,7 @@ from kvatlas.figures.forest import Row, RowPanel, forest_figure
 from kvatlas.figures.loss_axis import LossSpan
 from kvatlas.figures.marks import State, key_of
 from kvatlas.figures.style import SUFFIXES, FigureOptions, rendered, save
-from kvatlas.gates.gate_result import JudgedChange, difference_lines, gate_headline, gate_text, note_lines, task_table
+from kvatlas.gates.gate_result import JudgedChange, difference_lines, gate_headline, gate_text, note_lines, task_rows
 from kvatlas.gates.judgement import Verdict
 from kvatlas.results.export import check_target, write_text
 from kvatlas.text import margin_text, visible
@@ -60,20 +60,15 @@ def gate_page(result: JudgedChange) -> str:
     )
     template = environment.from_string((resources.files("kvatlas.gates") / "page.html").read_text("utf-8"))
 
-    # The cells of the Markdown table, without the line below its head.
-    table = []
-    for line in task_table(result).split("\n"):
-        cells = line.strip("|").split(" | ")
-        table.append([cell.strip().replace("\\|", "|") for cell in cells])
-
+    columns, *rows = task_rows(result)
     changed, with_texts = _changed_rows(result)
     return template.render(
         headline=gate_headline(result),
         verdict=result.verdict.split()[0],
         warnings=result.warnings,
         sentences=gate_text(result),
-        columns=table[0],
-        rows=table[2:],
+        columns=columns,
+        rows=rows,
         figure=base64.b64encode(rendered(gate_figure(result), ".svg")).decode(),
         differences=difference_lines(result),
         notes=note_lines(result),

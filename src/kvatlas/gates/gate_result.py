@@ -15,7 +15,6 @@ from kvatlas.gates.judgement import EXIT_CODES, Judgement, TaskVerdict, Verdict
 from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
 from kvatlas.gates.pairing import PairedAnswers, TaskPairs
 from kvatlas.stats.claims import MOST_COPIED, copies_clause
-from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.text import counted, digits_apart, limit_text, margin_text, percent_text, signed, visible
 
 #: Problems that the text names.
@@ -481,38 +480,40 @@ def _settling_sizes(judgement: Judgement) -> str:
 
 
 def task_table(result: JudgedChange) -> str:
-    """Return a Markdown table of the tasks, of their mean, and of the same between two runs of the base."""
-    rows = _table_rows(result.judgement, "")
-    if result.repeat is not None:
-        rows += _table_rows(result.repeat.judgement, "two runs of the base: ")
-    head = "| task | problems x samples | before, % | after, % | lost | gained | loses (at least, at most) | verdict |"
-    return "\n".join([head, "|---|--:|--:|--:|--:|--:|--:|---|", *rows])
-
-
-def _table_rows(judgement: Judgement, prefix: str) -> list[str]:
-    rows = []
-    for task in judgement.tasks:
+    """Return a Markdown table of the tasks (see `task_rows`)."""
+    lines = []
+    for row in task_rows(result):
         # A name must not end its cell of the table.
-        name = task.pairs.task.replace("|", "\\|").replace("\n", " ")
-        size = f"{len(task.pairs.losses):,} x {_samples_text(task.pairs)}"
-        rows.append(_table_row(f"{prefix}{name}", size, task.pairs, task, judgement))
-    if len(judgement.tasks) > 1:
-        rows.append(_table_row(f"{prefix}mean", f"{judgement.problems:,}", judgement, judgement, judgement))
+        cells = [cell.replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([lines[0], "|---|--:|--:|--:|--:|--:|--:|---|", *lines[1:]])
+
+
+def task_rows(result: JudgedChange) -> list[list[str]]:
+    """Return the head of a table, its tasks, their mean, and the same between two runs of the base."""
+    head = ("task", "problems x samples", "before, %", "after, %", "lost", "gained", "loses (at least, at most)")
+    rows = [[*head, "verdict"]]
+    named = [("", result.judgement)]
+    if result.repeat is not None:
+        named.append(("two runs of the base: ", result.repeat.judgement))
+    for prefix, judgement in named:
+        for task in judgement.tasks:
+            size = f"{len(task.pairs.losses):,} x {_samples_text(task.pairs)}"
+            name = task.pairs.task.replace("\n", " ")
+            rows.append([f"{prefix}{name}", size, *_numbers_in_row(task.pairs, task, judgement)])
+        if len(judgement.tasks) > 1:
+            numbers = _numbers_in_row(judgement, judgement, judgement)
+            rows.append([f"{prefix}mean", f"{judgement.problems:,}", *numbers])
     return rows
 
 
-def _table_row(
-    name: str, size: str, numbers: TaskPairs | Judgement, judged: TaskVerdict | Judgement, judgement: Judgement
-) -> str:
-    shares = " | ".join(map(percent_text, numbers.right))
-    lost, gained = numbers.changed
-    loss = _loss_with_limits(judged.losses[judgement.claim], judgement.margin)
-    return f"| {name} | {size} | {shares} | {lost:,} | {gained:,} | {loss} | {judged.verdict.value} |"
-
-
-def _loss_with_limits(loss: Difference, margin: float) -> str:
-    texts = [signed(100 * each, digits_apart(each, margin), "-") for each in (loss.value, loss.low, loss.high)]
-    return f"{texts[0]} ({texts[1]}, {texts[2]})"
+def _numbers_in_row(numbers: TaskPairs | Judgement, judged: TaskVerdict | Judgement, judgement: Judgement) -> list[str]:
+    loss = judged.losses[judgement.claim]
+    shares = (loss.value, loss.low, loss.high)
+    texts = [signed(100 * share, digits_apart(share, judgement.margin), "-") for share in shares]
+    limits = f"{texts[0]} ({texts[1]}, {texts[2]})"
+    counts = [f"{count:,}" for count in numbers.changed]
+    return [*map(percent_text, numbers.right), *counts, limits, judged.verdict.value]
 
 
 def note_lines(result: JudgedChange) -> list[str]:

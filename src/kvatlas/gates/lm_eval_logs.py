@@ -333,9 +333,7 @@ def _generation(request: Sequence[Any]) -> dict[str, str]:
 
 def _responses(row: Mapping[str, Any]) -> list[str]:
     """Return the texts that answer a row, [] for log-likelihoods."""
-    responses: Any = row.get("resps")
-    while isinstance(responses, list) and responses and isinstance(responses[0], list):
-        responses = responses[0]
+    responses = _innermost(row.get("resps"))
     if isinstance(responses, str):
         return [responses]
     return responses if isinstance(responses, list) and all(isinstance(text, str) for text in responses) else []
@@ -343,10 +341,15 @@ def _responses(row: Mapping[str, Any]) -> list[str]:
 
 def _filtered(row: Mapping[str, Any]) -> list[Any]:
     """Return the filtered responses to a row: one, or one for each response."""
-    filtered = row.get("filtered_resps")
-    while isinstance(filtered, list) and filtered and isinstance(filtered[0], list):
-        filtered = filtered[0]
+    filtered = _innermost(row.get("filtered_resps"))
     return filtered if isinstance(filtered, list) else []
+
+
+def _innermost(value: Any) -> Any:
+    """Return the first of nested lists that holds no list."""
+    while isinstance(value, list) and value and isinstance(value[0], list):
+        value = value[0]
+    return value
 
 
 def _grades_by_target(row: Mapping[str, Any]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -134,19 +135,14 @@ class PairedAnswers:
 
 @dataclass
 class _TaskAnswers:
-    """The answers of one side to one task, in columns; problems are numbered as they come."""
+    """The answers of one side to one task, without their texts; problems are numbered as they come."""
 
     places: dict[str, int] = field(default_factory=dict)
     questions: list[str] = field(default_factory=list)
     references: list[str] = field(default_factory=list)
     #: The prompts of all samples of a problem.
     prompts: list[set[str]] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    lengths: list[float] = field(default_factory=list)
-    endings: list[int] = field(default_factory=list)
-    fingerprints: list[int] = field(default_factory=list)
+    answers: list[GradedAnswer] = field(default_factory=list)
 
     def add(self, answer: GradedAnswer, side: str) -> None:
         place = self.places.get(answer.problem)
@@ -160,25 +156,19 @@ class _TaskAnswers:
                 raise KvatlasError(f"{side} asks two questions as problem {answer.problem!r} of {answer.task}.")
             texts[place] = texts[place] or text
         self.prompts[place].add(answer.prompt)
-        self.rows.append(place)
-        self.samples.append(answer.sample)
-        self.scores.append(answer.score)
-        self.lengths.append(answer.length)
-        self.endings.append(_ENDINGS.index(answer.ending))
         # A number that tells texts apart in this process; 0 for an empty one.
-        self.fingerprints.append(answer.fingerprint or (hash(answer.text) if answer.text else 0))
+        fingerprint = answer.fingerprint or (hash(answer.text) if answer.text else 0)
+        self.answers.append(answer._replace(fingerprint=fingerprint, asked="", text=""))
 
     def check_distinct(self, task: str, side: str) -> None:
         """Raise KvatlasError for a sample that stands twice."""
-        codes = np.array(self.rows) * (max(self.samples) + 1) + np.array(self.samples)
-        values, first, counts = np.unique(codes, return_index=True, return_counts=True)
-        repeated = int((counts - 1).sum())
+        counts = Counter((self.places[answer.problem], answer.sample) for answer in self.answers)
+        repeated = len(self.answers) - len(counts)
         if repeated:
-            index = int(first[counts > 1][0])
-            problem = list(self.places)[self.rows[index]]
+            place, sample = min(name for name, count in counts.items() if count > 1)
             raise KvatlasError(
-                f"{side} has {repeated:,} answers of {task} twice (as sample {self.samples[index]} of problem "
-                f"{problem!r}): is it two logs in one file? {len(values):,} are distinct."
+                f"{side} has {repeated:,} answers of {task} twice (as sample {sample} of problem "
+                f"{list(self.places)[place]!r}): is it two logs in one file? {len(counts):,} are distinct."
             )
 
     def keys(self) -> dict[tuple[str, int], int]:
@@ -206,21 +196,21 @@ class _TaskAnswers:
 
     def grid(self, task: str, places: Ints) -> AnswerGrid:
         """Return the answers to problems by their places, -1 for one that is missing."""
-        numbers = np.unique(self.samples)
-        columns = np.searchsorted(numbers, self.samples)
+        rows = [self.places[answer.problem] for answer in self.answers]
+        numbers, columns = np.unique([answer.sample for answer in self.answers], return_inverse=True)
 
-        def table(values: list[Any], kind: Any, missing: object) -> NDArray[Any]:
+        def table(values: Iterable[Any], kind: Any, missing: object) -> NDArray[Any]:
             # The last row stays empty: it stands for missing problems.
             filled = np.full((len(self.places) + 1, len(numbers)), missing, kind)
-            filled[self.rows, columns] = np.array(values, kind)
+            filled[rows, columns] = np.array(list(values), kind)
             return filled[places]
 
         names = list(self.places)
         return AnswerGrid(
-            table(self.scores, np.float64, np.nan),
-            table(self.lengths, np.float64, np.nan),
-            table(self.endings, np.int8, 0),
-            table(self.fingerprints, np.int64, 0),
+            table((answer.score for answer in self.answers), np.float64, np.nan),
+            table((answer.length for answer in self.answers), np.float64, np.nan),
+            table((_ENDINGS.index(answer.ending) for answer in self.answers), np.int8, 0),
+            table((answer.fingerprint for answer in self.answers), np.int64, 0),
             task,
             tuple(names[place] if place >= 0 else None for place in places.tolist()),
             tuple(numbers.tolist()),
@@ -304,7 +294,7 @@ def _answers_by_task(side: Side) -> dict[str, _TaskAnswers]:
 
     for task, answers in tasks.items():
         answers.check_distinct(task, side.name)
-        if np.isnan(answers.scores).all():
+        if all(math.isnan(answer.score) for answer in answers.answers):
             raise KvatlasError(f"{side.name!r} has no score of {task}.")
     return tasks
 

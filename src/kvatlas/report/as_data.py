@@ -12,7 +12,7 @@ from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Changes
 from kvatlas.stats.losses import LossFamily, Required
-from kvatlas.stats.map_tests import PooledEffect, Test
+from kvatlas.stats.map_tests import MapTests, PooledEffect
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
@@ -22,11 +22,12 @@ from kvatlas.stats.windows_at_memory import EqualMemory
 Json = dict[str, Any]
 
 
-def omnibus_document(test: Test | None) -> Json:
+def omnibus_document(tests: MapTests) -> Json:
     """Return the test of "all settings behave alike"; unknown values where it was not made."""
-    if test is None:
+    if tests.omnibus is None or tests.basis is None:
         return {"statistic": None, "p": None, "method": None}
-    return {"statistic": rounded(test.statistic, 4), "p": rounded_p(test.p), "method": test.method.value}
+    test = tests.omnibus
+    return {"statistic": rounded(test.statistic, 4), "p": rounded_p(test.p), "method": tests.basis.method}
 
 
 def rounded_p(p: float | None) -> float | None:

@@ -125,7 +125,7 @@ class MapResult:
             "lowest": [self._estimate(coord) for coord in self.lowest],
             "estimates": [self._cell(coord) for coord in map_.cells],
             "baselines": [{**cell_document(cell), "setting": name} for name, cell in map_.baselines.items()],
-            "omnibus": omnibus_document(verdict.omnibus),
+            "omnibus": omnibus_document(verdict),
             "evidence_of_difference": verdict.evidence,
             "plateau": [self._coord(coord) for coord in verdict.plateau] or None,
             "may_lose": percent(verdict.most_lost),

@@ -110,11 +110,6 @@ def table_text(table: pd.DataFrame) -> str:
     return text
 
 
-def value_column(metric: str) -> str:
-    """Return the column of a metric: `pass@1` is `pass_at_1`."""
-    return metric.replace("@", "_at_")
-
-
 def csv_text(maps: Sequence[Map]) -> str:
     """Return the maps as a CSV map in percent, largest vertical value first, in the form of `read_maps`.
 
@@ -134,7 +129,8 @@ def csv_text(maps: Sequence[Map]) -> str:
     columns = [VALUE, *csv_columns(measures_of(cells))]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    header = [value_column(metric), *(column.name for column in columns[1:])]
+    # The metric `pass@1` is the column `pass_at_1`.
+    header = [metric.replace("@", "_at_"), *(column.name for column in columns[1:])]
     writer.writerow(map(guarded, ("model", "benchmark", "policy", *axis_columns, *header)))
     for names, cell in _csv_rows(maps):
         values = [column.file_value(cell) for column in columns]

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvatlas.core import CellCoord, Claim, Map, MapName, Note, NoteKind, grouped, with_means
 from kvatlas.stats.estimates import common
-from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect, Test, TestMethod, levels_of
+from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect, Test, levels_of
 from kvatlas.stats.maps import mean_map
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, holm
 from kvatlas.stats.numerics.averages import (
@@ -82,7 +82,7 @@ def bound_tests(map_: Map, variance: float, samples: int | None) -> MapTests:
 
     return MapTests(
         Basis.BOUND,
-        Test(statistic, p_equal, TestMethod.CHI_SQUARE),
+        Test(statistic, p_equal),
         tuple(effects),
         spread,
         spread / math.sqrt(statistic) if statistic > 0 else 0.0,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,22 +29,18 @@ class Basis(StrEnum):
     TRACES = "paired by problem and sample on all traces"
     BOUND = "binomial bound: as if all samples of the same problems were independent draws of equal difficulty"
 
-
-class TestMethod(StrEnum):
-    """The test behind "not all settings behave alike"."""
-
-    PERMUTATION = (
-        "permutation within problems of the levels of each axis and of all cells, largest studentised distance, "
-        "Bonferroni over these tests: are the settings exchangeable; it says nothing of their means"
-    )
-    CHI_SQUARE = (
-        "chi-square test with the binomial bound: as if all samples of the same problems were independent draws of "
-        "equal difficulty"
-    )
+    @property
+    def method(self) -> str:
+        """The test behind "not all settings behave alike"."""
+        if self is Basis.BOUND:
+            return f"chi-square test with the {self.value}"
+        return (
+            "permutation within problems of the levels of each axis and of all cells, largest studentised distance, "
+            "Bonferroni over these tests: are the settings exchangeable; it says nothing of their means"
+        )
 
 
-@dataclass(frozen=True)
-class Test:
+class Test(NamedTuple):
     """A test of "all settings behave alike".
 
     `statistic` is the largest distance of a level or cell from the others in standard errors, or the chi-square over
@@ -53,7 +49,6 @@ class Test:
 
     statistic: float
     p: float
-    method: TestMethod
 
 
 @dataclass(frozen=True)
@@ -203,10 +198,10 @@ def map_tests(cells: GradeMatrix, axes: Axes, claim: Claim = Claim.LIKE, look: L
     # With one axis of several levels its levels are the cells.
     if len(places) > 1 and not any(len(effect.levels) == len(places) for effect in effects):
         permutations.append(permute_levels(means, strata, _CELL_DRAWS))
-    omnibus = Test(0.0, 1.0, TestMethod.PERMUTATION)
+    omnibus = Test(0.0, 1.0)
     if permutations:
         statistics, p_values = zip(*permutations, strict=True)
-        omnibus = Test(max(statistics), min(1.0, len(p_values) * min(p_values)), TestMethod.PERMUTATION)
+        omnibus = Test(max(statistics), min(1.0, len(p_values) * min(p_values)))
 
     # The standard deviation over cells, and that expected if the cells of each problem were in random order.
     spread = 0.0
