@@ -304,7 +304,7 @@ function drawLost(rows) {
   const groups = [...causes].sort(([, a], [, b]) => b.length - a.length);
   byId("list-rows").replaceChildren(...groups.flatMap(([cause, own]) => {
     const lines = own.map((row) => ({ ...row, more: [...comparedWords(row.lost.expected, row.lost.written), row.lost.death?.words ?? "–", ...row.more] }));
-    return [el("h3", {}, `${cause[0].toUpperCase()}${cause.slice(1)}: ${plural(own.length, "answer")}`), traceTable(lines, ["Expected", "Written", "How it was lost", "Cell"])];
+    return [el("h2", { class: "plain" }, `${cause[0].toUpperCase()}${cause.slice(1)}: ${plural(own.length, "answer")}`), traceTable(lines, ["Expected", "Written", "How it was lost", "Cell"])];
   }));
 }
 
