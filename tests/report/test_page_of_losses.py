@@ -69,9 +69,10 @@ def losing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_maps_show_points_lost_and_the_metric_on_demand(visit: Callable[..., Any], losing: Path) -> None:
     page = visit(f"{losing.as_uri()}#/run/maps")
     page.wait_for_selector("#maps-panels table.heat")
-    cells = page.evaluate("""() => data.maps.flatMap((map) => map.cells.flatMap((row, y) => row.map((number, x) => {
-      const node = [...document.querySelectorAll("#maps-panels table")][data.maps.indexOf(map)].rows[y].cells[x + 1];
-      return [data.cells[number].difference[0], node.firstChild.textContent, node.style.backgroundColor, stateOf(map, x, y)];
+    cells = page.evaluate("""() => data.maps.flatMap((map, index) => map.cells.flatMap((row, y) => row.map((number, x) => {
+      const node = document.querySelectorAll("#maps-panels table")[index].rows[y].cells[x + 1];
+      const { difference } = data.cells[number];
+      return [difference[0], node.firstChild.textContent, node.style.backgroundColor, map.states[y][x]];
     })))""")
     for difference, text, colour, state in cells:
         assert text == fixed(-difference).replace("-", "−")

@@ -263,8 +263,8 @@ class AutopsiesOnPage:
     def death(self, trace: Trace, full: Trace, pieces: Pieces) -> dict[str, Any]:
         """Return how a trace lost the answer of the full cache's, by the rules of `describe --deaths`.
 
-        `kind` names its cause and `words` are the sentence about it, `token` the number of the new token where it happened from 0, None if that is
-        unknown. `missed` are the new tokens of each earlier statement of a value that was forgotten or misread, and
+        `kind` names its cause and `words` are the sentence about it, `token` the number of the new token where it
+        happened from 0, None if that is unknown. `missed` are the new tokens of each earlier statement of a value that was forgotten or misread, and
         `evicted` is True for one that is forgotten.
         """
         given = self.manifest.provenance.get("tags", {}).get(trace.model)

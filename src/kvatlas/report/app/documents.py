@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from typing import Any
 
@@ -23,14 +23,12 @@ from kvatlas.core import (
     reference_words,
     rounded,
 )
-from kvatlas.figures.marks import state_of
-from kvatlas.figures.panels import framed_cells, has_two_claims
+from kvatlas.figures.marks import state_of, states_of
 from kvatlas.report.description import recommendation, say
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
 from kvatlas.results import Expected
 from kvatlas.stats.choice import Choice, with_recommended
-from kvatlas.stats.map_tests import MapTests
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import differences_of_run
@@ -132,11 +130,10 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
     if tested:
         every_map = with_recommended(every_map, result.choices)
 
-    tests = result.tests if compared else {}
     # The baseline against which differences are shown: the first one of the maps.
     baseline = next(chain.from_iterable(map_.baselines for map_ in maps), None)
     differences = differences_of_run(run, baseline) if compared and baseline else {}
-    documents = [_map_document(map_, tests.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
+    documents = [_map_document(map_, differences.get(map_.name, {}), cells) for map_ in every_map]
 
     metric = maps[0].metric if maps else run.metric
     against = baseline or "the first baseline"
@@ -166,24 +163,23 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
 _UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findings": []}
 
 
-def _map_document(
-    map_: Map, tests: MapTests | None, differences: Mapping[CellCoord, Difference], cells: PageCells
-) -> Json:
-    (vertical, rows), (horizontal, columns) = map_.axes
-    region, frame = framed_cells(map_)
-    thick = map_.keeps_like if has_two_claims([map_]) else frozenset()
+#: The state of a cell of a map without a full cache that is statistically tied with the best.
+TIED = "tied"
 
+
+def _map_document(map_: Map, differences: Mapping[CellCoord, Difference], cells: PageCells) -> Json:
+    (vertical, rows), (horizontal, columns) = map_.axes
+    # Without a full cache cells have no state but that of the plateau.
+    places = list(product(reversed(rows), columns))
+    states: Mapping[CellCoord, str] = states_of(map_) or dict.fromkeys(map_.plateau or (), TIED)
     numbers: list[list[int | None]] = []
-    is_framed: list[list[int]] = []
     for row in reversed(rows):
-        coords = [(row, column) for column in columns]
         in_row: list[int | None] = []
-        for coord in coords:
-            cell = map_.cells.get(coord)
-            in_row.append(None if cell is None else cells.number(map_, cell, differences.get(coord)))
+        for column in columns:
+            cell = map_.cells.get((row, column))
+            number = None if cell is None else cells.number(map_, cell, differences.get((row, column)))
+            in_row.append(number)
         numbers.append(in_row)
-        # 2 where a frame is thick: proven for problems like these, too.
-        is_framed.append([int(coord in region) + int(coord in thick) for coord in coords])
 
     return {
         "model": map_.model,
@@ -196,24 +192,13 @@ def _map_document(
         "rows": [str(value) for value in reversed(rows)],
         "columns": [str(value) for value in columns],
         "cells": numbers,
-        "framed": is_framed,
-        "frame": frame,
-        "loses": _places_on_page(map_, map_.breaks),
-        "fits": _places_on_page(map_, map_.fits),
-        "recommended": _places_on_page(map_, {map_.recommended}),
+        "states": [[states.get((row, column)) for column in columns] for row in reversed(rows)],
+        "recommended": None if map_.recommended is None else places.index(map_.recommended),
         "recommendedFor": "" if map_.recommended_for == map_.benchmark else map_.recommended_for,
-        "evidence": tests.evidence if tests else None,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
         "notes": [{"text": note.text, "warning": note.is_warning} for note in map_.notes],
         "vacuous": map_.validity.reason if map_.validity else None,
     }
-
-
-def _places_on_page(map_: Map, coords: Set[CellCoord | None] | Set[CellCoord] | None) -> list[int]:
-    """Return the places of cells on the page, counted row by row from the upper left one."""
-    (_, rows), (_, columns) = map_.axes
-    places = product(reversed(rows), columns)
-    return [index for index, coord in enumerate(places) if coord in (coords or ())]
 
 
 def _settings_document(table: SettingTable, cells: PageCells) -> Json:
