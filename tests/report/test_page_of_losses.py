@@ -69,11 +69,13 @@ def losing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_maps_show_points_lost_and_the_metric_on_demand(visit: Callable[..., Any], losing: Path) -> None:
     page = visit(f"{losing.as_uri()}#/run/maps")
     page.wait_for_selector("#maps-panels table.heat")
-    cells = page.evaluate("""() => data.maps.flatMap((map, index) => map.cells.flatMap((row, y) => row.map((number, x) => {
-      const node = document.querySelectorAll("#maps-panels table")[index].rows[y].cells[x + 1];
-      const { difference } = data.cells[number];
-      return [difference[0], node.firstChild.textContent, node.style.backgroundColor, map.states[y][x]];
-    })))""")
+    cells = page.evaluate("""() => [...document.querySelectorAll("#maps-panels table")].flatMap((table, index) => {
+      const { cells, states } = data.maps[index];
+      return cells.flatMap((row, y) => row.map((number, x) => {
+        const node = table.rows[y].cells[x + 1], { difference } = data.cells[number];
+        return [difference[0], node.firstChild.textContent, node.style.backgroundColor, states[y][x]];
+      }));
+    })""")
     for difference, text, colour, state in cells:
         assert text == fixed(-difference).replace("-", "−")
         # What is proven has a colour: a quiet one within the margin, a red one beyond it. What is open has none.

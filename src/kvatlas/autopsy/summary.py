@@ -264,8 +264,8 @@ class AutopsiesOnPage:
         """Return how a trace lost the answer of the full cache's, by the rules of `describe --deaths`.
 
         `kind` names its cause and `words` are the sentence about it, `token` the number of the new token where it
-        happened from 0, None if that is unknown. `missed` are the new tokens of each earlier statement of a value that was forgotten or misread, and
-        `evicted` is True for one that is forgotten.
+        happened from 0, None if that is unknown. `missed` are the new tokens of each earlier statement of a value that
+        was forgotten or misread, and `evicted` is True for one that is forgotten.
         """
         given = self.manifest.provenance.get("tags", {}).get(trace.model)
         tags = None if given is None else Tags(**given)

@@ -312,12 +312,14 @@ def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
 def _claim_rows(choice: Choice, id_: str, loss: Difference) -> list[list[Any]]:
     """Return the loss of a setting by each claim: words, upper limit in points, proven to keep or to break the margin.
 
-    A setting that is not tested has the limit that holds for all settings together.
+    A setting that a claim does not test has the limit that holds for all settings together.
     """
     rows: list[list[Any]] = []
-    for claim, of_claim in loss.claims.items():
-        limit = of_claim.joint_limit if id_ in choice.untested else of_claim.limit
-        rows.append([Claim(claim).words, percent(limit), of_claim.is_kept, of_claim.is_broken])
+    for name, of_claim in loss.claims.items():
+        claim = Claim(name)
+        is_untested = choice.family is not None and id_ in choice.family.ends_of_tests(claim)
+        limit = of_claim.joint_limit if is_untested else of_claim.limit
+        rows.append([claim.words, percent(limit), of_claim.is_kept, of_claim.is_broken])
     if choice.is_single and len(rows) > 1:
         # With one sample of each problem both claims have the same proof.
         rows = [["these problems and problems like these", *rows[-1][1:]]]
