@@ -367,7 +367,7 @@ def test_a_trace_opens_where_the_statement_and_the_departure_are_both_seen(
 
 def test_lost_answers_are_listed_by_their_causes(served: Callable[..., Any], forgetful: Path) -> None:
     page = served([forgetful], "#/run/find?what=lost")
-    page.wait_for_selector("#list-rows h2")
+    page.wait_for_function("() => document.getElementById('list-said').textContent.includes('all looked at')")
     table = page.evaluate("data.outcomes[0]")
     lost = (len(table["rows"]) - 1) * len(table["problems"])
     assert page.locator("#list-rows h2").all_inner_texts() == [f"Forgotten value: {lost} answers"]
