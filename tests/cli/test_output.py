@@ -129,6 +129,15 @@ def test_eighty_columns_hold_every_letter(
     assert Counter("".join(narrow.split())) == Counter("".join(wide.split()))
 
 
+def test_a_remark_behind_columns_wraps_under_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "table_console", lambda: Console(width=60, force_terminal=True))
+    output.print_text("  with loops       17 minutes  (if 3 in 10 traces of half of the settings run on)")
+    first, second = capsys.readouterr().out.splitlines()
+    assert len(second) - len(second.lstrip()) == first.index("(")
+
+
 def test_a_narrow_terminal_gets_whole_names_and_fewer_numbers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,7 +67,9 @@ def test_it_opens_from_disk_with_everything_drawn_and_tells_what_a_cell_rests_on
     for place in ("#maps-panels", "#sentences"):
         assert page.locator(f"{place} table.heat").count() == 6
         assert page.locator(f"{place} table.heat td[data-cell]").count() == 6 * 4
-    assert page.locator("svg.chart").count() == 1
+    # A row of the forest is a setting with its control in its place.
+    rows = page.locator("table.forest tbody tr")
+    assert rows.count() == len(page.evaluate("data.cards.flatMap((card) => card.rows)")) > 3
     assert page.locator("table.outcomes tbody tr").count() == 3
     assert page.locator("#provenance").inner_text().startswith("Provenance")
     assert page.locator("#provenance-table tr").count() > 3
@@ -82,7 +84,7 @@ def test_it_opens_from_disk_with_everything_drawn_and_tells_what_a_cell_rests_on
         assert text in tip.inner_text()
     page.locator("h1").hover()
     assert tip.is_hidden()
-    page.locator(".chart .dot >> nth=0").focus()
+    page.locator(".forest button >> nth=0").focus()
     assert tip.is_visible()
     page.keyboard.press("Escape")
     assert tip.is_hidden()
@@ -243,6 +245,9 @@ def test_from_the_runs_to_a_token_and_all_the_way_back(served: Callable[..., Any
     page = served([run, other])
     page.click("#runs a >> text=a-run")
     page.wait_for_selector("#verdicts .card")
+    page.click("#pages a >> text=Maps")
+    page.select_option("#view label:has-text('Show') select", "value")
+    page.wait_for_function("() => location.hash.includes('show=value')")
     chosen = page.locator("#maps-panels table.heat >> nth=0 >> td[data-cell] >> nth=2")
     colour = chosen.evaluate("(node) => node.style.backgroundColor")
     chosen.click()
@@ -273,8 +278,9 @@ def test_from_the_runs_to_a_token_and_all_the_way_back(served: Callable[..., Any
     assert page.locator("#list-rows tbody tr").count() == shown
     for _ in range(3):
         page.go_back()
-    page.wait_for_selector("#overview:not([hidden])")
-    page.go_back()
+    heading(page, "Maps")
+    for _ in range(3):
+        page.go_back()
     heading(page, "Runs")
     # A new visitor with the address sees the same token.
     visitor = page.context.new_page()
@@ -326,10 +332,14 @@ def test_the_keyboard_alone_leads_from_a_run_to_a_token(served: Callable[..., An
                 return
         raise AssertionError(selector)
 
+    # A row of the answer's forest leads to its cell, beside which its map stands.
+    tab_to(".forest button")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#list-map td[data-cell]")
     tab_to("td[data-cell]")
     for key in ("ArrowRight", "ArrowDown"):
         page.keyboard.press(key)
-    assert page.evaluate("document.activeElement === document.querySelector('table.heat').rows[1].cells[2]")
+    assert page.evaluate("document.activeElement === document.querySelector('#list-map table.heat').rows[1].cells[2]")
     page.keyboard.press("Enter")
     page.wait_for_selector("#list-rows a")
     assert page.evaluate("document.activeElement.id") == "main"
@@ -434,7 +444,7 @@ def test_pages_fit_and_axe_finds_nothing(served: Callable[..., Any], run: Path) 
             assert page.evaluate(AXE_FAULTS) == [], (address, width)
 
 
-def test_the_first_screen_has_a_map_beside_the_answer_and_a_phone_soon_below(visit, real: Path) -> None:
+def test_the_first_screen_has_the_forest_beside_the_answer_and_a_phone_soon_below(visit, real: Path) -> None:
     page = visit(real.as_uri())
     page.wait_for_selector("#verdicts .card")
 
@@ -443,11 +453,12 @@ def test_the_first_screen_has_a_map_beside_the_answer_and_a_phone_soon_below(vis
 
     page.set_viewport_size({"width": 1440, "height": 900})
     card = box_of("#verdicts .card")
-    first_map = box_of("#maps-panels table.heat")
-    assert first_map["bottom"] < 900 > card["bottom"]
-    assert first_map["right"] < card["left"]
+    forest = box_of("table.forest")
+    assert forest["bottom"] < 900 > card["bottom"]
+    assert forest["right"] < card["left"]
     page.set_viewport_size({"width": 390, "height": 844})
-    assert box_of("#maps-panels table.heat")["bottom"] < 1.5 * 844
+    assert box_of("table.forest")["top"] < 1.5 * 844
+    assert box_of("table.forest .strip")["width"] > 300
 
 
 def test_two_traces_stand_line_beside_line_at_every_place(served: Callable[..., Any], run: Path) -> None:
@@ -513,12 +524,9 @@ def test_equal_values_have_an_axis_that_can_be_read(opened: Callable[..., Any], 
     )
     write_report(open_result([folder]), tmp_path / "report.html")
     page = opened(tmp_path / "report.html")
-    for chart in page.locator("svg.chart").all():
-        labels = [text for text in chart.locator("text").all_text_contents() if re.fullmatch(r"-?[\d.,]+", text)]
-        across = chart.locator("text[text-anchor=middle]").all_text_contents()
-        ticks = [text for text in across if text in labels]
-        assert len(ticks) == len(set(ticks)) > 2
-        assert not any("e-" in text for text in labels)
+    ticks = page.locator("table.forest tfoot text").all_text_contents()
+    assert len(ticks) == len(set(ticks)) > 2
+    assert all(re.fullmatch(r"−?\d+", text) for text in ticks)
 
 
 def test_the_answer_says_what_to_try_next_with_a_spec_to_copy(opened: Callable[..., Any], tmp_path: Path) -> None:
@@ -536,7 +544,7 @@ def test_the_answer_says_what_to_try_next_with_a_spec_to_copy(opened: Callable[.
     shown = [text.strip() for text in page.locator("#next-steps pre").all_text_contents()]
     assert shown == [step["spec"].strip() for step in page.evaluate("data.next")] != []
     assert "kvatlas sweep" in page.locator("#next-steps code >> nth=1").text_content()
-    # A finding stands in the title, and the first map near it.
+    # A finding stands in the title, and the forest near it.
     assert page.locator("h1").inner_text() == page.evaluate("data.headline")
     page.evaluate("for (const each of document.querySelectorAll('details')) each.open = false")
-    assert page.locator("#maps table.heat >> nth=0").bounding_box()["y"] < 900
+    assert page.locator("table.forest >> nth=0").bounding_box()["y"] < 900

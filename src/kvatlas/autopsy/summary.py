@@ -238,9 +238,9 @@ class AutopsiesOnPage:
     def death(self, trace: Trace, full: Trace, pieces: Pieces) -> dict[str, Any]:
         """Return how a trace lost the answer of the full cache's, by the rules of `describe --deaths`.
 
-        `words` are the sentence about it, `token` the number of the new token where it happened from 0, None if that is
-        unknown. `missed` are the new tokens of each earlier statement of a value that was forgotten or misread, and
-        `evicted` is True for one that is forgotten.
+        `kind` names its cause and `words` are the sentence about it, `token` the number of the new token where it
+        happened from 0, None if that is unknown. `missed` are the new tokens of each earlier statement of a value that
+        was forgotten or misread, and `evicted` is True for one that is forgotten.
         """
         given = self.manifest.provenance.get("tags", {}).get(trace.model)
         tags = None if given is None else Tags(**given)
@@ -254,6 +254,7 @@ class AutopsiesOnPage:
             if first is not None and last is not None:
                 missed.append(list(range(first, last + 1)))
         return {
+            "kind": death.kind.value,
             "words": " ".join(say("death", death)),
             "token": None if death.kind in _WITHOUT_A_PLACE else death.token,
             "missed": missed,

@@ -41,7 +41,7 @@ def warn(sentences: Iterable[str], quiet: bool = False) -> None:
 def print_text(text: str) -> None:
     """Print lines of text or Markdown; in a terminal sentences wrap between words, items under their text.
 
-    Lines of tables and of code stay as they are.
+    A remark in brackets behind columns wraps under itself. Lines of tables and of code stay as they are.
     """
     console = table_console()
     if not console.is_terminal:
@@ -51,7 +51,8 @@ def print_text(text: str) -> None:
     for line in text.split("\n"):
         wrapped = [line]
         if not line.startswith(("|", "    ")):
-            indent = "  " if line.startswith("- ") else ""
+            remark = re.match(r".*\S {2,}(?=\()", line)
+            indent = "  " if line.startswith("- ") else " " * (remark.end() if remark else 0)
             wrapper = textwrap.TextWrapper(
                 console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
             )

@@ -52,6 +52,18 @@ class RunMaterials:
         """Return the question of a trace."""
         return self.problems.get(trace.benchmark, {}).get(trace.problem)
 
+    def reference(self, benchmark_name: str, problem: Problem) -> str:
+        """Return the right answer in the form in which answers are stored: as the benchmark reads it.
+
+        A reference with its working, or in words, is read like a text of the model; one that cannot be read so is
+        returned whole.
+        """
+        try:
+            grade = self.benchmarks[benchmark_name].grade(problem, problem.answer)
+        except (KeyError, KvatlasError):
+            return problem.answer
+        return grade.answer if grade.correct and grade.answer else problem.answer
+
     def prompt(self, trace: Trace) -> tuple[int, ...] | None:
         """Return the token ids of a trace's prompt; None where model or question are gone or have changed."""
         model = self.models.get(trace.model)

@@ -34,23 +34,21 @@ class Progress:
     saved_tokens: int
 
     def text(self, before: int, seconds: float) -> str:
-        """Return traces, tokens per second, the share of tokens saved by shared trunks, and the time left.
+        """Return traces, the time left, tokens per second, and the share of tokens saved by shared trunks.
 
         `before` traces are of earlier sessions, and not of these `seconds`. A few traces are too few for an estimate
-        of the time.
+        of the time. A narrow terminal cuts the end.
         """
         decoded = self.decoded_tokens
         saved = self.saved_tokens
         new = self.done - before
 
         parts = [f"{self.done:,}/{self.total:,} traces"]
+        if new >= min(ESTIMATED, (self.total - before) / 4):
+            parts.append(f"{timedelta(seconds=round(seconds * (self.total - self.done) / new))} left")
         if decoded and seconds > 0:
             share = saved / (decoded + saved)
             parts += [f"{decoded / seconds:,.0f} tokens/s", f"{share:.0%} of tokens shared"]
-        if new >= min(ESTIMATED, (self.total - before) / 4):
-            parts.append(f"{timedelta(seconds=round(seconds * (self.total - self.done) / new))} left")
-
-        # Last, where a narrow terminal cuts it.
         return ", ".join([*parts, self.trace.benchmark])
 
 

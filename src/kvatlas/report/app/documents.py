@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+import math
+from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvatlas.core import (
     REFERENCE,
     Cell,
     CellCoord,
+    Claim,
     Map,
     Outcome,
     Setting,
@@ -21,21 +23,19 @@ from kvatlas.core import (
     reference_words,
     rounded,
 )
-from kvatlas.figures import colours
-from kvatlas.figures.panels import framed_cells, has_two_claims
-from kvatlas.report.description import recommendation
+from kvatlas.figures.marks import state_of, states_of
+from kvatlas.report.description import recommendation, say
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
 from kvatlas.results import Expected
 from kvatlas.stats.choice import Choice, with_recommended
-from kvatlas.stats.map_tests import MapTests
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import differences_of_run
 from kvatlas.stats.run_data import short_names, shown_policies, whole_names
 from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.table import CellTraces
-from kvatlas.text import axis_label, model_name
+from kvatlas.text import axis_label, in_words, model_name
 
 Json = dict[str, Any]
 #: The letter of each outcome of a trace in documents, and that of a trace that is not there.
@@ -88,11 +88,6 @@ class PageCells:
         )
         return index
 
-    @property
-    def shown_policies(self) -> list[str]:
-        """The policies of all cells under the names that the page shows."""
-        return list(dict.fromkeys(document["policy"] for document in self.documents))
-
     def number(self, place: Map | SettingTable, cell: Cell, difference: Difference | None = None) -> int:
         """Return the number of a cell of a map, of one of its baselines, or of a table, and note its values."""
         index = self.numbers.get((place.model, place.benchmark, cell.setting.id))
@@ -135,11 +130,10 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
     if tested:
         every_map = with_recommended(every_map, result.choices)
 
-    tests = result.tests if compared else {}
     # The baseline against which differences are shown: the first one of the maps.
     baseline = next(chain.from_iterable(map_.baselines for map_ in maps), None)
     differences = differences_of_run(run, baseline) if compared and baseline else {}
-    documents = [_map_document(map_, tests.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
+    documents = [_map_document(map_, differences.get(map_.name, {}), cells) for map_ in every_map]
 
     metric = maps[0].metric if maps else run.metric
     against = baseline or "the first baseline"
@@ -151,7 +145,6 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
         "reference": reference,
         "against": reference if against in (str(FULL), str(REFERENCE)) else against,
         "margin": percent(margin),
-        "identities": {policy: colours.policy_identity(policy) for policy in cells.shown_policies},
         "maps": documents,
         **_UNTESTED,
     }
@@ -170,24 +163,23 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
 _UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findings": []}
 
 
-def _map_document(
-    map_: Map, tests: MapTests | None, differences: Mapping[CellCoord, Difference], cells: PageCells
-) -> Json:
-    (vertical, rows), (horizontal, columns) = map_.axes
-    region, frame = framed_cells(map_)
-    thick = map_.keeps_like if has_two_claims([map_]) else frozenset()
+#: The state of a cell of a map without a full cache that is statistically tied with the best.
+TIED = "tied"
 
+
+def _map_document(map_: Map, differences: Mapping[CellCoord, Difference], cells: PageCells) -> Json:
+    (vertical, rows), (horizontal, columns) = map_.axes
+    # Without a full cache cells have no state but that of the plateau.
+    places = list(product(reversed(rows), columns))
+    states: Mapping[CellCoord, str] = states_of(map_) or dict.fromkeys(map_.plateau or (), TIED)
     numbers: list[list[int | None]] = []
-    is_framed: list[list[int]] = []
     for row in reversed(rows):
-        coords = [(row, column) for column in columns]
         in_row: list[int | None] = []
-        for coord in coords:
-            cell = map_.cells.get(coord)
-            in_row.append(None if cell is None else cells.number(map_, cell, differences.get(coord)))
+        for column in columns:
+            cell = map_.cells.get((row, column))
+            number = None if cell is None else cells.number(map_, cell, differences.get((row, column)))
+            in_row.append(number)
         numbers.append(in_row)
-        # 2 where a frame is thick: proven for problems like these, too.
-        is_framed.append([int(coord in region) + int(coord in thick) for coord in coords])
 
     return {
         "model": map_.model,
@@ -200,23 +192,13 @@ def _map_document(
         "rows": [str(value) for value in reversed(rows)],
         "columns": [str(value) for value in columns],
         "cells": numbers,
-        "framed": is_framed,
-        "frame": frame,
-        "loses": _places_on_page(map_, map_.breaks),
-        "recommended": _places_on_page(map_, {map_.recommended}),
+        "states": [[states.get((row, column)) for column in columns] for row in reversed(rows)],
+        "recommended": None if map_.recommended is None else places.index(map_.recommended),
         "recommendedFor": "" if map_.recommended_for == map_.benchmark else map_.recommended_for,
-        "evidence": tests.evidence if tests else None,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
         "notes": [{"text": note.text, "warning": note.is_warning} for note in map_.notes],
         "vacuous": map_.validity.reason if map_.validity else None,
     }
-
-
-def _places_on_page(map_: Map, coords: Set[CellCoord | None] | Set[CellCoord] | None) -> list[int]:
-    """Return the places of cells on the page, counted row by row from the upper left one."""
-    (_, rows), (_, columns) = map_.axes
-    places = product(reversed(rows), columns)
-    return [index for index, coord in enumerate(places) if coord in (coords or ())]
 
 
 def _settings_document(table: SettingTable, cells: PageCells) -> Json:
@@ -247,24 +229,14 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
     """Return the chosen setting of a model (`shown`), else the one nearest to be proven, and the words about it.
 
     `saved` is the percent of the full cache's mean KV memory that the setting saves; `loss` is in points, with its
-    95 % interval, and `limit` the upper limit that decides. `compressed` of its `traces` were compressed.
-    `above_random` are the points of its policy above `random` with their interval, over all pairs of cells.
+    95 % interval, and `limit` the upper limit that decides, None for a setting that is not tested. `compressed` of its
+    `traces` were compressed. `above_random` are the points of its policy above `random` with their interval, over all
+    pairs of cells. `rows` are all settings with a loss.
     """
-    chosen = choice.by_memory if choice.shown is not False else None
-    cell = chosen
-    if cell is None and choice.offered is not None and choice.vacuous is None:
-        # The cell that is nearest to be proven; none where traces cannot show any difference.
-        candidates: list[Cell] = []
-        for one in (*result.maps, *result.means):
-            if (one.map.model, one.map.benchmark) == (choice.model, choice.benchmark):
-                candidates += one.map.cells.values()
-        for table in result.tables:
-            if table.model == choice.model:
-                candidates += [row.cell for row in table.rows]
-        cell = next((candidate for candidate in candidates if candidate.setting == choice.offered), None)
-
-    of_model = [one for one in result.comparisons if one.model == choice.model]
     losses = list((choice.losses or {}).values())
+    of_model = [one for one in result.comparisons if one.model == choice.model]
+    setting = None if choice.vacuous is not None else choice.offered
+    number = None if setting is None else cells.numbers.get((choice.model, choice.benchmark, setting.id))
     card: Json = {
         "model": model_name(choice.model),
         "headline": headline([choice], of_model),
@@ -272,29 +244,86 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
         "kept": sum(loss.is_kept for loss in losses),
         "broken": sum(loss.is_broken for loss in losses),
         "benchmark": choice.benchmark,
-        "shown": chosen is not None,
-        "cell": None,
+        "shown": choice.shown is not False and choice.by_memory is not None,
+        "cell": number,
         "saved": None if choice.saving is None else rounded(100 * (1 - choice.saving.memory), 1),
         **dict.fromkeys(("loss", "limit", "compressed", "traces", "above_random")),
         "margin": percent(choice.margin),
         "words": recommendation(choice),
+        "rows": _loss_rows(choice, cells),
     }
-    if cell is None:
+    if setting is None:
         return card
-    card["cell"] = cells.numbers.get((choice.model, choice.benchmark, cell.setting.id))
-    policy = cells.policies[cell.setting.policy]
+
+    policy = cells.policies[setting.policy]
     against_random = next((one for one in of_model if (one.first, one.second) == (policy, "random")), None)
     if against_random is not None:
         card["above_random"] = _points_and_limits(against_random.difference)
-    loss = (choice.losses or {}).get(cell.setting.id)
+    loss = (choice.losses or {}).get(setting.id)
     if loss is not None:
         card |= {
             "loss": _points_and_limits(loss),
-            "limit": percent(loss.limit if loss.is_kept else loss.joint_limit),
+            "limit": None if setting.id in choice.untested else percent(loss.limit),
             "compressed": loss.about["compressed"],
             "traces": loss.about["traces"],
         }
     return card
+
+
+def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
+    """Return the settings of a model with what they save, lose and risk, those that save most first.
+
+    `memory` is the share of the full cache's memory, `state` that of the setting, "control" for a control. `controls`
+    are the losses of controls with the same parameters; other controls have rows of their own.
+    """
+    losses = choice.losses or {}
+    names = short_names(choice.settings[id_] for id_ in losses)
+    # Settings of two policies stand beside each other where they are named by the same parameters.
+    parameters = {id_: name.partition("(")[2] for id_, name in names.items()}
+    studied = {parameters[id_] for id_, loss in losses.items() if not loss.is_control}
+    controls: dict[str, list[list[Any]]] = {}
+    for id_, loss in losses.items():
+        if loss.is_control:
+            control = [choice.settings[id_].policy_name, percent(loss.value)]
+            controls.setdefault(parameters[id_], []).append(control)
+    shown = [id_ for id_, loss in losses.items() if not loss.is_control or parameters[id_] not in studied]
+
+    rows = []
+    for id_ in sorted(shown, key=lambda id_: choice.savings[id_].memory if id_ in choice.savings else math.inf):
+        loss = losses[id_]
+        number = cells.numbers.get((choice.model, choice.benchmark, id_))
+        if number is None:
+            continue
+        rows.append(
+            {
+                "cell": number,
+                "name": in_words(names[id_]),
+                "memory": rounded(choice.savings[id_].memory, 4) if id_ in choice.savings else None,
+                "loss": _points_and_limits(loss),
+                "state": "control" if loss.is_control else state_of(loss, choice.margin, id_ in choice.untested),
+                "controls": [] if loss.is_control else controls.get(parameters[id_], []),
+                "claims": _claim_rows(choice, id_, loss),
+                "risk": " ".join(say("risk", choice, id_)),
+            }
+        )
+    return rows
+
+
+def _claim_rows(choice: Choice, id_: str, loss: Difference) -> list[list[Any]]:
+    """Return the loss of a setting by each claim: words, upper limit in points, proven to keep or to break the margin.
+
+    A setting that a claim does not test has the limit that holds for all settings together.
+    """
+    rows: list[list[Any]] = []
+    for name, of_claim in loss.claims.items():
+        claim = Claim(name)
+        is_untested = choice.family is not None and id_ in choice.family.ends_of_tests(claim)
+        limit = of_claim.joint_limit if is_untested else of_claim.limit
+        rows.append([claim.words, percent(limit), of_claim.is_kept, of_claim.is_broken])
+    if choice.is_single and len(rows) > 1:
+        # With one sample of each problem both claims have the same proof.
+        rows = [["these problems and problems like these", *rows[-1][1:]]]
+    return rows
 
 
 def outcome_letters(cell: CellTraces, problems: Sequence[str], samples: int) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from kvatlas.columns import page_columns
 from kvatlas.core import KvatlasError, Measure
 from kvatlas.figures import colours
+from kvatlas.figures.marks import page_marks
 from kvatlas.report.app.documents import MARKS, RIGHT, Json, maps_of
 from kvatlas.report.app.run_source import AppRun, Place, address_name, trace_address
 from kvatlas.report.result import Result
@@ -36,7 +37,7 @@ SCRIPTS = (
     "base.js",
     "source.js",
     "maps.js",
-    "charts.js",
+    "forest.js",
     "problems.js",
     "maze.js",
     "tokens.js",
@@ -74,13 +75,13 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None, measures: 
         documents: the documents of an embedded source by address, compressed in the page.
     """
     web = resources.files("kvatlas.report.app") / "web"
-    silent = {"silent": colours.LIGHT.within_margin, "silent_dark": colours.DARK.within_margin}
-    sheet = Template((web / "app.css").read_text("utf-8")).substitute(silent)
+    palettes = {"light": _colour_variables(colours.LIGHT), "dark": _colour_variables(colours.DARK)}
+    sheet = Template((web / "app.css").read_text("utf-8")).substitute(palettes)
     script = "\n".join((web / name).read_text("utf-8") for name in SCRIPTS)
     constants: dict[str, Any] = {
         "source": source,
         "scales": {scale: colours.colour_steps(scale) for scale in colours.SCALES},
-        "lines": colours.LINES,
+        "states": page_marks(),
         "columns": [column.page_words() for column in page_columns(measures) if column.title],
         "marks": MARKS,
     }
@@ -96,6 +97,18 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None, measures: 
         connect="" if source == "embedded" else "connect-src 'self'; ",
         page=json_for_script(constants),
     )
+
+
+def _colour_variables(palette: colours.Palette) -> str:
+    """Return the colours of a palette that pages share with figures, as variables of a style sheet."""
+    named = {
+        "silent": palette.within_margin,
+        "picked": palette.picked,
+        "band": palette.band,
+        "closer": palette.closer,
+        **palette.states,
+    }
+    return " ".join(f"--{name}: {colour};" for name, colour in named.items())
 
 
 def measures_of_runs(runs: Iterable[AppRun]) -> list[Measure]:

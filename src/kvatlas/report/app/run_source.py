@@ -272,16 +272,29 @@ class AppRun:
         key = self.key(place)
         with self.data.store() as store:
             trace = store.trace(key)
-            full_place = self.full(place) if self.is_lost(place) else None
-            full = None if full_place is None else store.trace(self.key(full_place))
+            death = self._death(store, place, trace)
         document = {"cell": number, "index": problem, **trace_document(trace, self.materials, whole)}
-        if self.autopsies is None:
-            return document
+        if self.autopsies is not None:
+            document |= self.autopsies.trace(key, trace.usage.prompt_tokens or 0)
+        return document if death is None else {**document, "death": death}
 
-        document |= self.autopsies.trace(key, trace.usage.prompt_tokens or 0)
-        if full is not None:
-            document["death"] = self.autopsies.death(trace, full, self.materials.pieces)
-        return document
+    def _death(self, store: Store, place: Place, trace: Trace) -> Json | None:
+        """Return how a lost answer died; None for another trace, and without the feature that reads it."""
+        full = self.full(place)
+        if full is None or self.autopsies is None or not self.is_lost(place):
+            return None
+        death: Json = self.autopsies.death(trace, store.trace(self.key(full)), self.materials.pieces)
+        return death
+
+    def _lost(self, store: Store, place: Place) -> Json:
+        """Return what a list tells of a lost answer: what was expected and written, and how it died."""
+        trace = store.trace(self.key(place))
+        problem = self.materials.problem(trace)
+        return {
+            "expected": None if problem is None else self.materials.reference(trace.benchmark, problem),
+            "written": trace.grade.answer,
+            "death": self._death(store, place, trace),
+        }
 
     def departure(self, number: int, problem: int, sample: int) -> Json:
         """Return what the departing step of a trace missed, measured now; null where that is unknown."""
@@ -387,8 +400,9 @@ class AppRun:
     def find(self, text: str = "", what: str = "", table: int | None = None, start: int = 0) -> Json:
         """Search stored traces from the `start`-th on: by text, case ignored, and by outcome, in one table or in all.
 
-        `lost` is wrong where the full cache is right. `hits` are [cell, problem, sample, mark, text around it]; `next`
-        is the place to go on from, None at the end; `seen` of `total` traces were looked at.
+        `lost` is wrong where the full cache is right. `hits` are [cell, problem, sample, mark, text around it, and of a
+        lost answer what was expected and how it died]; `next` is the place to go on from, None at the end; `seen` of
+        `total` traces were looked at.
         """
         if what not in FILTERS:
             raise KvatlasError(f"Unknown filter {what!r}; expected one of {', '.join(FILTERS[1:])}.")
@@ -406,7 +420,8 @@ class AppRun:
                 if self._fits(what, place):
                     around = _text_around(store.text(self.key(place)), text.lower()) if text else ""
                 if around is not None:
-                    hits.append([*place, self.mark(place), around])
+                    lost = self._lost(store, place) if self.is_lost(place) else None
+                    hits.append([*place, self.mark(place), around, lost])
         return {"hits": hits, "next": None, "seen": len(places), "total": len(places)}
 
     def _fits(self, what: str, place: Place) -> bool:

@@ -53,7 +53,7 @@ def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -
         "right": trace.grade.status is Status.OK and trace.grade.correct,
         "answer": None if answer is None else answer[:ANSWER_LIMIT],
         "progress": round(trace.grade.progress, 4),
-        "reference": None if problem is None else problem.answer[:ANSWER_LIMIT],
+        "reference": None if problem is None else materials.reference(trace.benchmark, problem)[:ANSWER_LIMIT],
         "question": None if problem is None else problem.question[:QUESTION_LIMIT],
         "tokens": trace.usage.output_tokens,
         "thinking": trace.usage.thinking_tokens,

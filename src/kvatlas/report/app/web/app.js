@@ -38,7 +38,7 @@ function drawHeader() {
 
 /* What a page is about: model, policy, measure and colour scale; above what these change. */
 function drawView(page_) {
-  const places = { answer: data.tables.length ? "settings" : "maps", maps: "maps", compare: "comparisons", find: "list" };
+  const places = { answer: forestCards().length ? "forest" : data.tables.length ? "settings" : "maps", maps: "maps", compare: "comparisons", find: "list" };
   const box = byId("view"), place = places[page_], onMaps = place === "maps";
   box.hidden = !place;
   if (!place) return;
@@ -133,22 +133,28 @@ async function showRun(parts, query, fresh) {
   byId("verdicts").replaceChildren(...data.cards.filter((card) => !view.model || card.model === shortOf(view.model)).map(verdictCard));
   byId("autopsies").replaceChildren(...data.autopsies.map((text) => el("p", {}, text)));
   byId("findings").replaceChildren(...data.findings.map((text) => el("p", {}, text)));
+  const hasForest = forestCards().length > 0;
   drawNext();
+  drawForests();
   drawSettings();
-  if (tab === "decide") drawDecision();
+  if (data.decision) drawDecision(tab);
   if (data.maps.length) drawMaps(tab, map);
   else byId("maps-panels").replaceChildren();
-  byId("decision").hidden ||= !data.decision;
-  const hide = (id, empty) => { byId(id).hidden ||= empty; };
+  /* What is empty has no heading on paper either. */
+  const hide = (id, empty) => {
+    byId(id).hidden ||= empty;
+    byId(id).toggleAttribute("data-empty", empty);
+  };
   hide("limits", !data.findings.length);
   hide("settings", !data.tables.length);
-  /* The table has every setting already. */
-  hide("maps", tab === "answer" && data.tables.length);
-  hide("costs", !costGroups().length);
+  /* The forest, or the table, has every setting already. */
+  byId("maps").hidden ||= tab === "answer" && (data.tables.length > 0 || hasForest);
+  hide("maps", !data.maps.length);
+  hide("forest", !hasForest);
+  hide("decision", !data.decision);
   for (const id of ["next", "comparisons", "summary", "analysis"]) hide(id, !data.finished);
   /* Without a server all is here already; else only what is on show is fetched. */
   if (!live || document.querySelector("[data-about]:not([hidden])")) await drawAbout();
-  drawCosts();
   if (!live || !byId("problems").hidden) await drawProblems();
 }
 
@@ -158,7 +164,8 @@ function verdictCard(card) {
   if (cell && known(card.saved)) numbers.push(["KV memory saved", `${fixed(card.saved)} %`, `${whole(cell.kept)} tokens cached`]);
   if (card.loss) {
     const [value, low, high, limit] = [...card.loss, card.limit].map((points) => fixed(points).replace("-", "−"));
-    numbers.push(["points lost", value, `95 %: ${low} to ${high}${card.shown ? "" : `; proven at most ${limit}`}`]);
+    const interval = `95 %: ${low} to ${high}`;
+    numbers.push(["points lost", value, card.shown ? interval : known(card.limit) ? `at most ${limit}` : `${interval}; not tested`]);
     if (card.compressed < card.traces) numbers.push(["traces compressed", `${whole(card.compressed)} of ${whole(card.traces)}`, "the others equal full"]);
   }
   if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
@@ -168,12 +175,12 @@ function verdictCard(card) {
   }
   const open = card.settings - card.kept - card.broken, within = `within ${plural(card.margin, "point")}`;
   const standing = card.settings > 1 ? `Of ${plural(card.settings, "setting")} ${card.kept} are proven ${within}, ${card.broken} to lose more, ${open} are open.` : null;
-  return el("article", { class: "card" },
+  return el("article", { class: card.shown ? "card" : "card unproven" },
     el("h3", {}, `${card.model} | ${card.benchmark}${cell ? `: ${card.shown ? "cheapest proven setting" : `closest to ${data.reference}`} ` : ""}`,
       cell ? el("button", { class: "setting", onclick: () => openCell(card.cell) }, cell.short) : null),
     el("dl", {}, ...numbers.map(([name, value, about, kind]) => el("div", { class: kind }, el("dt", {}, name), el("dd", {}, value, el("small", {}, about))))),
     standing ? el("p", { class: "soft" }, standing) : null,
-    el("details", {}, el("summary", {}, "In words"), el("p", { class: "soft" }, card.words)));
+    el("details", { open: !card.shown }, el("summary", {}, "In words"), el("p", { class: "soft" }, card.words)));
 }
 
 /* What to try next: each step with a spec to copy, then links into this run. */
@@ -247,6 +254,7 @@ async function drawAbout() {
       el("ul", { class: "words" }, ...items(lines)))]));
   for (const [id, there] of [["summary", about.interpretation], ["analysis", about.sentences], ["comparisons", about.comparisons]]) {
     byId(id).hidden ||= !there.length;
+    byId(id).toggleAttribute("data-empty", !there.length);
   }
   const of = (one) => (!view.model || one.model.split(", ").includes(view.model)) && (!view.policy || `${one.first} ${one.second}`.includes(view.policy));
   byId("comparisons-table").replaceChildren(...comparisonTables(about.comparisons.filter(of)));
@@ -276,13 +284,34 @@ function comparisonTables(comparisons) {
 
 /* -- lists of traces ----------------------------------------------------------------------------------------------- */
 
-function drawRows(rows, columns) {
+function traceTable(rows, columns) {
   const body = rows.map(({ cell, problem, sample, mark, more }) => {
     const name = `${data.outcomes[tableOf(cell)].problems[problem]}, sample ${sample}`;
     const address = to(state.run, "trace", cell, problem, sample);
     return [holds(cell, problem, sample) ? link(address, name) : name, badge(mark === "r", marks[mark]), ...more];
   });
-  byId("list-rows").replaceChildren(...(rows.length ? [listTable("Traces", ["Trace", "Grade", ...columns], body)] : []));
+  return listTable("Traces", ["Trace", "Grade", ...columns], body);
+}
+
+function drawRows(rows, columns) {
+  byId("list-rows").replaceChildren(...(rows.length ? [traceTable(rows, columns)] : []));
+}
+
+/* Lost answers by their causes, the most frequent first: what was expected and written, and how each was lost. */
+function drawLost(rows) {
+  const causeOf = ({ lost }) => lost.death?.kind ?? "cause not read", causes = new Map();
+  for (const row of rows) causes.set(causeOf(row), [...(causes.get(causeOf(row)) ?? []), row]);
+  const groups = [...causes].sort(([, a], [, b]) => b.length - a.length);
+  byId("list-rows").replaceChildren(...groups.flatMap(([cause, own]) => {
+    const lines = own.map((row) => ({ ...row, more: [...comparedWords(row.lost.expected, row.lost.written), row.lost.death?.words ?? "–", ...row.more] }));
+    return [el("h2", { class: "plain" }, `${cause[0].toUpperCase()}${cause.slice(1)}: ${plural(own.length, "answer")}`), traceTable(lines, ["Expected", "Written", "How it was lost", "Cell"])];
+  }));
+}
+
+/* Two short texts of as many words, the words in which they differ marked; long texts are cut. */
+function comparedWords(...texts) {
+  const words = texts.map((text) => (text ?? "none").slice(0, 120).split(" ")), [first, second] = words, isAlike = first.length === second.length;
+  return words.map((own) => el("span", {}, ...own.flatMap((word, index) => [isAlike && first[index] !== second[index] ? el("mark", {}, word) : word, " "])));
 }
 
 /* Which of these traces a file holds, and how to read the others; nothing where all are there. */
@@ -369,8 +398,10 @@ async function showFound(given) {
     const share = seen < total ? `${whole(seen)} of ${whole(total)} looked at` : among;
     byId("list-said").textContent = `${plural(hits.length, "trace")} found; ${share}${rest ? ", the rest is left out" : ""}.`;
     const of = ([cell]) => (!view.model || data.cells[cell].model === view.model) && (!view.policy || data.cells[cell].policy === view.policy);
-    const row = ([cell, problem, sample, mark, around]) => ({ cell, problem, sample, mark, more: [nameOf(cell), ...(query.text ? [`… ${around} …`] : [])] });
-    drawRows(hits.filter(of).map(row), ["Cell", ...(query.text ? ["Text"] : [])]);
+    const row = ([cell, problem, sample, mark, around, lost]) => ({ cell, problem, sample, mark, lost, more: [nameOf(cell), ...(query.text ? [`… ${around} …`] : [])] });
+    const rows = hits.filter(of).map(row);
+    if (query.what === "lost" && !query.text) drawLost(rows);
+    else drawRows(rows, ["Cell", ...(query.text ? ["Text"] : [])]);
   });
 }
 

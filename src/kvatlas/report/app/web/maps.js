@@ -84,13 +84,15 @@ function aboutMaps(maps) {
   if (first && maps.every((map) => map.vertical === first.vertical && map.horizontal === first.horizontal)) {
     words.push(`Rows: ${first.vertical}${first.horizontal ? `; columns: ${first.horizontal}` : ""}.`);
   }
-  if (nameShown() === "loss" && isLossMap()) words.push(`Points of ${data.metric} lost against ${data.reference}; red: more than ${data.margin}.`);
-  const frames = unique(maps.filter((map) => map.framed.flat().some(Boolean)).map((map) => map.frame));
-  if (frames.length === 1) words.push(`Framed: ${frames[0]}.`);
-  if (maps.some((map) => map.framed.flat().includes(2))) words.push("Thick frame: proven for problems like these, too.");
-  const ringed = maps.filter((map) => map.recommended.length);
-  if (ringed.length) words.push(`Ringed: recommended${unique(ringed.map((map) => map.recommendedFor).filter(Boolean)).map((name) => ` for the ${name} benchmarks`).join("")}.`);
-  if (maps.some((map) => map.loses.length)) words.push("!: proven to lose more than the margin.");
+  const shown = new Set(maps.flatMap((map) => map.states.flat()));
+  if (nameShown() === "loss" && isLossMap()) {
+    words.push(`Points of ${data.metric} lost against ${data.reference}; ${shown.has("beyond") ? "red: proven beyond the margin, " : ""}no colour: not decided.`);
+  }
+  const key = Object.entries(page.states).filter(([state]) => shown.has(state)).map(([state, { sign }]) => `${sign} ${stateWords(state, data.margin)}`);
+  if (key.length) words.push(`${key.join(", ")}.`);
+  if (shown.has("tied")) words.push("Framed: statistically tied with the best.");
+  const ringed = maps.filter((map) => known(map.recommended));
+  if (ringed.length) words.push(`Boxed: recommended${unique(ringed.map((map) => map.recommendedFor).filter(Boolean)).map((name) => ` for the ${name} benchmarks`).join("")}.`);
   if (maps.some((map) => numbersIn(map).some((number) => noChoice(data.cells[number])))) {
     words.push("Open corner: in some problems every policy keeps the same tokens; filled: in most.");
   }
@@ -141,13 +143,15 @@ function besideOf(map) {
 function baselineWords(cell, map) {
   const full = map.beside.map((number) => data.cells[number]).find((one) => one.policy === "full" || one.policy === "reference");
   if (nameShown() !== "loss" || !isLossMap() || !full) return title(cell);
-  return cell === full ? `${cell.short}: ${data.metric} ${fixed(cell.value)} (${between(cell.low, cell.high)})` : `${cell.short}: ${pointsLost(full.value - cell.value)} lost`;
+  return cell === full ? `${cell.short}: ${data.metric} ${fixed(cell.value)} (${between(cell.low, cell.high)})` : `policy ${cell.short}: ${pointsLost(full.value - cell.value)} lost`;
 }
 
-/* The colour of a value: of losses within the margin a quiet one, whatever they are. */
-function paintCell(node, value, [low, high], measure) {
-  paint(node, value, measure.silent ?? low, high, measure.steps);
-  if (known(measure.silent) && value <= measure.silent) node.style.backgroundColor = "var(--silent)";
+/* The colour of a value. Of losses only what is proven has one: a quiet one within the margin, whatever they are. */
+function paintCell(node, value, [low, high], measure, state) {
+  if (known(measure.silent) && state !== "beyond") {
+    if (state === "within") node.style.backgroundColor = "var(--silent)";
+    node.style.color = state === "within" ? "#111111" : "var(--ink)";
+  } else paint(node, value, measure.silent ?? low, high, measure.steps);
 }
 
 function scaleBar([low, high], { steps, silent }) {
@@ -170,7 +174,7 @@ function panel(map, measure, scale) {
   table.addEventListener("keydown", moveInGrid);
   const first = table.querySelector("td[data-cell]");
   if (first) first.tabIndex = 0;
-  return el("figure", {}, captionOf(map), scaleBar(scale, measure), el("div", { class: "scroll" }, table));
+  return el("figure", {}, captionOf(map), known(measure.silent) && !map.states.flat().includes("beyond") ? null : scaleBar(scale, measure), el("div", { class: "scroll" }, table));
 }
 
 function captionOf(map) {
@@ -182,29 +186,28 @@ function captionOf(map) {
 
 function mapCell(map, number, x, y, measure, scale, best) {
   if (!known(number)) return el("td", { class: "none", "aria-label": "no traces" });
-  const cell = data.cells[number], value = measure.of(cell);
-  const member = (dx, dy) => Boolean(map.framed[y + dy]?.[x + dx]);
-  const framed = member(0, 0);
-  const sides = [["pt", 0, -1], ["pr", 1, 0], ["pb", 0, 1], ["pl", -1, 0]];
-  const inThick = (dx, dy) => map.framed[y + dy]?.[x + dx] === 2;
-  const kinds = framed ? sides.filter(([, dx, dy]) => !member(dx, dy)).map(([name]) => name) : [];
-  if (inThick(0, 0)) kinds.push(...sides.filter(([, dx, dy]) => !inThick(dx, dy)).flatMap(([name]) => [name, `thick-${name}`]));
+  const cell = data.cells[number], value = measure.of(cell), state = map.states[y][x];
+  const isTied = (dx, dy) => map.states[y + dy]?.[x + dx] === "tied", sides = [["pt", 0, -1], ["pr", 1, 0], ["pb", 0, 1], ["pl", -1, 0]];
+  const kinds = isTied(0, 0) ? sides.filter(([, dx, dy]) => !isTied(dx, dy)).map(([name]) => name) : [];
   if (measure === measures.value && cell.value > best - 1e-6) kinds.push("peak");
-  const place = y * map.columns.length + x, loses = map.loses.includes(place), recommended = map.recommended.includes(place);
+  const recommended = map.recommended === y * map.columns.length + x;
+  if (known(measure.silent) && state !== "within" && state !== "beyond") kinds.push("open");
   if (recommended) kinds.push("ringed");
   if (noChoice(cell)) kinds.push(noChoice(cell) > 50 ? "fixed" : "partly");
   const node = el("td", {
     class: kinds.join(" "), "data-cell": number, tabindex: -1, role: "gridcell", onclick: () => openCell(number),
   });
   if (known(value)) {
-    node.append(measure.text(cell), ...(loses ? ["!"] : []));
+    node.append(measure.text(cell));
     if (measure.small) node.append(el("small", {}, measure.small(cell)));
-    paintCell(node, value, scale, measure);
+    paintCell(node, value, scale, measure, state);
   } else node.append("–");
+  if (state in page.states) node.append(svg("svg", { class: "state", "aria-hidden": "true" }, markAt(50, state)));
+  const said = state in page.states ? stateWords(state, data.margin) : state === "tied" ? "statistically tied with the best" : null;
+  const facts = [said, recommended ? "recommended" : null].filter(known);
   /* Behind what is seen, the setting and the marks for those who hear the page. */
-  node.append(el("span", { class: "unseen" }, `, ${cell.short}${framed ? `, ${map.frame}` : ""}${loses ? ", proven to lose more" : ""}${recommended ? ", recommended" : ""}`));
-  const like = map.framed[y][x] === 2 ? "for problems like these, too" : null;
-  tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? [map.frame] : []), ...(loses ? ["proven to lose more than the margin"] : []), ...(recommended ? ["recommended"] : []), ...(like ? [like] : [])]);
+  node.append(el("span", { class: "unseen" }, [`, ${cell.short}`, ...facts].join(", ")));
+  tipped(node, title(cell), () => [...cellFacts(cell), ...facts]);
   return node;
 }
 

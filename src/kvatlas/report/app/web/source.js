@@ -115,9 +115,11 @@ async function found({ text = "", what = "", table = "" }, shown) {
       const problem = Math.floor(at / one.samples), sample = at % one.samples;
       if (mark === "." || !holds(cell, problem, sample)) continue;
       seen += 1;
-      const body = documents[`${state.run}/${traceAt(cell, problem, sample)}`].text, position = body.toLowerCase().indexOf(sought);
+      const trace = documents[`${state.run}/${traceAt(cell, problem, sample)}`], body = trace.text, position = body.toLowerCase().indexOf(sought);
+      const isLost = filters.lost[1](mark, one.marks[one.full]?.[at]);
       if (position < 0 || !filters[what][1](mark, one.marks[one.full]?.[at])) continue;
-      hits.push([cell, problem, sample, mark, text ? body.slice(Math.max(0, position - 60), position + text.length + 60) : ""]);
+      hits.push([cell, problem, sample, mark, text ? body.slice(Math.max(0, position - 60), position + text.length + 60) : "",
+        isLost ? { expected: trace.reference, written: trace.answer, death: trace.death } : null]);
     }
     shown(hits.slice(0, most), { seen, total: seen, rest: hits.length > most });
     return;

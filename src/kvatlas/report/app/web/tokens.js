@@ -45,10 +45,10 @@ function chunks(nodes) {
   return [...blocks, ...(blocks.length ? [el("div", { class: "chunk" }, ...block)] : block)];
 }
 
-/* Scroll a box so that a node in it is at a third of its height, by whole lines. */
-function scrollToThird(box, node) {
+/* Scroll a box by whole lines so that a node in it stands so many pixels below its top. */
+function scrollBelow(box, node, below) {
   const line = parseFloat(getComputedStyle(box).lineHeight) || 1;
-  const top = box.scrollTop + node.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 3;
+  const top = box.scrollTop + node.getBoundingClientRect().top - box.getBoundingClientRect().top - below;
   box.scrollTop = Math.round(top / line) * line;
 }
 
@@ -112,6 +112,27 @@ function cacheSizes(trace, left, length) {
   return gone.map((count, at) => (size += (at ? 1 : 0) - count));
 }
 
+/* Cached tokens against new tokens, a line for each trace, and a mark for the moment. */
+function sizeChart(parts, last) {
+  const [width, height] = [600, 64], most = Math.max(1, ...parts.flatMap((part) => part.sizes));
+  const names = parts.map((part) => data.cells[part.trace.cell].short).join(" and ");
+  const node = svg("svg", {
+    viewBox: `0 0 ${width} ${height}`, class: "sizes", preserveAspectRatio: "none", role: "img",
+    "aria-label": `Cached tokens over time of ${names}, ${whole(most)} at most`,
+  });
+  const px = (at) => (at / Math.max(last, 1)) * width, py = (size) => height - 2 - (size / most) * (height - 6);
+  parts.forEach((part, index) => {
+    const every = Math.max(1, Math.floor(part.sizes.length / 1200)), steps = new Set(part.steps), path = [];
+    part.sizes.forEach((size, at) => {
+      if (at % every === 0 || steps.has(at) || at === part.length) path.push(`${px(at).toFixed(1)} ${py(size).toFixed(1)}`);
+    });
+    node.append(svg("path", { class: index ? "other" : "own", d: `M${path.join("L")}` }));
+  });
+  const mark = svg("line", { class: "moment", x1: width, x2: width, y1: 0, y2: height });
+  node.append(mark);
+  return { node, at: (moment) => { mark.setAttribute("x1", px(moment)); mark.setAttribute("x2", px(moment)); } };
+}
+
 /* One column that follows: it changes only the tokens between two moments. */
 function follower({ trace, text }) {
   const length = text.nodes.length, left = trace.left ?? [], leaving = new Map();
@@ -129,7 +150,7 @@ function follower({ trace, text }) {
     const newest = text.nodes[now - 1];
     if (!newest) { text.box.scrollTop = 0; return; }
     const top = newest.getBoundingClientRect().top - text.box.getBoundingClientRect().top;
-    if (top < 0 || top > text.box.clientHeight - 48) scrollToThird(text.box, newest);
+    if (top < 0 || top > text.box.clientHeight - 24) scrollBelow(text.box, newest, text.box.clientHeight / 3);
   };
   const begin = () => {
     text.box.classList.add("moving");
@@ -206,7 +227,7 @@ function motion(columns) {
   /* A trace opens where it departs. */
   if (at >= 0 && here().parts.length < 6) setTimeout(() => { if (slider.isConnected) show(at); });
   else mark(last);
-  const fates = el("p", { class: "fates soft" }, "Blue: in the cache. Struck through: evicted. Pale: not yet written. Red: where the two part.",
+  const fates = el("p", { class: "fates soft" }, "Blue: in the cache. Struck through: evicted. Slanted: not yet written. Red: where the two part.",
     own.trace.death?.missed.length ? " Between two lines: the value that was missed." : "");
   return el("div", { class: "motion" }, chart.node, el("div", { class: "controls" }, ...buttons, el("button", { onclick: whole_ }, "Whole trace")),
     el("div", { class: "said" }, said, fates));

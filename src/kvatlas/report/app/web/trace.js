@@ -109,17 +109,37 @@ function drawTrace(trace, others, other) {
     const beside = choice("Beside it", [["none", "nothing"], ...names], other ? data.cells[other.cell].short : "none", (value) => lead(traceAddress(trace, { beside: value })));
     parts.push(el("div", { class: "controls head" }, name, beside), answersOf(trace));
     if (trace.death || trace.autopsy !== undefined) parts.push(lossOf(trace, text));
-    if (trace.departs) parts.push(departure(trace, text, other, others));
     parts.push(legendOf(trace));
     if (trace.left !== undefined) parts.push(motion(columns));
-    parts.push(...(other ? sideBySide(...columns, info) : [info, text.box]), factsOf(trace));
+    parts.push(...(other ? sideBySide(...columns, info) : [info, text.box]));
+    if (trace.departs) parts.push(departure(trace, text, other, others));
+    parts.push(factsOf(trace));
   } else parts.push(name, answersOf(trace), factsOf(trace), el("pre", { tabindex: 0 }, trace.text));
   if (trace.more) parts.push(el("p", { class: "soft" }, `${whole(trace.more)} more ${trace.lengths ? "tokens" : "characters"} are in the run; export it to read them.`));
   const write = () => { if (raw.children.length < 2) raw.append(el("pre", { tabindex: 0 }, JSON.stringify(trace, null, 1))); };
   const raw = el("details", { ontoggle: write }, el("summary", {}, "Raw JSON"));
   byId("trace").replaceChildren(...parts, raw);
-  for (const node of byId("trace").querySelectorAll(".token.parts")) scrollToThird(node.closest("pre"), node);
+  if (other) openAtBothEnds(text);
   return text;
+}
+
+/* Give two panes the rest of the screen, and scroll them so that the departure is seen together with the first statement
+   of the missed value that is near enough; without one the departure stands at a third. */
+function openAtBothEnds({ box, nodes }) {
+  const pair = box.closest(".pair"), room = window.innerHeight - box.getBoundingClientRect().top - window.scrollY - 12;
+  pair.style.setProperty("--pane", `${Math.max(240, room)}px`);
+  const departure = nodes.find((node) => node.classList.contains("parts"));
+  if (!departure) return;
+  /* The height of a block out of sight is a guess: those around the departure are laid out first. */
+  for (const { parentNode: block } of pair.querySelectorAll(".chunk > .parts")) {
+    for (const one of [block.previousElementSibling, block]) one?.style.setProperty("content-visibility", "visible");
+  }
+  const end = departure.getBoundingClientRect().bottom, line = parseFloat(getComputedStyle(box).lineHeight);
+  const isNear = (node) => node.getBoundingClientRect().top < end && end - node.getBoundingClientRect().top < box.clientHeight - 2 * line;
+  const statement = nodes.find((node) => node.classList.contains("needed") && isNear(node));
+  if (statement) scrollBelow(box, statement, line);
+  else scrollBelow(box, departure, box.clientHeight / 3);
+  for (const pane of pair.querySelectorAll("pre")) pane.scrollTop = box.scrollTop;
 }
 
 /* Two traces in two columns, each scrolled to the first token in which they differ; above them the words about it. */
