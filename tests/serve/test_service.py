@@ -15,7 +15,6 @@ from kvatlas.serve.service import (
     ClosedError,
     GenerationRequest,
     LengthError,
-    RequestHandle,
     Service,
     find_policy,
     room_for,
@@ -56,26 +55,6 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < limit
         time.sleep(0.01)
-
-
-def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: ModelHandle) -> None:
-    import torch
-
-    ask = GenerationRequest(asks(model, 1)[0].prompt, SAMPLING, 0, top_logprobs=1)
-    handle = RequestHandle(ask, service)
-    engines: list[int] = []
-    for token in (5, 6, 7):
-        handle.recorder([*handle.ask.prompt, *engines], torch.zeros(20))
-        told = list(handle.tokens)
-        engines.append(token)
-        # The engine's list has the token, its log-probability is not noted: a stream that looks now would lose it.
-        assert list(handle.tokens) == told == engines[:-1]
-        handle.stopping_criterion(engines)
-        assert [token for token, *_ in handle.recorder.logprobs] == list(handle.tokens) == engines
-    # It starts again where memory ran out.
-    handle.recorder(handle.ask.prompt, torch.zeros(20))
-    handle.recorder.note(5)
-    assert [token for token, *_ in handle.recorder.logprobs] == [5]
 
 
 def test_the_line_is_bounded_and_all_or_nothing(service: Service, model: ModelHandle) -> None:

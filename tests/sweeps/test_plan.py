@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, canonical
@@ -33,17 +31,6 @@ BITS: dict[str, Any] = {
     "settings": [{"policy": "window", "kv_budget": 160, "ratio": 0.3}],
     "axes": {"kv_bits": [16, 4], "local_window": [32, 40]},
 }
-
-
-def test_a_plan_says_that_unequal_budgets_are_slow_on_a_gpu(
-    spec_data: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = [{"policy": "snapkv", "kv_budget": 90, "budgets": word} for word in ("equal", "ada")]
-    data = spec_data(settings=settings, axes={"local_window": [4, 8], "ratio": [0.3]})
-    assert not any("by themselves" in note for note in make_plan(parse_spec(data)).notes)
-    monkeypatch.setattr(ModelHandle, "device", "cuda:0")
-    (note,) = [note for note in make_plan(parse_spec(data)).notes if "by themselves" in note]
-    assert note.startswith("The 2 settings with unequal budgets (ada, pyramid) of 5 with the model ")
 
 
 def test_a_plan_names_every_trace(spec_data: Build) -> None:
@@ -371,35 +358,3 @@ def test_a_context_that_is_too_short_is_told_in_numbers(tiny_llama: ModelHandle,
     spec = {"problems": 1, "sampling": {"max_new_tokens": 20}, "models": [short.name], "benchmarks": ["SEQBENCH-5x5"]}
     with pytest.raises(KvatlasError, match=r"has \d+ tokens, and the model .* reads at most 64, its answer included"):
         make_plan(parse_spec(spec))
-
-
-@pytest.mark.parametrize(
-    ("kind", "norm", "bits", "warned"),
-    [
-        ("llama", 605, {"kv_bits": 4}, True),
-        ("llama", 605, {"key_bits": 8, "value_bits": 16}, True),
-        ("llama", 605, {"key_bits": 16, "value_bits": 4}, False),
-        ("llama", 605, {}, False),
-        ("llama", 22, {"kv_bits": 4}, False),
-        # Its packed keys are without their biases.
-        ("qwen2", 605, {"kv_bits": 4}, False),
-    ],
-)
-def test_large_key_biases_are_named_where_keys_have_few_bits(
-    random_models: dict[str, ModelHandle],
-    spec_data: Build,
-    tmp_path: Path,
-    kind: str,
-    norm: float,
-    bits: Any,
-    warned: bool,
-) -> None:
-    model = copied(random_models[kind], tmp_path / "model")
-    weights = load_file(model.folder / "model.safetensors")
-    weights["model.layers.0.self_attn.k_proj.bias"] = torch.full((16,), norm / 4)
-    save_file(weights, model.folder / "model.safetensors", metadata={"format": "pt"})
-    data = spec_data(models=[model.name], settings=[], axes={}, baseline=[{"policy": "full", **bits}])
-    said = [
-        sentence for sentence in make_plan(parse_spec(data)).warnings if "key biases of norms up to 605" in sentence
-    ]
-    assert len(said) == warned

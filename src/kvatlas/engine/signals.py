@@ -27,33 +27,21 @@ def state_name(policy: Policy, name: str) -> str:
     return "/".join(map(str, (*policy.observer, name)))
 
 
-def score_state(policy: Policy) -> str:
-    """Return the key of a policy's remembered scores in the token states.
-
-    It is shared by all policies of a scope, because a sequence has one policy from its first compression on.
-    """
-    return f"score/{policy.scope}"
-
-
 class SignalCollector:
     """The policies of an engine that declare signals, one for all settings with the same observations."""
 
     def __init__(self, policies: Iterable[Policy]) -> None:
-        policies = list(policies)
-        self._remembering = [policy for policy in policies if policy.budget is not None and policy.budget.remembers]
         self.by_key = {policy.observer: policy for policy in policies if policy.observes}
         #: The longest memory of recent queries that any policy declares.
         self.query_window = max((policy.queries for policy in self.by_key.values()), default=0)
         self.hidden = any(Signal.HIDDEN in policy.observes for policy in self.by_key.values())
 
     def token_state(self, shape: Shape) -> dict[str, tuple[int, int]]:
-        """Return all columns and remembered scores with their widths (layers, KV heads), by the policies' scopes."""
+        """Return all columns with their widths (layers, KV heads), by the policies' scopes."""
         widths = {}
         for policy in self.by_key.values():
             for name in policy.columns:
                 widths[state_name(policy, name)] = policy.scope.width(shape)
-        for policy in self._remembering:
-            widths[score_state(policy)] = policy.scope.width(shape)
         return widths
 
     def signals(self, policies: Iterable[Policy]) -> Signals:

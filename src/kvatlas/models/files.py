@@ -167,15 +167,6 @@ class ModelFiles:
         return value
 
     @property
-    def has_windows(self) -> bool:
-        """True if layers attend to a sliding window of tokens."""
-        config = self.complete_config
-        kinds = config.get("layer_types")
-        if isinstance(kinds, list):
-            return "sliding_attention" in kinds
-        return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
-
-    @property
     def has_latent_attention(self) -> bool:
         """True if keys and values of all heads are made of latent ones (MLA)."""
         return bool(self.complete_config.get(_LATENT))

@@ -17,7 +17,7 @@ from kvatlas.class_files import absolute_name, class_file, load_class, permit
 from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
 from kvatlas.core.settings import CAP, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
-from kvatlas.policies.cache_view import CacheView, Merging, ScoreMemory, Signal, Step
+from kvatlas.policies.cache_view import CacheView, Merging, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
@@ -65,9 +65,6 @@ PRESETS: Mapping[str, Preset] = {
 
 #: Methods of papers that are settings of a policy here, by their names in small letters without marks.
 OTHER_NAMES: Mapping[str, tuple[str, str]] = {
-    "pyramidkv": ("PyramidKV", "snapkv budgets=pyramid"),
-    "adakv": ("AdaKV", "snapkv budgets=ada"),
-    "adasnapkv": ("Ada-SnapKV", "snapkv budgets=ada"),
     "streamingllm": ("StreamingLLM", "streaming"),
     "heavyhitter": ("Heavy Hitter Oracle", "h2o"),
 }
@@ -146,7 +143,7 @@ class Policies(Registry[type[Policy]]):
         if name in PRESETS or name in self.names():
             return super().get(PRESETS[name].policy if name in PRESETS else name)
 
-        # Papers write R-KV and Ada-KV.
+        # Papers write R-KV and Streaming-LLM.
         plain = name.lower().replace("-", "").replace("_", "")
         if plain in OTHER_NAMES:
             method, cell = OTHER_NAMES[plain]
@@ -334,7 +331,6 @@ __all__ = [
     "Merging",
     "Policy",
     "Scope",
-    "ScoreMemory",
     "Signal",
     "Step",
     "all_values",

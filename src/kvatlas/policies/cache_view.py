@@ -81,18 +81,6 @@ class Step:
         self.write(column, self.read(column) + values)
 
 
-@dataclass
-class ScoreMemory:
-    """The scores of a sequence's last computation.
-
-    `values` [..., cached] are 0 for tokens that entered since; `length` counted the sequence's tokens then, evicted
-    ones included, 0 before the first computation.
-    """
-
-    values: Tensor
-    length: int = 0
-
-
 class Merging(NamedTuple):
     """The result of a `score` that merges evicted tokens into those that stay: the scores, and the new values.
 
@@ -107,11 +95,10 @@ class Merging(NamedTuple):
 class CacheView:
     """One sequence's cache at a compression; `[...]` is the scope's (layers, KV heads).
 
-    `positions` [..., cached] are true positions, ascending, with unequal budgets behind -1 in heads with fewer tokens,
-    whose keys and values are 0 there; `columns` [..., cached] the notes of `observe`. `length` is the number of the
-    sequence's tokens so far, evicted ones included, `stream` the key of its random numbers, `thinking_end` the position
-    of the end of thinking, None without one. `memory` has the earlier scores of policies that remember them, `model`
-    the facts of the model's files; `loaded` is the model itself with its weights, which no policy may change.
+    `positions` [..., cached] are true positions, ascending; `columns` [..., cached] the notes of `observe`. `length` is
+    the number of the sequence's tokens so far, evicted ones included, `stream` the key of its random numbers,
+    `thinking_end` the position of the end of thinking, None without one. `model` has the facts of the model's
+    files; `loaded` is the model itself with its weights, which no policy may change.
 
     The engine passes its own view (`engine.rows.RowView`); a test passes one that defines the methods that it needs.
     """
@@ -124,7 +111,6 @@ class CacheView:
     length: int
     stream: int
     columns: Mapping[str, Tensor]
-    memory: ScoreMemory | None = None
 
     def key(self, layer: int) -> Tensor:
         """Return the keys of a layer [KV heads, cached, head size], with their rotation."""

@@ -45,8 +45,6 @@ class Policy(Parametrized):
     columns: ClassVar[tuple[str, ...]] = ()
     #: True if its choices are random, so that another program makes others.
     random: ClassVar[bool] = False
-    #: True if its scores leave out tokens at the position -1, so that heads may have unlike numbers of tokens.
-    unequal: ClassVar[bool] = False
     #: True if its `score` returns a `Merging`: evicted tokens change the values of those that stay.
     merges: ClassVar[bool] = False
     #: Parameters of its own that a setting names only if they have another value: those younger than stored traces.
@@ -119,7 +117,6 @@ class CompressingPolicy(Policy):
         self.budget.check_prompt(prompt_length, where)
 
     def check(self, model: ModelHandle) -> None:
-        self.budget.check_windows(model)
         if self.merges and model.has_latent_attention:
             raise KvatlasError(
                 f"{self.name!r} merges values, and {model.name!r} has latent attention, for which that is not tested; "

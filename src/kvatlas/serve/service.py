@@ -23,7 +23,7 @@ from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, Policy, parameters
-from kvatlas.serve.text_stream import Detokenizer, LogprobRecorder
+from kvatlas.serve.text_stream import Detokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,8 +52,7 @@ class GenerationRequest:
     """A request for one generation: token ids of the prompt, sampling, random stream, and stop texts.
 
     With `split` thinking is separated from the answer, and `stop` is searched in the answer only, else in the whole
-    text. `opened` is True if the prompt opens thinking; None means as the chat template does. With `top_logprobs` the
-    log-probabilities of the drawn token and of so many of the likeliest are recorded.
+    text. `opened` is True if the prompt opens thinking; None means as the chat template does.
     """
 
     prompt: tuple[int, ...]
@@ -62,7 +61,6 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     split: bool = True
     opened: bool | None = None
-    top_logprobs: int | None = None
     #: None for that of the service.
     policy: Policy | None = None
 
@@ -144,18 +142,10 @@ class RequestHandle:
         self.service = service
         self.model = service.model
         self.generation: Future[Generation[RequestHandle]] = Future()
-        self.recorder: LogprobRecorder | None = None
-        if ask.top_logprobs is not None:
-            self.recorder = LogprobRecorder(ask.top_logprobs, len(ask.prompt))
         self._text = ask.detokenizer(self.model)
-        self._tokens: Sequence[int] = ()
-        self._noted = 0
+        #: The new tokens so far: the engine's own list.
+        self.tokens: Sequence[int] = ()
         self._gone = False
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """The new tokens so far; the engine's own list may have one more, whose log-probability is still missing."""
-        return self._tokens[: self._noted]
 
     def cancel(self) -> None:
         """End the request, because its client has disconnected."""
@@ -170,10 +160,7 @@ class RequestHandle:
 
     def stopping_criterion(self, tokens: Sequence[int]) -> bool:
         """Take the new tokens from the engine; return True if the generation ends here."""
-        if self.recorder is not None:
-            self.recorder.note(tokens[-1])
-        self._tokens = tokens
-        self._noted = len(tokens)
+        self.tokens = tokens
         return self._gone or (bool(self.ask.stop) and self._text.stops(tokens))
 
     async def finished(self) -> Generation[RequestHandle]:
@@ -273,8 +260,6 @@ class Service:
         Raises KvatlasError for a method with other signals than the engine collects, for other bits than those of the
         service, and for names of files.
         """
-        from kvatlas.engine.scheduler import cache_form
-
         if not values:
             return self.policy
         requested = dict(values)
@@ -287,12 +272,11 @@ class Service:
                 raise KvatlasError(f"policy: {item.name} names a file, which requests may not.")
         defaults = self.policy.setting.values if name == self.policy.name else {}
         policy = find_policy(self.model, name, {**defaults, **requested})
-        device = self.model.device
-        if cache_form(policy, device) != cache_form(self.policy, device):
+        if policy.storage != self.policy.storage:
             # The engine would decode it after the last request, which a server does not have.
             raise KvatlasError(
                 f"policy: {name!r} stores the cache in another form than this server; expected kv_bits, key_bits, "
-                f"value_bits, group and residual, and on a GPU equal or unequal budgets, as in {self.policy.setting}."
+                f"value_bits, group and residual as in {self.policy.setting}."
             )
         if policy.observes and policy.observer != self.policy.observer:
             raise KvatlasError(
@@ -411,5 +395,4 @@ class Service:
                 (ask.policy or self.policy,),
                 sampling=ask.sampling,
                 stopping_criterion=handle.stopping_criterion,
-                logits_processor=handle.recorder,
             )

@@ -52,17 +52,6 @@ def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) ->
             for model in models
             if model.dtype == "float32"
         ]
-
-    unequal = sum(policy.has_unequal_budgets for policy in policies)
-    if unequal:
-        named = "1 setting" if unequal == 1 else f"{unequal} settings"
-        notes += [
-            f"The {named} with unequal budgets (ada, pyramid) of {len(policies)} with the model {model.name!r} on "
-            f"{model.device} are decoded by themselves, after the others, in plain torch without captured steps, "
-            "several times slower."
-            for model in models
-            if model.device != "cpu"
-        ]
     return notes
 
 
