@@ -25,9 +25,7 @@ RIVALS: dict[str, dict[str, Any]] = {
     "h2o": RULE,
     "rkv": RULE,
     "window": RULE | {"every": 9},
-    "entropy": RULE,
     "snapkv": RULE,
-    "cam": RULE,
 }
 
 

@@ -365,12 +365,6 @@ class KVCache:
             state[..., :count] = state.gather(-1, kept)
             state[..., count:] = 0
 
-    def replace_values(self, sequence: CachedSequence, values: Sequence[Tensor]) -> None:
-        """Replace the values of a compacted sequence, which has pages of its own: [KV heads, tokens, size] by layer."""
-        slots = self.slots(sequence)
-        for pool, numbers in zip(self.values, values, strict=True):
-            pool[:, slots] = numbers.to(pool.dtype)
-
     def slots(self, sequence: CachedSequence) -> Tensor:
         return self._slots_of(sequence.pages)[: sequence.length]
 

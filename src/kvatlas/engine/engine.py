@@ -27,7 +27,7 @@ from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.probe import measure_shape, rehearse
 from kvatlas.engine.rows import Generation, K, Request, Row
-from kvatlas.engine.sampling import UNSAMPLED, TokenDistributions, sample_rows
+from kvatlas.engine.sampling import UNSAMPLED, sample_rows
 from kvatlas.engine.scheduler import Scheduler, requests_of_storage
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.forward import RowStates, attention_function, own_attention, reading_batch, split_rows
@@ -159,25 +159,10 @@ class Engine:
         # Policies observe the pass before the lengths of the rows grow.
         prompts = [len(row.request.prompt) if row.prompt_left else None for row in rows]
         logits, hidden, ready = self._pass(rows, batch)
-        self.collector.notify(self.handle, batch, signals, prompts, hidden, [row.drawn for row in rows])
+        self.collector.notify(self.handle, batch, signals, prompts, hidden)
 
-        observing = set(self.collector.asking(Signal.LOGITS, signals))
-        observed_rows = []
-        if observing:
-            # A logits processor may change the logits in place, so that their distributions are computed before.
-            with_logits = [index for index, row in enumerate(rows) if row.prompt_left <= batch.counts[index]]
-            places = [place for place, index in enumerate(with_logits) if index in observing]
-            distributions = TokenDistributions(logits[places])
-            observed_rows = [with_logits[place] for place in places]
         sampled = self._sample(rows, batch, logits, ready)
         branches, cut_tokens = self._cut(rows, sampled)
-        if observing:
-            drawn = distributions.drawn([sampled[index] for index in observed_rows])
-            at_cut = distributions.drawn([cut_tokens.get(index, sampled[index]) for index in observed_rows])
-            for index, numbers, cut_numbers in zip(observed_rows, drawn, at_cut, strict=True):
-                rows[index].drawn = numbers
-                if index in branches:
-                    branches[index].drawn = cut_numbers
 
         # Every row takes its token, and ends, forks or goes on.
         self.passes += 1

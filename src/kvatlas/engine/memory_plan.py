@@ -131,9 +131,6 @@ def _peak_of_storage(
     if any(Signal.ATTENTION in policy.observes for policy in policies):
         # The weights of a pass, and their sums with earlier ones.
         pass_bytes += 2 * 4 * rows * shape.layers * shape.kv_heads * noted_tokens
-    if any(Signal.LOGITS in policy.observes for policy in policies):
-        # The log-probabilities of a vocabulary, and what their entropy is summed from.
-        pass_bytes += 4 * 4 * rows * model.vocabulary
     fixed_bytes = 0 if model.device == "cpu" else WORKSPACES
 
     snapshots = max(0, forked_trees - unbounded_rows) * snapshot_pages

@@ -17,7 +17,7 @@ from kvatlas.engine.cache import CachedSequence, KVCache, Snapshot
 from kvatlas.engine.signals import Signals, state_name
 from kvatlas.policies.cache_view import CacheView
 from kvatlas.policies.contract import CompressingPolicy, Policy
-from kvatlas.policies.selection import make_selection
+from kvatlas.policies.selection import select_tokens
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -129,8 +129,6 @@ class Row(Generic[K]):
     #: Unread tokens of the prompt.
     prompt_left: int = 0
     tokens: list[int] = field(default_factory=list)
-    #: The log-probability of the newest token and the entropy of its distribution, for policies that observe them.
-    drawn: tuple[float, float] = (0.0, 0.0)
     position: int = 0
     #: The least cap on thinking of its policies, None without one; the new tokens up to the beginning of thinking,
     #: counted for a cap alone, and those before its end.
@@ -389,8 +387,7 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
 
     # The policy selects.
     view = RowView(model, cache, row, policy)
-    selection = make_selection(policy, view, put_back)
-    kept = selection.kept
+    kept = select_tokens(policy, view, put_back)
 
     evicted = row.cached.length - kept.shape[-1]
     if not evicted:
@@ -398,11 +395,8 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
             checkpoints.pop(row.position).drop()
         return 0
 
-    # The cache keeps these tokens, with the notes of this policy, and with the values that it merged.
-    merged = selection.merged_values(policy, view)
+    # The cache keeps these tokens, with the notes of this policy.
     cache.compact(row.cached, kept, [state_name(policy, name) for name in policy.columns])
     kept_positions = view.cached_positions.gather(-1, kept)
-    if merged:
-        cache.replace_values(row.cached, merged)
     row.note_compression(kept_positions, rule.window)
     return evicted

@@ -61,13 +61,11 @@ class SignalCollector:
         signals: Sequence[Signals],
         prompts: Sequence[int | None],
         hidden: Tensor | None,
-        drawn: Sequence[tuple[float, float]],
     ) -> None:
         """Call `observe` of every policy with its signals of a pass, before the lengths of its sequences grow.
 
         `prompts` has the length of the prompt for sequences in their prompt, None for the others. `hidden` [tokens,
-        hidden size] are the last hidden states. `drawn` has the log-probability of each sequence's newest token and the
-        entropy of its distribution.
+        hidden size] are the last hidden states.
         """
         # All sequences in decoding are one step. Prompts have unlike numbers of tokens: a step for each.
         groups: list[list[int]] = [[]]
@@ -79,12 +77,12 @@ class SignalCollector:
 
         watched = {index: place for place, index in enumerate(batch.watched)}
         for key, policy in self.by_key.items():
-            if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION, Signal.LOGITS}:
+            if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION}:
                 continue
             for group in groups:
                 asking = [index for index in group if key in signals[index]]
                 if asking:
-                    policy.observe(self._step(model, batch, policy, asking, watched, prompts[asking[0]], hidden, drawn))
+                    policy.observe(self._step(model, batch, policy, asking, watched, prompts[asking[0]], hidden))
 
     def _step(
         self,
@@ -95,7 +93,6 @@ class SignalCollector:
         watched: Mapping[int, int],
         prompt: int | None,
         hidden: Tensor | None,
-        drawn: Sequence[tuple[float, float]],
     ) -> Step:
         starts = [batch.starts[member] for member in members]
         lengths = [batch.lengths[member] for member in members]
@@ -128,16 +125,8 @@ class SignalCollector:
         if hidden is not None and Signal.HIDDEN in policy.observes:
             states = hidden[tokens]
 
-        log_probability: Tensor | None = None
-        entropy: Tensor | None = None
-        if Signal.LOGITS in policy.observes:
-            # Tokens of the prompt were not drawn.
-            numbers = torch.zeros(*tokens.shape, 2, device=batch.positions.device)
-            if prompt is None:
-                numbers[:, 0] = torch.tensor([drawn[member] for member in members], device=numbers.device)
-            log_probability, entropy = numbers.unbind(-1)
         columns = CachedNotes(batch.cache, policy, rows[:, 0], entered, attention)
-        return Step(model, batch.positions[tokens], states, attention, columns, prompt, log_probability, entropy)
+        return Step(model, batch.positions[tokens], states, attention, columns, prompt)
 
 
 @dataclass(frozen=True)

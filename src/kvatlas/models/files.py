@@ -167,11 +167,6 @@ class ModelFiles:
         return value
 
     @property
-    def has_latent_attention(self) -> bool:
-        """True if keys and values of all heads are made of latent ones (MLA)."""
-        return bool(self.complete_config.get(_LATENT))
-
-    @property
     def positions(self) -> int | None:
         """The number of positions that the model supports with one rotation for all lengths; None if unknown."""
         limits = (self.config.get("max_position_embeddings"), self.steady_positions)

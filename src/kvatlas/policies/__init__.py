@@ -17,7 +17,7 @@ from kvatlas.class_files import absolute_name, class_file, load_class, permit
 from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
 from kvatlas.core.settings import CAP, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
-from kvatlas.policies.cache_view import CacheView, Merging, Signal, Step
+from kvatlas.policies.cache_view import CacheView, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
@@ -85,7 +85,6 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
     "queries": (_is_length, "an integer >= 0"),
     "columns": (_is_names, "a tuple of different texts"),
     "random": (lambda value: isinstance(value, bool), "true or false"),
-    "merges": (lambda value: isinstance(value, bool), "true or false"),
     "published": (lambda value: isinstance(value, Mapping), "texts by names of parameters"),
     "paper": (lambda value: isinstance(value, str), "a text"),
 }
@@ -191,7 +190,6 @@ _OURS = {
     "streaming": "kvatlas.policies.streaming:Streaming",
     "sepllm": "kvatlas.policies.sepllm:SepLLM",
     "h2o": "kvatlas.policies.h2o:H2O",
-    "cam": "kvatlas.policies.cam:CaM",
     "snapkv": "kvatlas.policies.snapkv:SnapKV",
     "rkv": "kvatlas.policies.rkv:RKV",
     "tova": "kvatlas.policies.tova:TOVA",
@@ -204,7 +202,6 @@ _OURS = {
     "expected_attention": "kvatlas.policies.expected_attention:ExpectedAttention",
     "caote": "kvatlas.policies.caote:CAOTE",
     "dropkv": "kvatlas.policies.dropkv:DropKV",
-    "entropy": "kvatlas.policies.entropy:Entropy",
     "learned": "kvatlas.policies.learned:Learned",
 }
 policies = Policies("policy", "kvatlas.policies", _OURS, _plugin_fault)
@@ -328,7 +325,6 @@ __all__ = [
     "BudgetRule",
     "CacheView",
     "CompressingPolicy",
-    "Merging",
     "Policy",
     "Scope",
     "Signal",

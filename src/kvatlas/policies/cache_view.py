@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvatlas.noise import uniform_by_choice
 
@@ -22,15 +22,12 @@ class Signal(StrEnum):
     HIDDEN: the last hidden state of each token that enters the cache, after the model's last norm: the product with the
     output matrix gives its logits. ATTENTION: the attention of each new token to every cached one; its weights are
     computed at every step, for the sequences of the policy alone. QUERIES: the last `queries` queries when a
-    compression fires; they are copied as they pass, without any attention. LOGITS: the log-probability of each written
-    token that enters the cache, and the entropy of the distribution that it was drawn from, of the logits that sampling
-    gets: the model's own distribution, before a logits processor, temperature, top-k and top-p.
+    compression fires; they are copied as they pass, without any attention.
     """
 
     HIDDEN = "hidden"
     ATTENTION = "attention"
     QUERIES = "queries"
-    LOGITS = "logits"
 
 
 class PolicyNotes(Protocol):
@@ -51,8 +48,7 @@ class Step:
     with `prompt_length` as its length; then new tokens, with `prompt_length` None. `hidden` [rows, entered, hidden
     size] is their last hidden state (HIDDEN). `attention` [rows, layers, KV heads, cached], reduced by the mean over
     query heads and to the policy's scope, is their attention to each cached token, themselves included, summed over
-    them (ATTENTION); 0 in slots past a sequence's length. `log_probability` and `entropy` [rows, entered], in nats, are
-    those of the distributions that these tokens were drawn from (LOGITS), 0 for tokens of the prompt.
+    them (ATTENTION); 0 in slots past a sequence's length.
     """
 
     model: ModelHandle
@@ -61,8 +57,6 @@ class Step:
     attention: Tensor | None
     columns: PolicyNotes
     prompt_length: int | None = None
-    log_probability: Tensor | None = None
-    entropy: Tensor | None = None
 
     def enter(self, column: str, values: Tensor) -> None:
         """Write `values` [rows, entered] beside the tokens that entered."""
@@ -79,17 +73,6 @@ class Step:
     def add(self, column: str, values: Tensor) -> None:
         """Add `values` [rows, layers, KV heads, cached] (of the policy's scope) to those of all cached tokens."""
         self.write(column, self.read(column) + values)
-
-
-class Merging(NamedTuple):
-    """The result of a `score` that merges evicted tokens into those that stay: the scores, and the new values.
-
-    `values(layer, kept)` returns the values [KV heads, kept, head size] of a layer's tokens in the slots `kept` [KV
-    heads, kept], ascending, from now on; it is called for every layer before any token leaves the cache.
-    """
-
-    scores: Tensor
-    values: Callable[[int, Tensor], Tensor]
 
 
 class CacheView:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.cache_view import CacheView, Merging
+from kvatlas.policies.cache_view import CacheView
 from kvatlas.policies.contract import CompressingPolicy
-from kvatlas.policies.guard import author_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,51 +46,11 @@ def _count_in_a_head(protected: Tensor) -> int:
     return int(protected[0, 0].sum())
 
 
-class Selection(NamedTuple):
-    """The slots [..., kept] that stay, and the function of their values for a policy that merges (`Merging`)."""
-
-    kept: Tensor
-    values: Callable[[int, Tensor], Tensor] | None = None
-
-    def merged_values(self, policy: CompressingPolicy, cached: CacheView) -> list[Tensor]:
-        """Return the new values [KV heads, kept, head size] of the tokens that stay in each layer; [] without any.
-
-        Raises KvatlasError for values of another shape, and for those that are no finite numbers.
-        """
-        import torch
-
-        if self.values is None:
-            return []
-        layer_values = []
-        for layer in range(cached.model.shape.layers):
-            old = cached.value(layer)
-            kept = self.kept[min(layer, len(self.kept) - 1)].expand(len(old), -1).contiguous()
-            with author_errors(policy.name, "score"):
-                new = self.values(layer, kept)
-            expected = (len(old), kept.shape[1], old.shape[2])
-            if not isinstance(new, torch.Tensor) or tuple(new.shape) != expected or new.device != old.device:
-                found = f"shape {tuple(new.shape)}" if isinstance(new, torch.Tensor) else type(new).__name__
-                raise KvatlasError(
-                    f"The policy {policy.name!r} merged values into a {found}; expected a tensor of the shape "
-                    f"{expected} (KV heads, tokens that stay, head size) on {old.device}."
-                )
-            layer_values.append(new)
-        if not bool(torch.stack([new.isfinite().all() for new in layer_values]).all()):
-            raise KvatlasError(f"The policy {policy.name!r} merged values into infinite ones; expected finite numbers.")
-        return layer_values
-
-
 def select_tokens(policy: CompressingPolicy, cached: CacheView, put_back: PutBack | None = None) -> Tensor:
-    """Return the slots [..., kept] that stay, ascending (`make_selection`)."""
-    return make_selection(policy, cached, put_back).kept
-
-
-def make_selection(policy: CompressingPolicy, cached: CacheView, put_back: PutBack | None = None) -> Selection:
     """Return the slots [..., kept] that stay, ascending: the local window, and older tokens with the highest scores.
 
     Tokens that are `put_back` take the place of the kept ones with the lowest scores.
     """
-
     length = cached.positions.shape[-1]
     protected, quota = protected_and_quota(policy, cached)
     slots_used = policy.slots_used(cached, protected, quota)
@@ -101,14 +59,7 @@ def make_selection(policy: CompressingPolicy, cached: CacheView, put_back: PutBa
             f"The policy {policy.name!r} uses {slots_used!r} slots; expected an integer from 0 to {quota}."
         )
     older = protected.shape[-1]
-    values: Callable[[int, Tensor], Tensor] | None = None
-
-    result: object = policy.score(cached)
-    if policy.merges:
-        if not isinstance(result, Merging):
-            raise KvatlasError(f"The policy {policy.name!r} merges and returned no values; expected a Merging.")
-        result, values = result
-    scores = _checked_scores(policy.name, result, cached.positions, protected)
+    scores = _checked_scores(policy.name, policy.score(cached), cached.positions, protected)
     if policy.budget.plan_prefix:
         thought = cached.positions[..., :older] - cached.prompt_length
         in_plan = (thought >= 0) & (thought < policy.budget.plan_prefix)
@@ -119,7 +70,7 @@ def make_selection(policy: CompressingPolicy, cached: CacheView, put_back: PutBa
     if put_back is not None:
         order = put_back.overrule(order, cached.positions, kept_protected, slots_used, cached.length)
     chosen = order[..., : kept_protected + slots_used].sort(dim=-1).values
-    return Selection(_with_window(chosen, older, length), values)
+    return _with_window(chosen, older, length)
 
 
 def _with_window(kept: Tensor, older: int, length: int) -> Tensor:

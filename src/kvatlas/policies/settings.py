@@ -28,7 +28,6 @@ class Parametrized:
     """The parts and parameters of a policy; `contract.Policy` explains the class variables."""
 
     name: ClassVar[str]
-    merges: ClassVar[bool] = False
     unnamed: ClassVar[Mapping[str, Any]] = {}
     rule_defaults: ClassVar[Mapping[str, Any]] = {}
     #: True for policies with a budget rule.
@@ -52,10 +51,6 @@ class Parametrized:
         if rule is None:
             return
 
-        if self.merges and self.storage.packed:
-            raise KvatlasError(
-                f"{self.name!r} merges values, and those of few bits cannot be changed; expected 16 bits."
-            )
         # A share of a budget in bytes has no tokens before the model is known.
         has_window = isinstance(rule.local_window, int) or rule.has_tokens
         residual = self.precision.residual
