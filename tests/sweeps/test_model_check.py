@@ -1,4 +1,3 @@
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from kvatlas.answers.reading import PUBLISHED
 from kvatlas.benchmarks import find
 from kvatlas.core import Check, CheckResult
 from kvatlas.models import ModelHandle
-from kvatlas.sweeps import doctor, short_weights
+from kvatlas.sweeps import doctor
 from kvatlas.sweeps.doctor import check_model
 from tests.benchmarks.test_reading import CHANNELS, GEMMA, GPT_OSS
 from tests.r1 import FIRST_TEMPLATE, copied
@@ -146,29 +145,3 @@ def test_variables_of_the_template_are_named(r1_model: Callable[..., ModelHandle
     assert lines["template values"].message == "enable_thinking=True"
     assert lines["think tags"].message.endswith("to be opened by the model")
     assert "template values" not in findings(r1_model())
-
-
-def test_shorter_weights_are_offered_with_their_cost_in_tokens(
-    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(short_weights, "SHARED_FROM", 0)
-    model = random_models["llama"]
-    line = findings(model, new_tokens=30)["weights"]
-    assert line.message == "in float32"
-    assert "weights=bfloat16 or int8" in line.advice
-    assert model.name in short_weights.offer(model)
-
-    short = models.find(model.name, weights="int8")
-    line = findings(short, new_tokens=30)["weights"]
-    assert line.status is Check.OK
-    assert re.match(
-        r"in int8: (all 30 tokens would be the same|\d+ of 30 tokens would be others) in float32", line.message
-    )
-    assert short_weights.offer(short) == ""
-    # Weights of another model: nearly every token is another one.
-    load = ModelHandle.load_unpacked
-    others = {"auto": random_models["qwen2"], "int8": short}
-    monkeypatch.setattr(ModelHandle, "load_unpacked", lambda self, read=True: load(others[self.options.weights], read))
-    assert re.match(r"in int8: (2[5-9]|30) of 30 tokens", findings(short, new_tokens=30)["weights"].message)
-    monkeypatch.setattr(short_weights, "free_memory", lambda _: 1)
-    assert findings(short, new_tokens=30)["weights"].status is Check.WARNING

@@ -10,7 +10,8 @@ import pytest
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, canonical
 from kvatlas.engine.timing import TimedEngine
-from kvatlas.models import ENDLESS, ModelHandle, embedded
+from kvatlas.models import ENDLESS, ModelHandle, embedded, handle
+from kvatlas.models import find as find_model
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest
 from kvatlas.stats.maps import maps_of_run
@@ -18,6 +19,7 @@ from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import cores
 from kvatlas.sweeps.measured_rate import decoding_rate
+from kvatlas.sweeps.plan_notes import settings_notes
 from tests.counting import calls
 from tests.r1 import AIME, FIRST_TEMPLATE, copied
 from tests.sweeps.conftest import Build
@@ -358,3 +360,11 @@ def test_a_context_that_is_too_short_is_told_in_numbers(tiny_llama: ModelHandle,
     spec = {"problems": 1, "sampling": {"max_new_tokens": 20}, "models": [short.name], "benchmarks": ["SEQBENCH-5x5"]}
     with pytest.raises(KvatlasError, match=r"has \d+ tokens, and the model .* reads at most 64, its answer included"):
         make_plan(parse_spec(spec))
+
+
+def test_shorter_weights_are_offered(random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handle, "SHARED_FROM", 0)
+    model = random_models["llama"]
+    short = find_model(model.name, weights="int8")
+    (note,) = settings_notes([model, short], [])
+    assert note.startswith(f"The weights of the model {model.name!r} are in float32; --model-option weights=bfloat16")

@@ -193,7 +193,7 @@ class ModelFiles:
     def in_bytes(self) -> dict[str, Any] | None:
         """Facts of a GGUF whose weights were written in int8, else None.
 
-        They are the `numbers`, the digest of the `tensors` in float32, that of the file as `written`, and the `source`.
+        They are the `numbers`, the digest of the `tensors` in float32, and that of the file as `written`.
         """
         try:
             mark = json.loads((self.folder / weights.CONVERTED).read_text("utf-8"))

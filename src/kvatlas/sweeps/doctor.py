@@ -1,7 +1,7 @@
 """Checks of this machine and of a model before a sweep.
 
 Machine: versions, device, kernels, decoded tokens. Model: tokenizer, tags, layers, one step against transformers, keys
-in few bits, shorter weights, a generation.
+in few bits, a generation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from kvatlas.models.checks import check_tokenizer
 from kvatlas.models.load_options import Options
 from kvatlas.noise import stream_key
 from kvatlas.sweeps.plan import FULL
-from kvatlas.sweeps.short_weights import can_be_short, weights_check
 
 if TYPE_CHECKING:
     import torch
@@ -262,8 +261,6 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
 
     yield _first_steps(handle, model, tokens, logits, generation)
     yield _keys_in_few_bits(handle, model, [*tokens, *generation.tokens])
-    if can_be_short(handle) and generation.tokens:
-        yield weights_check(handle, model, len(tokens), [*tokens, *generation.tokens])
     yield _end_of_generation(handle, generation, new_tokens)
 
 
