@@ -124,29 +124,6 @@ def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: Mode
     assert result.usage.completion_tokens_details.reasoning_tokens == thought
 
 
-def test_a_request_names_its_own_policy(client: openai.OpenAI, server: str) -> None:
-    def answer(**policy: Any) -> Any:
-        messages: Any = [{"role": "user", "content": questions(1)[0]}]
-        done = client.chat.completions.create(
-            model=NAME, messages=messages, seed=11, max_tokens=TOKENS, extra_body={"policy": policy}
-        )
-        return done.choices[0].model_dump()
-
-    own, full = answer(), answer(policy="full")
-    assert own["kvatlas"]["compressions"] > 0 == full["kvatlas"]["compressions"]
-    assert answer(ratio=0.1)["kvatlas"]["mean_kv_tokens"] < own["kvatlas"]["mean_kv_tokens"]
-    window = answer(policy="window", kv_budget=150, local_window=8, ratio=0.3)
-    assert 0 < window["kvatlas"]["peak_kv_tokens"] <= 150
-    for policy, words in (
-        ({"policy": "h2o", "kv_budget": 150, "local_window": 8, "ratio": 0.3}, "needs signals that this server"),
-        ({"predictor": "/etc/passwd"}, "names a file"),
-        ({"policy": "mine.py:Own"}, "names a file"),
-        ({"ratio": 3}, "ratio is 3; expected a number from 0 to 1"),
-    ):
-        with pytest.raises(openai.BadRequestError, match=words):
-            answer(**policy)
-
-
 def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: ModelHandle) -> None:
     prompts = [tiny_llama.prompt(text) for text in questions(2)]
     whole = client.completions.create(model=NAME, prompt=prompts, seed=11, max_tokens=60)

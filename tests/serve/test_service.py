@@ -118,13 +118,6 @@ def test_the_full_cache_takes_bits_and_no_budget(model: ModelHandle) -> None:
         find_policy(model, "full", {"kv_budget": 56})
 
 
-def test_a_request_for_other_bits_than_the_servers_is_refused(service: Service) -> None:
-    """The engine keeps it for the end, so that it would wait for ever."""
-    assert service.policy_for({"policy": "full"}).storage == service.policy.storage
-    with pytest.raises(KvatlasError, match="'full' stores the cache in another form than this server"):
-        service.policy_for({"policy": "full", "kv_bits": 8})
-
-
 def test_room_and_sampling_are_checked(model: ModelHandle) -> None:
     policy = find_policy(model, "window", VALUES)
     assert room_for(model, policy, (1,) * 24, None) == 1512

@@ -185,9 +185,7 @@ class CompletionHandler:
     ) -> list[GenerationRequest]:
         self.check_model(body.model)
         service = self.service
-        policy = service.policy_for(body.policy)
-
-        room = room_for(service.model, policy, prompt, most)
+        room = room_for(service.model, service.policy, prompt, most)
         sampling = sampling_with(
             service.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_new_tokens=room
         )
@@ -195,7 +193,7 @@ class CompletionHandler:
             streams = [next_stream(service.seed, prompt, self._samples) for _ in range(body.n or 1)]
         else:
             streams = [stream_of(body.seed, prompt, sample) for sample in range(body.n or 1)]
-        return [GenerationRequest(prompt, sampling, stream, body.stops, split, opened, policy) for stream in streams]
+        return [GenerationRequest(prompt, sampling, stream, body.stops, split, opened) for stream in streams]
 
     async def serve(self, body: Body, request: Request, read: Callable[[Body], list[GenerationRequest]]) -> Response:
         """Answer a request, whole or as a stream; decoding ends if the client disconnects."""

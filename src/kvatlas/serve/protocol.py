@@ -111,8 +111,6 @@ class Generating(BaseModel):
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    #: A setting in place of the server's, as `extra_body={"policy": {"policy": "window", "ratio": 0.3}}`.
-    policy: Annotated[dict[str, str | int | float | bool], Field(max_length=64)] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from kvatlas import policies
 from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
-from kvatlas.policies import CompressingPolicy, Policy, parameters
+from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.serve.text_stream import Detokenizer
 
 if TYPE_CHECKING:
@@ -61,8 +61,6 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     split: bool = True
     opened: bool | None = None
-    #: None for that of the service.
-    policy: Policy | None = None
 
     def detokenizer(self, model: ModelHandle) -> Detokenizer:
         """Return a new detokenizer for its tokens."""
@@ -254,37 +252,6 @@ class Service:
             self._thread.start()
         return self
 
-    def policy_for(self, values: Mapping[str, Any] | None) -> Policy:
-        """Return the policy that a request names; parameters of the service's own method are its defaults.
-
-        Raises KvatlasError for a method with other signals than the engine collects, for other bits than those of the
-        service, and for names of files.
-        """
-        if not values:
-            return self.policy
-        requested = dict(values)
-        name = str(requested.pop("policy", self.policy.name))
-        if ".py:" in name and name != self.policy.name:
-            raise KvatlasError(f"policy: {name!r} names a file, which requests may not.")
-        for item in parameters(policies.policies.get(name)):
-            # Parameters that are words declare them; other texts are names of files.
-            if item.name in requested and isinstance(item.default, str) and not item.metadata:
-                raise KvatlasError(f"policy: {item.name} names a file, which requests may not.")
-        defaults = self.policy.setting.values if name == self.policy.name else {}
-        policy = find_policy(self.model, name, {**defaults, **requested})
-        if policy.storage != self.policy.storage:
-            # The engine would decode it after the last request, which a server does not have.
-            raise KvatlasError(
-                f"policy: {name!r} stores the cache in another form than this server; expected kv_bits, key_bits, "
-                f"value_bits, group and residual as in {self.policy.setting}."
-            )
-        if policy.observes and policy.observer != self.policy.observer:
-            raise KvatlasError(
-                f"policy: {name!r} needs signals that this server does not collect; expected {self.policy.name!r} with "
-                "its own parameters, full, or a method without signals."
-            )
-        return policy
-
     @property
     def rows(self) -> int:
         """The number of requests decoded at a time: `batch_size`, or fewer after memory ran out."""
@@ -392,7 +359,7 @@ class Service:
                 handle,
                 ask.prompt,
                 ask.stream,
-                (ask.policy or self.policy,),
+                (self.policy,),
                 sampling=ask.sampling,
                 stopping_criterion=handle.stopping_criterion,
             )
