@@ -3,7 +3,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from kvatlas import models
 from kvatlas.answers.reading import PUBLISHED
@@ -16,7 +15,7 @@ from tests.benchmarks.test_reading import CHANNELS, GEMMA, GPT_OSS
 from tests.r1 import FIRST_TEMPLATE, copied
 
 NAMES = ["model", "layers", "vocabulary", "unknown tokens", "round trip", "marker letters", "think tags", "stop tokens"]
-NAMES += ["one step", "keys in few bits", "generation"]
+NAMES += ["one step", "generation"]
 CHAIN: Sequence[str] = tuple(problem.question for problem in find("CHAIN8").problems(3))
 
 
@@ -47,18 +46,6 @@ def test_a_step_unlike_transformers_own_fails(monkeypatch: pytest.MonkeyPatch, t
 
     monkeypatch.setattr(doctor, "_generate_with_logits", wrong)
     assert findings(tiny_llama)["one step"].status is Check.FAILED
-
-
-def test_keys_with_large_channels_are_named(tmp_path: Path, random_models: dict[str, ModelHandle]) -> None:
-    model = copied(random_models["llama"], tmp_path / "m")
-    weights = load_file(model.folder / "model.safetensors")
-    weights["model.layers.1.self_attn.k_proj.weight"][3] *= 1000
-    weights["model.layers.1.self_attn.q_proj.weight"][3] *= 0.001
-    save_file(weights, model.folder / "model.safetensors", metadata={"format": "pt"})
-    line = findings(model)["keys in few bits"]
-    assert line.status is Check.WARNING
-    assert "(layer 1)" in line.message
-    assert line.advice == "give key_bits: 16, and value_bits alone"
 
 
 def test_nothing_is_decoded_where_something_failed(tmp_path: Path, random_models: dict[str, ModelHandle]) -> None:

@@ -1,7 +1,7 @@
 """Checks of this machine and of a model before a sweep.
 
-Machine: versions, device, kernels, decoded tokens. Model: tokenizer, tags, layers, one step against transformers, keys
-in few bits, a generation.
+Machine: versions, device, kernels, decoded tokens. Model: tokenizer, tags, layers, one step against transformers, a
+generation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import benchmarks, models, policies
 from kvatlas.answers.reading import HARMONY, NEXT_MESSAGE, PUBLISHED
-from kvatlas.core import Check, CheckResult, KvatlasError, Sampling, Setting, Storage, first_difference, reason
+from kvatlas.core import Check, CheckResult, KvatlasError, Sampling, Setting, first_difference, reason
 from kvatlas.cpu import native
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
@@ -43,10 +43,6 @@ STEPS = 64
 COMPARED = 4
 #: Differences of logits in standard deviations: the largest certain rounding, and the largest possible one.
 ROUNDING = {"float32": (1e-3, 0.03), "bfloat16": (0.15, 0.6), "float16": (0.03, 0.2), "int8": (0.15, 0.6)}
-#: The bits at which keys are tried, and the largest loss of attention in nats that they survive. The losses of SmolLM2
-#: and Qwen2.5 at 4 bits are .07 and .13; those of Qwen2.5 with biases in its packed keys are 20.
-TRIED_BITS = (8, 4)
-KEY_LOSS = 0.25
 #: The question for a model without a benchmark, with words, numbers, lines and LaTeX.
 PROBE = (
     "Let $x$ and $y$ be real numbers with $x + y = 12$ and $xy \\le 35$.\n\nWhat is the largest value of "
@@ -260,7 +256,6 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
         return
 
     yield _first_steps(handle, model, tokens, logits, generation)
-    yield _keys_in_few_bits(handle, model, [*tokens, *generation.tokens])
     yield _end_of_generation(handle, generation, new_tokens)
 
 
@@ -367,26 +362,6 @@ def _first_steps(
     # A difference that is not a number fails, too.
     failed = not difference <= possible
     return CheckResult("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
-
-
-def _keys_in_few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]) -> CheckResult:
-    """Compare attention to packed keys with attention to exact ones, layer by layer."""
-    from kvatlas.bits.outliers import key_divergences
-
-    losses = {bits: key_divergences(model, handle.shape, tokens, Storage(bits, bits)) for bits in TRIED_BITS}
-    texts = []
-    for bits, by_layer in losses.items():
-        layer = by_layer.index(max(by_layer))
-        layer_number = handle.shape.cached_layers[layer].layer_number
-        texts.append(f"{max(by_layer):.3f} nats at {bits} bits (layer {layer_number})")
-
-    message = f"keys alone change attention by at most {' and '.join(texts)}"
-    lost = [bits for bits, by_layer in losses.items() if not max(by_layer) <= KEY_LOSS]
-    if not lost:
-        return CheckResult("keys in few bits", Check.OK, message)
-    layers = sum(not loss <= KEY_LOSS for loss in losses[max(lost)])
-    message += f"; above {KEY_LOSS} in {layers} of {handle.shape.layers} layers at {max(lost)} bits"
-    return CheckResult("keys in few bits", Check.WARNING, message, "give key_bits: 16, and value_bits alone")
 
 
 def _end_of_generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> CheckResult:
