@@ -8,6 +8,7 @@ from kvatlas import models
 from kvatlas.answers.reading import PUBLISHED
 from kvatlas.benchmarks import find
 from kvatlas.core import Check, CheckResult
+from kvatlas.engine import Engine
 from kvatlas.models import ModelHandle
 from kvatlas.sweeps import doctor
 from kvatlas.sweeps.doctor import check_model
@@ -38,14 +39,16 @@ def test_another_scale_and_half_precision_pass(tmp_path: Path, random_models: di
 
 
 def test_a_step_unlike_transformers_own_fails(monkeypatch: pytest.MonkeyPatch, tiny_llama: ModelHandle) -> None:
-    generate = doctor._generate_with_logits
+    forward = Engine.forward
 
     def wrong(*given: Any) -> Any:
-        logits, generation = generate(*given)
-        return [logit + (logit == logit.max()) for logit in logits], generation
+        logits, states = forward(*given)
+        return logits + logits.std(), states
 
-    monkeypatch.setattr(doctor, "_generate_with_logits", wrong)
-    assert findings(tiny_llama)["one step"].status is Check.FAILED
+    monkeypatch.setattr(Engine, "forward", wrong)
+    line = findings(tiny_llama)["weights"]
+    assert line.status is Check.FAILED
+    assert "would compute other logits than in transformers" in line.message
 
 
 def test_nothing_is_decoded_where_something_failed(tmp_path: Path, random_models: dict[str, ModelHandle]) -> None:
@@ -67,7 +70,7 @@ def test_tags_are_looked_for_in_a_generation(r1_model: Callable[..., ModelHandle
     assert lines["think tags"].message == "'<think>' to '</think>' (one token), opened by the prompt"
     assert "still thinking after 12 tokens" in lines["generation"].message
     # What the model happens to write is the end of its thinking.
-    _, written = doctor._generate_with_logits(model, model.load(), model.encode(CHAIN[0]), 12)
+    written = doctor._generate(model, model.load(), model.encode(CHAIN[0]), 12)
     close = model.tokenizer.decode(list(written.tokens)[5:8])
     lines = findings(models.find(model.name, think_close=close))
     assert "(found in the text)" in lines["think tags"].message

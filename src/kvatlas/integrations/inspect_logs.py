@@ -112,7 +112,7 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     cell = graded.cell
     task = graded.task
     try:
-        with refusal(f"{where} cannot be imported"), Store.create(run, {"kvatlas": __version__}) as store:
+        with Store.create(run, {"kvatlas": __version__}) as store:
             stored = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
             if "answers" in stored.provenance:
                 raise KvatlasError("The run holds a file of answers; import the log into a run of its own.")
@@ -148,6 +148,9 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
         if str(log) in str(error):
             raise
         raise KvatlasError(f"{where} cannot be imported: {error}") from error
+    except (ValueError, OverflowError, RecursionError) as error:
+        # Values of the log that no store holds; other errors are ours.
+        raise KvatlasError(f"{where} cannot be imported ({reason(error)}).") from error
     return cell, len(graded.traces)
 
 
