@@ -99,7 +99,6 @@ def plan_command(
     With --suggest the argument is a benchmark or a problem file: five of its problems are decoded with the full cache,
     and a spec for it is printed.
     """
-    from kvatlas.deploy.engine_config import could_run
     from kvatlas.report.description import say
     from kvatlas.stats.power import designs
     from kvatlas.sweeps import make_plan, read_spec
