@@ -18,7 +18,7 @@ from kvatlas.serve.service import Service, find_policy
 
 
 def health(url: str) -> dict[str, Any]:
-    """What the server says of itself."""
+    """Return the facts that the server tells of itself."""
     state: dict[str, Any] = httpx.get(f"{url}/health").json()
     return state
 
