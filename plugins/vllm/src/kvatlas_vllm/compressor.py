@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from kvatlas.engine.parts import CachedSequence
 from torch import Tensor
 
 from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Sampling, Setting
-from kvatlas.engine.parts import CachedSequence
 from kvatlas.engine.rows import Request, Row
 from kvatlas.policies import CacheView, CompressingPolicy, Signal, Step
 from kvatlas.policies.selection import make_selection
