@@ -416,7 +416,7 @@ def _check_no_other_log(stored: Manifest, cell: Expected, log_id: str) -> None:
     if cell.name in [other.name for other in stored.expected] and source.get("id") != log_id:
         raise KvatlasError(
             f"The run has answers of {cell.model} to {cell.benchmark} from {source.get('log', 'a sweep')}; import the "
-            "log into a run of its own. (More answers to a problem are epochs of one log, as with --epochs 4.)"
+            "log into a run of its own. (More answers to a problem are the epochs of one log.)"
         )
 
 
