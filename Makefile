@@ -177,7 +177,6 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/cpu_kernels.py
 	$(BIN)/python bench/decode.py
 	$(BIN)/python bench/sweep_cost.py
-	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/calibration.py --quick
 	$(BIN)/python bench/serving.py

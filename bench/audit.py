@@ -20,12 +20,9 @@ import arena
 import autopsies
 import engine_maps
 import error_rates
-import fresh_problems
 import real_gpu
-import recipe_runs
 import second_looks
 import thinking_cap
-import trace_length
 import vllm_equality
 import vllm_plugin
 from common import arguments
@@ -35,11 +32,8 @@ RESULTS = ROOT / "bench" / "results"
 #: Programs whose document holds outcomes by problem, by the document's name.
 AUDITABLE = {
     "arena": arena,
-    "recipe_runs": recipe_runs,
-    "fresh_problems": fresh_problems,
     "real_gpu": real_gpu,
     "thinking_cap": thinking_cap,
-    "trace_length": trace_length,
     "equal_arms": autopsies,
     "second_looks": second_looks,
     "engine_maps": engine_maps,

@@ -4,7 +4,7 @@
 
 Prints one JSON document: each part has rows, and the `worst` row by each of its measures. With `--out` the parts are
 kept in that file too, under "final"; bench/results/calibration.json holds whole runs, and other parts, which programs
-of commit 2219da46 measured. Whole runs are judged by blind_designs.py.
+of commit 2219da46 measured. Whole runs are judged by chain_errors.py.
 """
 
 from __future__ import annotations

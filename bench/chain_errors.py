@@ -27,9 +27,9 @@ import numpy as np
 from scipy import stats
 
 import kvatlas
-from blind_designs import Counts, judge_choice, judge_levels, judge_losses, judge_memory, judge_pairs, with_outcomes
 from chain_designs import GATES, MAPS, RATIOS, WINDOWS, GateDesign, MapDesign
 from common import arguments, keep
+from judging import Counts, judge_choice, judge_levels, judge_losses, judge_memory, judge_pairs, with_outcomes
 from kvatlas.core import REFERENCE, Claim, Costs, Grade, Setting, Status, Trace, Usage
 from kvatlas.report.result import Result, analyse
 from kvatlas.results import Expected, Manifest, Store

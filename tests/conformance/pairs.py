@@ -39,14 +39,11 @@ class Pair:
     again: bool = False
     #: What our score is multiplied by to give theirs; None where theirs says no more than which tokens stay.
     factor: float | None = 1.0
-    #: Whether heads keep unlike numbers of tokens.
-    unequal: bool = False
     #: Whether their means over the queries that saw a token are compared as sums.
     as_sums: bool = False
 
     def __str__(self) -> str:
-        budgets = f"-{self.parameters['budgets']}" if self.unequal else ""
-        return f"{self.policy}{budgets}-{self.ratio}-{'again' if self.again else 'first'}"
+        return f"{self.policy}-{self.ratio}-{'again' if self.again else 'first'}"
 
     @property
     def selection(self) -> CompressingPolicy:
@@ -69,9 +66,6 @@ def snapkv(queries: int, kernel: int) -> dict[str, Any]:
     }
 
 
-#: Of SnapKV with an observation window of two tokens, which compete with an infinite score. PyramidKVPress gives all
-#: layers the same as soon as its last one has less than the window.
-OF_TWO = {"queries": 2, "kernel": 5, "pooling": "avg"}
 PAIRS = [
     *(
         Pair(**pair, again=again, ratio=ratio)
@@ -93,20 +87,6 @@ PAIRS = [
     *(
         Pair("expected_attention", "ExpectedAttentionPress", {"n_sink": 0}, {"sinks": 0, "queries": 10_000}, ratio)
         for ratio in (0.1, 0.5)
-    ),
-    # Unequal budgets: AdaKV's floor and PyramidKV's series count the newest token there, here beside them.
-    *(
-        Pair(
-            "snapkv",
-            press,
-            {"window_size": 2, "kernel_size": 5},
-            {**OF_TWO, "budgets": budgets},
-            ratio,
-            factor=0.5,
-            unequal=True,
-        )
-        for budgets, press in (("ada", "AdaKVPress"), ("pyramid", "PyramidKVPress"))
-        for ratio in (0.3, 0.4)
     ),
 ]
 
@@ -179,8 +159,7 @@ def compare(real: Activations, pair: Pair, theirs: Theirs) -> Compared:
         their_scores = their_scores * torch.arange(length, 0, -1)
         order = their_scores.argsort(-1, descending=True)[..., : int(ours[0, 0].sum())]
         wanted = mask_of(order, length)
-    if not pair.unequal:
-        wanted = under_contract(wanted, their_scores, policy.budget.window)
+    wanted = under_contract(wanted, their_scores, policy.budget.window)
     scores = policy.score(cached).double().expand(*their_scores.shape)
     return Compared(ours, wanted, scores[..., :older], their_scores[..., :older])
 

@@ -10,7 +10,7 @@ import pytest
 from kvatlas.core import Setting
 from kvatlas.deploy.engine_config import export_setting
 from tests.conformance import environment
-from tests.conformance.pairs import PAIRS, Theirs, compare, jaccard, their_results
+from tests.conformance.pairs import PAIRS, Theirs, compare, their_results
 from tests.conformance.real import Activations, activations, real_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.conformance]
@@ -39,11 +39,6 @@ def test_policies_keep_what_presses_keep(real: Activations, theirs: list[Theirs]
         finite = compared.our_scores.isfinite()
         apart = (compared.our_scores * pair.factor - compared.their_scores)[finite].abs()
         assert apart.max() < TOLERANCE * compared.their_scores[finite].abs().max()
-    if pair.unequal:
-        # Their floor and series count one token more, and equal scores may fall to another head.
-        assert jaccard(compared.ours, compared.theirs).mean() > 0.95
-        assert (compared.ours.sum(-1) - compared.theirs.sum(-1)).abs().max() <= 2
-        return
     scores = compared.our_scores.flatten(0, 1)
     for own, other, score in zip(compared.ours.flatten(0, 1), compared.theirs.flatten(0, 1), scores, strict=True):
         apart = score[(own != other)[: len(score)]]

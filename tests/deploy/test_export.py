@@ -11,7 +11,7 @@ import yaml
 
 from kvatlas import models
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.deploy.engine_config import TARGETS, OpenedThinking, could_run, export_setting
+from kvatlas.deploy.engine_config import TARGETS, OpenedThinking, export_setting
 from kvatlas.models import ModelHandle
 from kvatlas.policies.query_statistics import load_statistics
 from tests.command_line import Call
@@ -226,25 +226,3 @@ def test_prompt_tokens_behind_the_opening_tag_count_in_vllm(
     r1 = OpenedThinking.of(r1_model())
     assert r1.tokens == 1
     assert r1.budget(512) == 513
-
-
-def test_a_plan_names_the_engines_that_could_run_it(kvatlas: Call, tmp_path: Path) -> None:
-    """As they are, with other values, or not at all."""
-    assert could_run([setting("r-kv-vllm"), Setting.from_parameters("full")]) == (
-        "Could be run by: r-kv-vllm (rkv, 1 of 1 settings as planned)."
-    )
-    random = Setting.from_parameters("random", kv_budget=90, local_window=8, ratio=0.3)
-    said = could_run([setting("kvpress"), random], prompt=20)
-    assert "kvpress (snapkv, 1 of 1 settings as planned), kvpress (random, 0 of 1 settings as planned)" in said
-    assert "--nearest" in said
-    window = Setting.from_parameters("window", kv_budget=90, local_window=8, ratio=0.3)
-    assert could_run([window]).startswith("Could be run by: `kvatlas serve` alone")
-    assert could_run([Setting.from_parameters("full")]) == ""
-
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(
-        "models: [embedded:tiny-llama]\nbenchmarks: [CHAIN4]\nproblems: 1\n"
-        "settings: {policy: random, kv_budget: 90, local_window: 8, ratio: 0.3}\n"
-    )
-    out = kvatlas.succeed("plan", spec, "--tokens-per-second", 1000)
-    assert "Could be run by: kvpress (random, 0 of 1 settings as planned)" in out

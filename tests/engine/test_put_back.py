@@ -127,7 +127,7 @@ def fork_all(
     return engine, [generations[key] for key in sorted(generations)]
 
 
-@pytest.mark.parametrize("name", ["window", "random", "h2o", "snapkv", "rkv", "lazyeviction", "entropy", "cam"])
+@pytest.mark.parametrize("name", ["window", "random", "h2o", "snapkv", "rkv", "lazyeviction"])
 def test_what_starts_at_a_checkpoint_equals_what_is_decoded_from_the_start(model: ModelHandle, name: str) -> None:
     policy = policy_named(name)
     plain = decode(model, policy, None)

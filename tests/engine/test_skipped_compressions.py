@@ -11,7 +11,6 @@ from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.models import ModelHandle
-from kvatlas.policies import selection
 
 NEW = 150
 CLOSE_TO_THE_PROMPT = {"kv_budget": 72, "local_window": 8}
@@ -58,13 +57,13 @@ def test_every_compression_drops_tokens(
     tiny_llama: ModelHandle, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], after: int, most: int
 ) -> None:
     selected = []
-    select = selection.make_selection
+    select = policies.select_tokens
 
-    def noted(*arguments: Any) -> selection.Selection:
+    def noted(*arguments: Any) -> torch.Tensor:
         selected.append(1)
         return select(*arguments)
 
-    monkeypatch.setattr("kvatlas.engine.rows.make_selection", noted)
+    monkeypatch.setattr("kvatlas.engine.rows.select_tokens", noted)
     _, generations = answer(tiny_llama, after, "random", **values)
     generation = generations["random"]
     assert generation.thinking_end == after

@@ -23,11 +23,9 @@ RIVALS: dict[str, dict[str, Any]] = {
     "full": {},
     "random": RULE,
     "h2o": RULE,
-    "rkv": RULE | {"refresh": 2},
+    "rkv": RULE,
     "window": RULE | {"every": 9},
-    "entropy": RULE,
-    "snapkv": RULE | {"budgets": "ada"},
-    "cam": RULE,
+    "snapkv": RULE,
 }
 
 

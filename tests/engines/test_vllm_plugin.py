@@ -87,7 +87,7 @@ def test_a_small_pool_preempts_requests_and_texts_are_those_of_kvatlas(
     ("values", "options", "sentence"),
     [
         (SETTINGS[0], "", "kvatlas compresses no cache beside prefix caching"),
-        ({"policy": "h2o", **RULE}, "--no-enable-prefix-caching", "needs the signals attention and logits"),
+        ({"policy": "h2o", **RULE}, "--no-enable-prefix-caching", "needs the signal attention"),
     ],
 )
 def test_what_cannot_be_combined_is_refused_by_name(

@@ -209,14 +209,6 @@ def test_other_conditions_of_another_models_log_are_said_at_import(tmp_path: Pat
     assert "differ in metric ('includes' before, 'exact' after)" in sentence
 
 
-def test_epochs_with_other_stop_sequences_are_no_epochs(tmp_path: Path) -> None:
-    replies = [("4", "stop"), ("6", "stop")]
-    run = tmp_path / "run"
-    import_log(run_task(tmp_path / "a", replies, task=sums(includes())), run)
-    with pytest.raises(KvatlasError, match="with another stop sequences than the log"):
-        import_log(run_task(tmp_path / "b", replies, task=sums(includes()), stop_seqs=["."]), run)
-
-
 def test_a_packed_log_is_imported(log: Path, tmp_path: Path) -> None:
     plain = changed(log, tmp_path / "plain.json", lambda read: None)
     packed = tmp_path / "packed.json.gz"
@@ -275,25 +267,21 @@ def _said(text: str) -> Callable[[Any], None]:
     return lambda read: setattr(read.samples[0].output.choices[0].message, "content", text)
 
 
-def test_two_logs_of_one_task_are_further_epochs_or_apart(tmp_path: Path) -> None:
+def test_a_second_log_of_one_task_is_refused(tmp_path: Path) -> None:
     replies = [("4", "stop"), ("6", "stop")]
-    first, second, hot = (
-        run_task(tmp_path / name, replies, task=sums(includes()), temperature=temperature)
-        for name, temperature in (("a", 0.0), ("b", 0.0), ("c", 0.9))
-    )
+    first, second = (run_task(tmp_path / name, replies, task=sums(includes())) for name in "ab")
     run = tmp_path / "run"
-    assert import_log(first, run)[1] == 2
-    cell, added = import_log(second, run)
-    assert (cell.samples, added) == (2, 4)
-    # Each again: nothing is added, nothing is lost.
-    for log in (first, second):
-        assert import_log(log, run) == (cell, 4)
-    assert {(trace.problem, trace.sample) for trace in traces_of(run)} == {(p, s) for p in ("two", "3") for s in (0, 1)}
-    with pytest.raises(KvatlasError, match=r"another sampling \({'temperature': 0.0}\).* the log '.*/c/.*'; import it"):
-        import_log(hot, run)
-    edited = changed(second, tmp_path / "edited.eval", _said("5"))
-    assert import_log(edited, run)[0].samples == 3
-    assert len(traces_of(run)) == 6
+    imported = import_log(first, run)
+    with pytest.raises(
+        KvatlasError, match=r"answers of mockllm/model to .*\.eval; import the log into a run of its own"
+    ):
+        import_log(second, run)
+    # The same log again: nothing is added, nothing is lost.
+    assert import_log(first, run) == imported
+    assert len(traces_of(run)) == 2
+    edited = changed(first, tmp_path / "edited.eval", _said("5"))
+    with pytest.raises(KvatlasError, match="import the log into a run of its own"):
+        import_log(edited, run)
 
 
 def test_tasks_of_one_name_are_told_apart_by_their_whole_names_and_their_questions(tmp_path: Path) -> None:

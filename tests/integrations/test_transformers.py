@@ -144,7 +144,7 @@ def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: ModelHandle, 
     ("changes", "sentence"),
     [
         ({"num_beams": 2}, "generation mode is beam_sample; expected greedy search and sampling"),
-        ({"min_p": 0.1}, r"min_p is not supported \(the logits processor MinPLogitsWarper\)"),
+        ({"min_p": 0.1}, "The logits processor MinPLogitsWarper is not supported"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is set"),
         ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
         ({"kv_budget": 20}, "kv_budget 20 is too small for this prompt"),

@@ -447,31 +447,6 @@ def h2o_per_query(policy: Any, cached: CacheView, mass: Tensor) -> Score:
     return score
 
 
-def cam_values(
-    policy: Any, cached: CacheView, mass: Tensor, layer: int, head: int, kept: Sequence[int]
-) -> list[list[float]]:
-    """The values of the kept slots of one head after merging: a share for each of the next tokens that stay."""
-    layers, heads, count = mass.shape
-    at_layer = min(layer, layers - 1)
-    at_head = min(head, heads - 1)
-    old = cached.value(layer)[head].double().tolist()
-    values = {slot: list(old[slot]) for slot in kept}
-    for slot in range(count):
-        targets = [other for other in kept if other > slot][: policy.neighbours]
-        if slot in values or not targets:
-            continue
-        average = statistics.fmean(float(mass[at_layer, at_head, other]) for other in targets)
-        own = float(mass[at_layer, at_head, slot])
-        probability = min(1.0, own / average) if average else float(own > 0)
-        choice = at_layer * heads + at_head + 1
-        if uniform_of(cached, position(cached, layer, head, slot), choice) < probability:
-            for other in targets:
-                values[other] = [
-                    old_number + x / len(targets) for old_number, x in zip(values[other], old[slot], strict=True)
-                ]
-    return [values[slot] for slot in kept]
-
-
 def learned(cached: CacheView, scorer: Mapping[str, Tensor], frequency: Sequence[float]) -> Score:
     """An MLP of the key, turned back to position 0, and the value."""
 

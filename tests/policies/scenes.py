@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvatlas import policies
 from kvatlas.core import Setting, Shape
-from kvatlas.policies import CacheView, CompressingPolicy, Policy, ScoreMemory, select_tokens
+from kvatlas.policies import CacheView, CompressingPolicy, Policy, select_tokens
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32)
 PROMPT, LENGTH, CACHED, STREAM = 9, 90, 60, 77
@@ -50,7 +50,6 @@ class Scene(CacheView):
     tokens: Callable[[], Tensor]
     softcap: Callable[[int], float | None] = lambda _: None
     sinks: Callable[[int], Tensor | None] = lambda _: None
-    memory: ScoreMemory | None = None
 
 
 def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None) -> Scene:

@@ -17,9 +17,8 @@ from kvatlas.engine import Engine, Request
 from kvatlas.engine.attention import PassAttention
 from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle, find
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, Step
+from kvatlas.policies import CacheView, CompressingPolicy, Scope
 from kvatlas.policies.dynts import HeadLayout, importance, load_head
-from kvatlas.policies.entropy import Entropy
 from kvatlas.policies.model_files import FilePolicy
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, prompts
@@ -84,51 +83,6 @@ def test_attention_is_noted_as_the_whole_matrix_has_it(
         each = product(*map(range, wanted.shape))
         wanted = torch.tensor([score(cached, *at) for at in each], dtype=torch.double).view_as(wanted)
     torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_logits_are_those_of_the_whole_text(
-    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch, temperature: float
-) -> None:
-    """Log-probability and entropy of each written token: alone, and beside others."""
-    model = endless(random_models["qwen3"])
-    observe = Entropy.observe
-    seen: list[dict[int, tuple[float, float]]] = []
-
-    def spy(self: CompressingPolicy, step: Step) -> None:
-        assert step.entropy is not None
-        assert step.log_probability is not None
-        assert step.entropy.shape == step.log_probability.shape == step.positions.shape
-        numbers = zip(step.log_probability[0].tolist(), step.entropy[0].tolist(), strict=True)
-        seen[-1].update(zip(step.positions[0].tolist(), numbers, strict=True))
-        observe(self, step)
-
-    monkeypatch.setattr(Entropy, "observe", spy)
-    values = {"kv_budget": 60, "local_window": 5, "ratio": 0.4}
-    names = ("entropy", "full", "h2o", "dynts-random")
-    chosen = [policies.from_setting(Setting.from_parameters(n, **(values if n != "full" else {}))) for n in names]
-    sampling = Sampling(temperature, top_k=20, top_p=0.9, max_new_tokens=80)
-    prompt = prompts(model, 1)[0][:25]
-
-    def decoded(count: int) -> dict[str, tuple[int, ...]]:
-        seen.append({})
-        engine = Engine(model, model.load(), chosen[:count], sampling, 8)
-        generations = engine.run([Request(0, prompt, 5, tuple(chosen[:count]))])
-        return {item.policy.name: item.tokens for item in generations}
-
-    tokens = prompt + decoded(1)["entropy"]
-    assert prompt + decoded(4)["entropy"] == tokens
-    assert seen[0] == seen[1]
-    assert all(seen[0][at] == (0.0, 0.0) for at in range(len(prompt)))
-
-    # Before the first compression the cache is that of the whole text.
-    with torch.inference_mode():
-        logits = model.load().double()(input_ids=torch.tensor([tokens[:60]])).logits[0]
-    log_shares = logits.log_softmax(-1)
-    for at in range(len(prompt), 60):
-        log_probability, entropy = seen[0][at]
-        assert log_probability == pytest.approx(float(log_shares[at - 1, tokens[at]]), abs=1e-4)
-        assert entropy == pytest.approx(float(-(log_shares[at - 1].exp() * log_shares[at - 1]).sum()), abs=1e-4)
 
 
 def test_recent_queries_are_those_of_the_newest_tokens(

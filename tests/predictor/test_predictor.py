@@ -1,7 +1,6 @@
 """The DynTS head and the statistics of triattention: labels, training, storage, calibration."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.policies.dynts import HeadLayout
 from kvatlas.predictor import labels
 from kvatlas.predictor.calibration import statistics_of_queries
-from kvatlas.predictor.labels import REASONS, Examples, LabelledTrace, label_trace, why_left_out
+from kvatlas.predictor.labels import REASONS, Examples, label_trace, why_left_out
 from kvatlas.predictor.training import judge_head, save_head, train_head
 from tests.conftest import ARCHITECTURES
 from tests.decoding import prompts
@@ -116,33 +115,12 @@ def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.T
     return results
 
 
-def labelled(traces: int = 5) -> list[LabelledTrace]:
-    return [LabelledTrace(*part) for part in parts(traces)]
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "states.safetensors"
-    labels.write_examples(file, labelled(), {"model": "m"})
-    result = labels.read_examples(file)
+def test_traces_are_joined_in_their_order() -> None:
+    result = Examples.joined(parts())
     assert result.hidden.dtype is torch.float16
-    for written, wanted in zip((result.hidden, result.label), zip(*parts(), strict=True), strict=True):
-        assert torch.equal(written, torch.cat(wanted))
+    for joined, wanted in zip((result.hidden, result.label), zip(*parts(), strict=True), strict=True):
+        assert torch.equal(joined, torch.cat(wanted))
     assert torch.equal(result.trace, torch.arange(5).repeat_interleave(40))
-    assert labels.has_origin(file, {"model": "m"})
-    assert not labels.has_origin(file, {"model": "other"})
-    labels.write_examples(file, [], {})
-    with pytest.raises(KvatlasError, match="no traces for training"):
-        train_head(labels.read_examples(file))
-
-
-def test_an_unfinished_file_does_not_count(tmp_path: Path) -> None:
-    def broken() -> Iterator[Any]:
-        yield labelled(1)[0]
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError):
-        labels.write_examples(tmp_path / "states.safetensors", broken(), {})
-    assert not labels.has_origin(tmp_path / "states.safetensors", {})
 
 
 def test_sampling_keeps_pairs_order_and_range() -> None:

@@ -17,10 +17,10 @@ from kvatlas.serve.app import application
 from kvatlas.serve.service import Service, find_policy
 
 
-def metrics(url: str) -> dict[str, float]:
-    """Samples of /metrics by name, labels included."""
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+def health(url: str) -> dict[str, Any]:
+    """Return the facts that the server tells of itself."""
+    state: dict[str, Any] = httpx.get(f"{url}/health").json()
+    return state
 
 
 @contextmanager

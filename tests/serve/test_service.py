@@ -15,7 +15,6 @@ from kvatlas.serve.service import (
     ClosedError,
     GenerationRequest,
     LengthError,
-    RequestHandle,
     Service,
     find_policy,
     room_for,
@@ -56,26 +55,6 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < limit
         time.sleep(0.01)
-
-
-def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: ModelHandle) -> None:
-    import torch
-
-    ask = GenerationRequest(asks(model, 1)[0].prompt, SAMPLING, 0, top_logprobs=1)
-    handle = RequestHandle(ask, service)
-    engines: list[int] = []
-    for token in (5, 6, 7):
-        handle.recorder([*handle.ask.prompt, *engines], torch.zeros(20))
-        told = list(handle.tokens)
-        engines.append(token)
-        # The engine's list has the token, its log-probability is not noted: a stream that looks now would lose it.
-        assert list(handle.tokens) == told == engines[:-1]
-        handle.stopping_criterion(engines)
-        assert [token for token, *_ in handle.recorder.logprobs] == list(handle.tokens) == engines
-    # It starts again where memory ran out.
-    handle.recorder(handle.ask.prompt, torch.zeros(20))
-    handle.recorder.note(5)
-    assert [token for token, *_ in handle.recorder.logprobs] == [5]
 
 
 def test_the_line_is_bounded_and_all_or_nothing(service: Service, model: ModelHandle) -> None:
@@ -137,13 +116,6 @@ def test_the_full_cache_takes_bits_and_no_budget(model: ModelHandle) -> None:
     assert find_policy(model, "full", {"kv_bits": 8, "local_window": None}).storage.key_bits == 8
     with pytest.raises(KvatlasError, match="'full' never compresses, so it has no kv_budget"):
         find_policy(model, "full", {"kv_budget": 56})
-
-
-def test_a_request_for_other_bits_than_the_servers_is_refused(service: Service) -> None:
-    """The engine keeps it for the end, so that it would wait for ever."""
-    assert service.policy_for({"policy": "full"}).storage == service.policy.storage
-    with pytest.raises(KvatlasError, match="'full' stores the cache in another form than this server"):
-        service.policy_for({"policy": "full", "kv_bits": 8})
 
 
 def test_room_and_sampling_are_checked(model: ModelHandle) -> None:

@@ -1,4 +1,4 @@
-"""The promises of the limits in exact sums; bench/calibration.py has more, bench/blind_designs.py whole runs."""
+"""The promises of the limits in exact sums; bench/calibration.py has more, bench/chain_errors.py whole runs."""
 
 import importlib
 import sys

@@ -129,7 +129,7 @@ def test_a_column_that_loses_is_found_and_named():
 
 
 def test_equal_maps_are_rarely_told_apart():
-    """0.05 with three standard errors of 100 rounds; hostile designs are in bench/blind_designs.py."""
+    """0.05 with three standard errors of 100 rounds; hostile designs are in bench/chain_designs.py."""
     rng = np.random.default_rng(2)
     rejected = sum(grid_verdict(graded(rng, problems=30, samples=1)).evidence for _ in range(100))
     assert rejected / 100 <= 0.05 + 0.066

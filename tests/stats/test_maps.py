@@ -275,7 +275,8 @@ def test_a_value_that_only_a_setting_fixes_can_be_held():
 
 
 @pytest.mark.parametrize(
-    ("policy", "axis", "values"), [("snapkv", "refresh", (1, 2, 4)), ("snapkv", "scope", ("head", "layer", "global"))]
+    ("policy", "axis", "values"),
+    [("snapkv", "plan_prefix", (0, 2, 4)), ("snapkv", "scope", ("head", "layer", "global"))],
 )
 def test_a_value_that_settings_do_not_name_is_on_its_axis(policy, axis, values):
     named = {values[0]: {}, **{value: {axis: value} for value in values[1:]}}

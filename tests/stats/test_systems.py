@@ -91,11 +91,11 @@ def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:
 
 
 def test_a_setting_is_chosen_by_a_value_that_it_does_not_name() -> None:
-    settings = [Setting.from_parameters("snapkv", ratio=0.3, **others) for others in ({}, {"refresh": 2})]
+    settings = [Setting.from_parameters("snapkv", ratio=0.3, **others) for others in ({}, {"plan_prefix": 2})]
     plan = manifest(settings, benchmarks=("CHAIN6",), problems=2)
     usual, other, _ = systems_of([RunData(plan, traces(plan))])
-    assert choose([usual, other], ["snapkv refresh=2", "snapkv refresh=1"]) == [other, usual]
-    with pytest.raises(KvatlasError, match=r"must fit one: snapkv refresh=1; snapkv refresh=2\."):
+    assert choose([usual, other], ["snapkv plan_prefix=2", "snapkv plan_prefix=0"]) == [other, usual]
+    with pytest.raises(KvatlasError, match=r"must fit one: snapkv plan_prefix=0; snapkv plan_prefix=2\."):
         choose([usual, other], ["snapkv"])
 
 

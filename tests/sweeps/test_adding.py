@@ -192,6 +192,16 @@ def test_an_adaptive_run_is_refused_and_completed_by_its_spec(copy: Path, grid: 
     assert contents(copy) == contents(grid)
 
 
+def test_facts_of_an_earlier_version_are_read_without_the_parameters_that_went(copy: Path) -> None:
+    """Its cells have equal parameters with those of today, unless such a parameter changed something."""
+    stored = json.loads(json.dumps(promise(copy).to_json()))
+    earlier = json.loads(json.dumps(stored).replace('"plan_prefix": 0', '"plan_prefix": 0, "refresh": 1, "carry": 0.0'))
+    assert earlier != stored
+    assert Manifest.from_json(earlier) == Manifest.from_json(stored)
+    other = json.loads(json.dumps(stored).replace('"plan_prefix": 0', '"plan_prefix": 0, "refresh": 4'))
+    assert Manifest.from_json(other) != Manifest.from_json(stored)
+
+
 def test_the_spec_of_an_earlier_fixed_sweep_is_read_without_its_allocation(copy: Path) -> None:
     manifest = promise(copy)
     stored = manifest.to_json()

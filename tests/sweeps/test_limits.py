@@ -4,20 +4,17 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvatlas import models, policies
-from kvatlas.autopsy.driver import find_lost
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, parameters
 from kvatlas.sweeps import make_plan, parse_spec
 from tests.decoding import prompts
-from tests.stored import decode_run
 
 #: Plain, few KV heads, sliding windows, soft caps and sinks, latent attention, recurrent states, layers of two sizes.
 MODELS = (
@@ -26,7 +23,6 @@ MODELS = (
 )
 #: Features of settings by the parameter that a refusal names.
 FEATURES: Mapping[str, Sequence[dict[str, Any]]] = {
-    "budgets": [{"budgets": "ada"}, {"budgets": "pyramid"}],
     "bits": [
         {"kv_bits": 8, "residual": 8},
         {"kv_bits": 4, "group": 16, "residual": 0},
@@ -34,8 +30,6 @@ FEATURES: Mapping[str, Sequence[dict[str, Any]]] = {
         {"value_bits": 3, "residual": 4},
     ],
     "scope": [{"scope": "kv_head"}, {"scope": "layer"}, {"scope": "global"}, {"scope": "head"}],
-    "refresh": [{"refresh": 8}, {"refresh": 3}],
-    "carry": [{"carry": 0.8}],
     "plan_prefix": [{"plan_prefix": 9}],
     "keep_prompt": [{"keep_prompt": False}, {"keep_prompt": False, "kv_budget": 24, "ratio": 0.1}],
     "every": [{"every": 1}, {"every": 4}, {"every": 8, "every_from": "start"}],
@@ -143,28 +137,13 @@ def test_each_refusal_comes_from_planning(
 
 @pytest.mark.newest
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_plan_knows_windows_and_sizes_of_the_cache(random_models: dict[str, ModelHandle], kind: str) -> None:
+def test_a_plan_knows_the_sizes_of_the_cache(random_models: dict[str, ModelHandle], kind: str) -> None:
     """Before weights are loaded, what the layers then turn out to be."""
     model = models.find(random_models[kind].name)
     planned = model.read_shape()
     full = policies.from_setting(Setting.from_parameters("full"))
     engine = Engine(model, model.load(), [full], Sampling(max_new_tokens=2), 1)
     list(engine.run([Request(0, tuple(range(5, 12)), 5, (full,))]))
-    assert model.has_windows is bool(engine.cache.positions)
     if kind != "gemma4_text":
         assert planned.by_layer == model.shape.by_layer
         assert (planned.heads, planned.kv_heads) == (model.shape.heads, model.shape.kv_heads)
-
-
-def test_traces_of_unequal_budgets_are_refused_before_an_autopsy(tmp_path: Path) -> None:
-    spec = {
-        "models": ["embedded:tiny-llama"],
-        "benchmarks": ["CHAIN4"],
-        "problems": 1,
-        "sampling": {"max_new_tokens": 60},
-        "settings": [{"policy": "snapkv", "budgets": word, "queries": 8} for word in ("equal", "ada")],
-        "axes": {"kv_budget": [160], "local_window": [8], "ratio": [0.3]},
-    }
-    run = decode_run(spec, tmp_path / "run")
-    with pytest.raises(KvatlasError, match=r"snapkv\(.*ada.*\) cannot be replayed: budgets is 'ada'; expected 'equal'"):
-        find_lost(run, "snapkv budgets=ada")

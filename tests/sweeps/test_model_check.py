@@ -1,23 +1,22 @@
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from kvatlas import models
 from kvatlas.answers.reading import PUBLISHED
 from kvatlas.benchmarks import find
 from kvatlas.core import Check, CheckResult
+from kvatlas.engine import Engine
 from kvatlas.models import ModelHandle
-from kvatlas.sweeps import doctor, short_weights
+from kvatlas.sweeps import doctor
 from kvatlas.sweeps.doctor import check_model
 from tests.benchmarks.test_reading import CHANNELS, GEMMA, GPT_OSS
 from tests.r1 import FIRST_TEMPLATE, copied
 
 NAMES = ["model", "layers", "vocabulary", "unknown tokens", "round trip", "marker letters", "think tags", "stop tokens"]
-NAMES += ["one step", "keys in few bits", "generation"]
+NAMES += ["one step", "generation"]
 CHAIN: Sequence[str] = tuple(problem.question for problem in find("CHAIN8").problems(3))
 
 
@@ -40,26 +39,16 @@ def test_another_scale_and_half_precision_pass(tmp_path: Path, random_models: di
 
 
 def test_a_step_unlike_transformers_own_fails(monkeypatch: pytest.MonkeyPatch, tiny_llama: ModelHandle) -> None:
-    generate = doctor._generate_with_logits
+    forward = Engine.forward
 
     def wrong(*given: Any) -> Any:
-        logits, generation = generate(*given)
-        return [logit + (logit == logit.max()) for logit in logits], generation
+        logits, states = forward(*given)
+        return logits + logits.std(), states
 
-    monkeypatch.setattr(doctor, "_generate_with_logits", wrong)
-    assert findings(tiny_llama)["one step"].status is Check.FAILED
-
-
-def test_keys_with_large_channels_are_named(tmp_path: Path, random_models: dict[str, ModelHandle]) -> None:
-    model = copied(random_models["llama"], tmp_path / "m")
-    weights = load_file(model.folder / "model.safetensors")
-    weights["model.layers.1.self_attn.k_proj.weight"][3] *= 1000
-    weights["model.layers.1.self_attn.q_proj.weight"][3] *= 0.001
-    save_file(weights, model.folder / "model.safetensors", metadata={"format": "pt"})
-    line = findings(model)["keys in few bits"]
-    assert line.status is Check.WARNING
-    assert "(layer 1)" in line.message
-    assert line.advice == "give key_bits: 16, and value_bits alone"
+    monkeypatch.setattr(Engine, "forward", wrong)
+    line = findings(tiny_llama)["weights"]
+    assert line.status is Check.FAILED
+    assert "would compute other logits than in transformers" in line.message
 
 
 def test_nothing_is_decoded_where_something_failed(tmp_path: Path, random_models: dict[str, ModelHandle]) -> None:
@@ -81,7 +70,7 @@ def test_tags_are_looked_for_in_a_generation(r1_model: Callable[..., ModelHandle
     assert lines["think tags"].message == "'<think>' to '</think>' (one token), opened by the prompt"
     assert "still thinking after 12 tokens" in lines["generation"].message
     # What the model happens to write is the end of its thinking.
-    _, written = doctor._generate_with_logits(model, model.load(), model.encode(CHAIN[0]), 12)
+    written = doctor._generate(model, model.load(), model.encode(CHAIN[0]), 12)
     close = model.tokenizer.decode(list(written.tokens)[5:8])
     lines = findings(models.find(model.name, think_close=close))
     assert "(found in the text)" in lines["think tags"].message
@@ -146,29 +135,3 @@ def test_variables_of_the_template_are_named(r1_model: Callable[..., ModelHandle
     assert lines["template values"].message == "enable_thinking=True"
     assert lines["think tags"].message.endswith("to be opened by the model")
     assert "template values" not in findings(r1_model())
-
-
-def test_shorter_weights_are_offered_with_their_cost_in_tokens(
-    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(short_weights, "SHARED_FROM", 0)
-    model = random_models["llama"]
-    line = findings(model, new_tokens=30)["weights"]
-    assert line.message == "in float32"
-    assert "weights=bfloat16 or int8" in line.advice
-    assert model.name in short_weights.offer(model)
-
-    short = models.find(model.name, weights="int8")
-    line = findings(short, new_tokens=30)["weights"]
-    assert line.status is Check.OK
-    assert re.match(
-        r"in int8: (all 30 tokens would be the same|\d+ of 30 tokens would be others) in float32", line.message
-    )
-    assert short_weights.offer(short) == ""
-    # Weights of another model: nearly every token is another one.
-    load = ModelHandle.load_unpacked
-    others = {"auto": random_models["qwen2"], "int8": short}
-    monkeypatch.setattr(ModelHandle, "load_unpacked", lambda self, read=True: load(others[self.options.weights], read))
-    assert re.match(r"in int8: (2[5-9]|30) of 30 tokens", findings(short, new_tokens=30)["weights"].message)
-    monkeypatch.setattr(short_weights, "free_memory", lambda _: 1)
-    assert findings(short, new_tokens=30)["weights"].status is Check.WARNING

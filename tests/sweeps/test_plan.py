@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, canonical
 from kvatlas.engine.timing import TimedEngine
-from kvatlas.models import ENDLESS, ModelHandle, embedded
+from kvatlas.models import ENDLESS, ModelHandle, embedded, handle
+from kvatlas.models import find as find_model
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest
 from kvatlas.stats.maps import maps_of_run
@@ -20,6 +19,7 @@ from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import cores
 from kvatlas.sweeps.measured_rate import decoding_rate
+from kvatlas.sweeps.plan_notes import settings_notes
 from tests.counting import calls
 from tests.r1 import AIME, FIRST_TEMPLATE, copied
 from tests.sweeps.conftest import Build
@@ -33,17 +33,6 @@ BITS: dict[str, Any] = {
     "settings": [{"policy": "window", "kv_budget": 160, "ratio": 0.3}],
     "axes": {"kv_bits": [16, 4], "local_window": [32, 40]},
 }
-
-
-def test_a_plan_says_that_unequal_budgets_are_slow_on_a_gpu(
-    spec_data: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = [{"policy": "snapkv", "kv_budget": 90, "budgets": word} for word in ("equal", "ada")]
-    data = spec_data(settings=settings, axes={"local_window": [4, 8], "ratio": [0.3]})
-    assert not any("by themselves" in note for note in make_plan(parse_spec(data)).notes)
-    monkeypatch.setattr(ModelHandle, "device", "cuda:0")
-    (note,) = [note for note in make_plan(parse_spec(data)).notes if "by themselves" in note]
-    assert note.startswith("The 2 settings with unequal budgets (ada, pyramid) of 5 with the model ")
 
 
 def test_a_plan_names_every_trace(spec_data: Build) -> None:
@@ -373,33 +362,9 @@ def test_a_context_that_is_too_short_is_told_in_numbers(tiny_llama: ModelHandle,
         make_plan(parse_spec(spec))
 
 
-@pytest.mark.parametrize(
-    ("kind", "norm", "bits", "warned"),
-    [
-        ("llama", 605, {"kv_bits": 4}, True),
-        ("llama", 605, {"key_bits": 8, "value_bits": 16}, True),
-        ("llama", 605, {"key_bits": 16, "value_bits": 4}, False),
-        ("llama", 605, {}, False),
-        ("llama", 22, {"kv_bits": 4}, False),
-        # Its packed keys are without their biases.
-        ("qwen2", 605, {"kv_bits": 4}, False),
-    ],
-)
-def test_large_key_biases_are_named_where_keys_have_few_bits(
-    random_models: dict[str, ModelHandle],
-    spec_data: Build,
-    tmp_path: Path,
-    kind: str,
-    norm: float,
-    bits: Any,
-    warned: bool,
-) -> None:
-    model = copied(random_models[kind], tmp_path / "model")
-    weights = load_file(model.folder / "model.safetensors")
-    weights["model.layers.0.self_attn.k_proj.bias"] = torch.full((16,), norm / 4)
-    save_file(weights, model.folder / "model.safetensors", metadata={"format": "pt"})
-    data = spec_data(models=[model.name], settings=[], axes={}, baseline=[{"policy": "full", **bits}])
-    said = [
-        sentence for sentence in make_plan(parse_spec(data)).warnings if "key biases of norms up to 605" in sentence
-    ]
-    assert len(said) == warned
+def test_shorter_weights_are_offered(random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handle, "SHARED_FROM", 0)
+    model = random_models["llama"]
+    short = find_model(model.name, weights="int8")
+    (note,) = settings_notes([model, short], [])
+    assert note.startswith(f"The weights of the model {model.name!r} are in float32; --model-option weights=bfloat16")

@@ -16,7 +16,7 @@ COMMON: dict[str, Any] = {"kv_budget": 63, "ratio": 0.3, "ratio_over": "thinking
 SETTINGS: list[dict[str, Any]] = [
     {"policy": "full"},
     {"policy": "window", "local_window": 6, "kv_bits": 4, "residual": 4, **COMMON},
-    *({"policy": name, "local_window": 6, **COMMON} for name in ("window", "random", "h2o", "cam")),
+    *({"policy": name, "local_window": 6, **COMMON} for name in ("window", "random", "h2o", "tova")),
     {"policy": "random", "local_window": 12, **COMMON},
 ]
 

@@ -251,9 +251,4 @@ def _replayable(setting: Setting) -> CompressingPolicy:
             f"The setting {setting} cannot be replayed: policy is {policy.name!r}; expected one that compresses by "
             "itself."
         )
-    if policy.budget.is_unequal:
-        raise KvatlasError(
-            f"The setting {setting} cannot be replayed: budgets is {policy.budget.budgets!r}; expected 'equal' where "
-            "tokens are put back."
-        )
     return policy

@@ -1,5 +1,5 @@
 """Keys and values in fewer bits.
 
-The rest of the package uses these alone: `storage.PackedRows`, by which the cache writes and reads its rows,
-`key_biases.find_key_biases` of a model, and `outliers.key_divergences`, the loss of attention by packed keys.
+The rest of the package uses these alone: `storage.PackedRows`, by which the cache writes and reads its rows, and
+`key_biases.find_key_biases` of a model.
 """

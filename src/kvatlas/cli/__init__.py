@@ -30,6 +30,8 @@ _LONGEST = 2000
 _AGAIN = 0.05
 #: Errors of the system, SQLite and Python without a traceback, because unforeseen input raises them.
 _OUTSIDE = (OSError, UnicodeError, sqlite3.Error, RecursionError, OverflowError, MemoryError)
+#: SQLite's errors that are mistakes in code of ours.
+_OURS = (sqlite3.ProgrammingError, sqlite3.InterfaceError)
 
 app = typer.Typer(
     name="kvatlas",
@@ -119,7 +121,7 @@ def main() -> None:
     except KvatlasError as error:
         _exit_with(str(error))
     except Exception as error:
-        if isinstance(error, _OUTSIDE) and not isinstance(error, sqlite3.ProgrammingError):
+        if isinstance(error, _OUTSIDE) and not isinstance(error, _OURS):
             _exit_with(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
         # A fault of ours keeps its traceback. Its exit code is no verdict: `gate` and `deploy verify` use 1 and 3.
         traceback.print_exc()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -101,7 +99,6 @@ def plan_command(
     With --suggest the argument is a benchmark or a problem file: five of its problems are decoded with the full cache,
     and a spec for it is printed.
     """
-    from kvatlas.deploy.engine_config import could_run
     from kvatlas.report.description import say
     from kvatlas.stats.power import designs
     from kvatlas.sweeps import make_plan, read_spec
@@ -159,11 +156,6 @@ def plan_command(
         sentences = say("provable", provable, tokens) if is_drawn else say("provable_greedy", provable)
         print_text("\n" + " ".join(sentences))
         print_text(f"\n{control_sentence(planned)}")
-    lengths = list(itertools.chain.from_iterable(planned.prompts.values()))
-    settings = [policy.setting for policy, is_baseline in planned.policies if not is_baseline]
-    engines = could_run(settings, int(median(lengths)))
-    if engines:
-        print_text(f"\n{engines}")
     for sentence in planned.warnings:
         print_text(f"\nWarning: {sentence}")
 

@@ -31,9 +31,6 @@ UNNAMED: Mapping[str, Any] = {
     "every": 0,
     "every_from": "budget",
     "plan_prefix": 0,
-    "refresh": 1,
-    "carry": 0.0,
-    "budgets": "equal",
     "kv_bits": 16,
     "key_bits": 0,
     "value_bits": 0,
@@ -41,8 +38,10 @@ UNNAMED: Mapping[str, Any] = {
     "residual": 32,
     CAP: UNLIMITED,
 }
-#: Those of them that change which tokens stay, never how many in the mean over the heads.
-OF_SCORES = ("plan_prefix", "refresh", "carry", "budgets")
+#: Those of them that change which tokens stay, never how many.
+OF_SCORES = ("plan_prefix",)
+#: Parameters of earlier versions, with the values that changed nothing.
+FORMER: Mapping[str, Any] = {"refresh": 1, "carry": 0.0, "budgets": "equal"}
 #: The parameters of the bits of keys and of values.
 BITS = ("key_bits", "value_bits")
 #: Policies without any judgement of tokens, which are controls beside another policy.
@@ -90,7 +89,8 @@ class SettingFacts:
     @classmethod
     def from_json(cls, entry: Sequence[Any]) -> SettingFacts:
         """Return the facts that `to_json` gave."""
-        values, shared, rows = entry
+        stored, shared, rows = entry
+        values = {name: value for name, value in stored.items() if name not in FORMER or value != FORMER[name]}
         compressions = None if rows is None else {prompt: Compression(*numbers) for prompt, *numbers in rows}
         # Plans of earlier versions knew no cap on thinking.
         return cls({CAP: UNLIMITED, **values}, tuple(shared), compressions)

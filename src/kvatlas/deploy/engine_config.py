@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -253,36 +252,6 @@ def export_setting(
         text += target.cap.format(budget=thinking.budget(policy.cap), open=thinking.open, close=thinking.close)
     exported_policy = policies.from_setting(Setting.from_parameters(base, **exported))
     return Exported(text, exported_policy.setting, tuple(changed))
-
-
-def could_run(settings: Iterable[Setting], prompt: int | None = None) -> str:
-    """Return a sentence on the targets that could run settings, and how many of them as they are.
-
-    `prompt` is the typical length of a prompt. Settings that never compress are left out; the sentence is empty if all
-    are.
-    """
-    fitting: Counter[tuple[str, str]] = Counter()
-    exact: Counter[tuple[str, str]] = Counter()
-    compressing = [setting for setting in settings if setting.policy != "full"]
-    for target, setting in itertools.product(TARGETS, compressing):
-        try:
-            export = export_setting(setting, target, prompt, nearest=True)
-        except KvatlasError:
-            continue
-        name = (target, setting.policy)
-        fitting[name] += 1
-        exact[name] += not export.changed
-
-    if not compressing:
-        return ""
-    if not fitting:
-        return f"Could be run by: `kvatlas serve` alone; {', '.join(TARGETS)} have none of these policies."
-    parts = [
-        f"{target} ({policy}, {exact[target, policy]} of {count} settings as planned)"
-        for (target, policy), count in fitting.items()
-    ]
-    nearest = " `kvatlas deploy export --nearest` writes the nearest of the others." if exact != fitting else ""
-    return f"Could be run by: {', '.join(parts)}.{nearest}"
 
 
 def _expressible_values(

@@ -13,22 +13,18 @@ import torch
 from torch import Tensor
 
 from kvatlas.cpu.native import PagedBatch
-from kvatlas.engine.cache import KVCache
-from kvatlas.engine.parts import CachedSequence
+from kvatlas.engine.cache import CachedSequence, KVCache
 
 
 class SequenceGroup(NamedTuple):
     """Sequences with equally many new tokens: their indices in the batch, their tokens [sequences, new], the slots of
     their cached tokens [sequences, longest], and a mask of the tokens that each new one sees [sequences, new, longest].
-
-    A sequence in parts is a group of its own, whose slots are those of no token.
     """
 
     members: list[int]
     tokens: Tensor
     slots: Tensor
     visible: Tensor
-    in_parts: CachedSequence | None = None
 
 
 @dataclass
@@ -111,11 +107,6 @@ class ForwardBatch:
             attention = attention[:, torch.tensor(self.watched, device=attention.device)]
         vars(self)["attention"] = attention
 
-    @cached_property
-    def has_parts(self) -> bool:
-        """True if the heads of some sequence have unlike numbers of tokens."""
-        return any(sequence.spare is not None for sequence in self.sequences)
-
     @property
     def decoding(self) -> bool:
         """True if every sequence has one new token."""
@@ -157,9 +148,6 @@ class ForwardBatch:
             watched[list(self.watched)] = torch.arange(len(self.watched), dtype=torch.int32)
 
         packed = self.cache.packed
-        parts = self.cache.parts
-        if not self.has_parts:
-            parts = None
         return PagedBatch(
             self.cache.table[self.row],
             torch.tensor(self.starts, dtype=torch.int32),
@@ -170,8 +158,6 @@ class ForwardBatch:
             watched_width=self.attention.shape[-1] if self.watched else 0,
             rows=self.row.int() if packed else None,
             first=torch.tensor(self.first_positions, dtype=torch.int32) if packed else None,
-            parts=None if parts is None else parts.table[self.row],
-            missing=None if parts is None else parts.missing[self.row],
         )
 
     @cached_property
@@ -194,14 +180,11 @@ class ForwardBatch:
         device = self.positions.device
         groups = []
         starts = torch.tensor(self.starts, device=device)
-        in_parts = {index: sequence for index, sequence in enumerate(self.sequences) if sequence.spare is not None}
         by_count: dict[int, list[int]] = {}
         for index, count in enumerate(self.counts):
-            if index not in in_parts:
-                by_count.setdefault(count, []).append(index)
+            by_count.setdefault(count, []).append(index)
 
-        for members in [*by_count.values(), *([index] for index in in_parts)]:
-            count = self.counts[members[0]]
+        for count, members in by_count.items():
             # Indices as a column, to be broadcast against new or against cached tokens.
             column = torch.tensor(members, device=device)[:, None]
             new = torch.arange(count, device=device)
@@ -209,9 +192,8 @@ class ForwardBatch:
             logical = torch.arange(longest, device=device)
             # A new token sees all earlier ones and itself.
             visible = logical <= (self.length[column] + new)[..., None]
-            sequence = in_parts.get(members[0])
-            slots = logical[None] if sequence is not None else self.slots(self.row[column], logical)
-            groups.append(SequenceGroup(members, starts[column] + new, slots, visible, sequence))
+            slots = self.slots(self.row[column], logical)
+            groups.append(SequenceGroup(members, starts[column] + new, slots, visible))
         return groups
 
     def slots(self, rows: Tensor, logical: Tensor) -> Tensor:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import itertools
 import math
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,9 +20,8 @@ from torch import Tensor
 
 from kvatlas.bits.key_biases import KeyBiases
 from kvatlas.bits.storage import PackedRows
-from kvatlas.core import POSITION_BYTES, KvatlasError, Shape, Storage
+from kvatlas.core import POSITION_BYTES, Shape, Storage
 from kvatlas.cpu.native import PagedLayer, PageTables, load
-from kvatlas.engine.parts import CachedSequence, PartTables
 from kvatlas.forward import RowStates
 
 if TYPE_CHECKING:
@@ -87,6 +85,15 @@ def pages_for(tokens: int, page_size: int = PAGE) -> int:
 def growth(cached_bytes: int, device: str) -> int:
     """Return the `GROWTH` of a cache with so many bytes of keys and values on a device of this type."""
     return SMALL_GROWTH if device == "cpu" and cached_bytes < SMALL else GROWTH
+
+
+@dataclass(eq=False)
+class CachedSequence:
+    """A sequence in the cache: `length` tokens in `pages`; `row` is its index in the tensors per sequence."""
+
+    row: int
+    pages: list[int] = field(default_factory=list)
+    length: int = 0
 
 
 @dataclass(eq=False)
@@ -175,11 +182,8 @@ class KVCache:
         self.moves = 0
         #: The layers over these pools as native code takes them, until the pools are replaced.
         self.paged_layers: Sequence[PagedLayer] | None = None
-        self._pool_arrays: tuple[Any, ...] | None = None
         #: All that a token has in the pools, until one of them is replaced or added.
         self.tables: PageTables | None = None
-        #: The parts of sequences whose heads have unlike numbers of tokens, from the first one on.
-        self.parts: PartTables | None = None
         #: The number of sequences and snapshots that hold each page.
         self.holders = [1]
         self.reset()
@@ -260,15 +264,10 @@ class KVCache:
             state[sequence.row] = 0
         if self.states is not None:
             self.states.rows.pop(sequence.row, None)
-        if self.parts is not None:
-            self.parts.forget(sequence.row)
         return sequence
 
     def reserve(self, sequence: CachedSequence, tokens: int) -> None:
-        if sequence.spare is not None:
-            assert self.parts is not None
-            self.parts.reserve(sequence, tokens, self._take)
-        elif tokens > len(sequence.pages) * self.page_size:
+        if tokens > len(sequence.pages) * self.page_size:
             missing = pages_for(tokens, self.page_size) - len(sequence.pages)
             self._give(sequence, self._take(missing))
         if tokens > self.capacity:
@@ -287,12 +286,7 @@ class KVCache:
         self._free_rows.append(sequence.row)
 
     def fork(self, sequence: CachedSequence, branches: int) -> Snapshot:
-        """Return a snapshot for so many branches, each with one `resume`; the sequence itself continues, too.
-
-        Raises KvatlasError for a sequence whose heads have unlike numbers of tokens.
-        """
-        if sequence.spare is not None:
-            raise KvatlasError("A sequence with unequal budgets cannot be forked; expected budgets=equal.")
+        """Return a snapshot for so many branches, each with one `resume`; the sequence itself continues, too."""
         pages = sequence.pages[: pages_for(sequence.length, self.page_size)]
         for page in pages:
             self.holders[page] += branches
@@ -371,75 +365,6 @@ class KVCache:
             state[..., :count] = state.gather(-1, kept)
             state[..., count:] = 0
 
-    def replace_values(self, sequence: CachedSequence, values: Sequence[Tensor]) -> None:
-        """Replace the values of a compacted sequence, which has pages of its own: [KV heads, tokens, size] by layer."""
-        slots = self.slots(sequence)
-        for pool, numbers in zip(self.values, values, strict=True):
-            pool[:, slots] = numbers.to(pool.dtype)
-
-    def compact_unequally(self, sequence: CachedSequence, kept: Tensor, names: Sequence[str]) -> None:
-        """Compact where heads keep unlike numbers of tokens: `kept` begins with -1 in those that keep fewer.
-
-        The mean over the heads has to be an integer. Raises KvatlasError if layers cannot lend one another memory.
-        """
-        shape = self.shape
-        sizes = {(layer.key, layer.value) for layer in shape.cached_layers}
-        if len(sizes) > 1 or self.positions or self.packed:
-            raise KvatlasError(
-                "Layers and heads have unequal budgets, which needs layers of one size without windows, unpacked; "
-                "expected budgets=equal for this model."
-            )
-        count = kept.shape[-1]
-        is_kept = kept >= 0
-        places = kept.clamp(min=0)
-
-        # A layer may get parts that another one has now, so that all tokens are read before the first one is written.
-        contents = []
-        first_rows = torch.arange(shape.kv_heads, device=self.device)[:, None] * self.keys[0].shape[1]
-        for layer, tokens in enumerate(places.expand(shape.layers, shape.kv_heads, -1)):
-            if sequence.spare is not None:
-                assert self.parts is not None
-                key = self.parts.read(self.keys, sequence, layer, tokens)
-                value = self.parts.read(self.values, sequence, layer, tokens)
-            else:
-                rows = first_rows + self.slots(sequence)[tokens]
-                key = self.keys[layer].flatten(0, 1)[rows]
-                value = self.values[layer].flatten(0, 1)[rows]
-            contents.append((key, value))
-
-        if self.parts is None:
-            self.parts = PartTables(shape, self.rows + 1, self.page_size, self.device)
-        self._release(sequence.pages)
-        sequence.pages = []
-        sequence.length = count
-        missing = (~is_kept).sum(-1).expand(shape.layers, shape.kv_heads)
-        self.parts.begin(sequence, missing, count, self._take)
-        for layer, (key, value) in enumerate(contents):
-            self.write_into_parts(layer, sequence, 0, key, value)
-
-        self._widen_states(count)
-        for name in names:
-            state = self.token_state[name][sequence.row]
-            state[..., :count] = state.gather(-1, places).masked_fill(~is_kept, 0)
-            state[..., count:] = 0
-
-    def write_into_parts(self, layer: int, sequence: CachedSequence, first: int, key: Tensor, value: Tensor) -> None:
-        """Write keys and values [KV heads, tokens, size] from the token `first` on, where heads have it."""
-        assert self.parts is not None
-        self.parts.write(self.keys, sequence, layer, first, key)
-        self.parts.write(self.values, sequence, layer, first, value)
-
-    def read_sequence(self, side: int, layer: int, sequence: CachedSequence, slots: Tensor | None = None) -> Tensor:
-        """Return a sequence's keys (side 0) or values (side 1) [KV heads, tokens, size], 0 where a head has none.
-
-        The `slots` of a sequence whose heads are alike may be given, so that they are found once for all layers.
-        """
-        if sequence.spare is None:
-            return self.read(side, layer, self.slots(sequence) if slots is None else slots)
-        assert self.parts is not None
-        tokens = torch.arange(sequence.length, device=self.device).expand(self.shape.kv_heads, -1)
-        return self.parts.read(self.keys if side == 0 else self.values, sequence, layer, tokens)
-
     def slots(self, sequence: CachedSequence) -> Tensor:
         return self._slots_of(sequence.pages)[: sequence.length]
 
@@ -453,18 +378,6 @@ class KVCache:
             self.tables = None
             self.positions[layer] = self.keys[layer].new_zeros(self.keys[layer].shape[:2], dtype=torch.int32)
         return self.positions[layer]
-
-    @property
-    def pool_addresses(self) -> tuple[int, int]:
-        """The addresses of two arrays: of the pools of keys and of values of all layers."""
-        if self._pool_arrays is None:
-            count = len(self.keys)
-            array = ctypes.c_void_p * count
-            keys = array(*(pool.data_ptr() for pool in self.keys))
-            values = array(*(pool.data_ptr() for pool in self.values))
-            self._pool_arrays = (keys, values)
-        keys, values = self._pool_arrays
-        return ctypes.addressof(keys), ctypes.addressof(values)
 
     @property
     def bytes(self) -> int:
@@ -510,7 +423,6 @@ class KVCache:
     def _grow(self, missing: int) -> None:
         self.moves += 1
         self.paged_layers = None
-        self._pool_arrays = None
         self.tables = None
         used = self.keys[0].shape[1]
         cached_bytes = sum(pool.numel() * pool.element_size() for pool in (*self.keys, *self.values))

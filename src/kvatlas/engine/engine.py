@@ -27,8 +27,8 @@ from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.probe import measure_shape, rehearse
 from kvatlas.engine.rows import Generation, K, Request, Row
-from kvatlas.engine.sampling import UNSAMPLED, TokenDistributions, sample_rows
-from kvatlas.engine.scheduler import CacheForm, Scheduler, cache_form, requests_of_form
+from kvatlas.engine.sampling import UNSAMPLED, sample_rows
+from kvatlas.engine.scheduler import Scheduler, requests_of_storage
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.forward import RowStates, attention_function, own_attention, reading_batch, split_rows
 from kvatlas.machine import out_of_memory
@@ -67,18 +67,13 @@ class Engine:
         self._finished: list[Generation[Any]] = []
         self._hidden: Tensor | None = None
 
-        # The backends of sequences with whole pages, and of those in parts.
         weight = next(model.parameters())
         self._device = weight.device
         self._dtype = weight.dtype
-        whole_pages = backend_for(weight.device, weight.dtype, backend)
-        self._backends = {False: whole_pages, True: whole_pages}
-        if weight.device.type != "cpu":
-            self._backends[True] = backend_for(weight.device, weight.dtype, "reference")
+        self.backend: AttentionBackend = backend_for(weight.device, weight.dtype, backend)
 
-        # The form of the cache is at first that of the first policy, if possible of one with whole pages.
-        forms = sorted(map(self.form_of, policies), key=lambda form: form.in_parts)
-        self.form = forms[0] if forms else CacheForm(Storage())
+        # The form of the cache is at first that of the first policy.
+        self.storage = policies[0].storage if policies else Storage()
 
         #: True if layers keep a state beside the KV cache.
         self.stateful = split_rows(model)
@@ -90,22 +85,13 @@ class Engine:
         handle.keep_shape(shape)
         self._allocate()
 
-    def form_of(self, policy: Policy) -> CacheForm:
-        """Return the form of the cache in which a policy is decoded here."""
-        return cache_form(policy, self._device.type)
-
-    @property
-    def backend(self) -> AttentionBackend:
-        """The backend that computes attention in the present form of the cache."""
-        return self._backends[self.form.in_parts]
-
     @property
     def active_rows(self) -> int:
         return len(self.scheduler.rows)
 
     @property
     def cached_tokens(self) -> int:
-        return sum(row.cached.tokens for row in list(self.scheduler.rows))
+        return sum(row.cached.length for row in list(self.scheduler.rows))
 
     @property
     def evicted_tokens(self) -> int:
@@ -115,18 +101,18 @@ class Engine:
         """Decode all requests, taken as rows become free; yield generations as they finish, in no fixed order.
 
         A source without a request now but perhaps later gives None: active rows continue, and it is polled again.
-        Settings of one form share the cache and trunks; those of another one are decoded after the last request.
+        Settings of one storage share the cache and trunks; those of another one are decoded after the last request.
         """
         rehearse(self.handle, self.model, self.new_cache, self.attending, self.forward)
-        later: dict[CacheForm, list[Request[K]]] = {}
-        yield from self._decode(requests_of_form(requests, self.form, self._device.type, later))
+        later: dict[Storage, list[Request[K]]] = {}
+        yield from self._decode(requests_of_storage(requests, self.storage, later))
         while later:
-            self.form, waiting = later.popitem()
+            self.storage, waiting = later.popitem()
             self._renew(self.batch_size)
             yield from self._decode(iter(waiting))
 
     def _decode(self, source: Iterator[Request[K] | None]) -> Iterator[Generation[K]]:
-        """Decode requests of one form, with half the rows where memory runs out."""
+        """Decode requests of one storage, with half the rows where memory runs out."""
         self._finished = []
         again: Iterator[Request[K]] = iter(())
         with self.attending():
@@ -173,25 +159,10 @@ class Engine:
         # Policies observe the pass before the lengths of the rows grow.
         prompts = [len(row.request.prompt) if row.prompt_left else None for row in rows]
         logits, hidden, ready = self._pass(rows, batch)
-        self.collector.notify(self.handle, batch, signals, prompts, hidden, [row.drawn for row in rows])
+        self.collector.notify(self.handle, batch, signals, prompts, hidden)
 
-        observing = set(self.collector.asking(Signal.LOGITS, signals))
-        observed_rows = []
-        if observing:
-            # A logits processor may change the logits in place, so that their distributions are computed before.
-            with_logits = [index for index, row in enumerate(rows) if row.prompt_left <= batch.counts[index]]
-            places = [place for place, index in enumerate(with_logits) if index in observing]
-            distributions = TokenDistributions(logits[places])
-            observed_rows = [with_logits[place] for place in places]
         sampled = self._sample(rows, batch, logits, ready)
         branches, cut_tokens = self._cut(rows, sampled)
-        if observing:
-            drawn = distributions.drawn([sampled[index] for index in observed_rows])
-            at_cut = distributions.drawn([cut_tokens.get(index, sampled[index]) for index in observed_rows])
-            for index, numbers, cut_numbers in zip(observed_rows, drawn, at_cut, strict=True):
-                rows[index].drawn = numbers
-                if index in branches:
-                    branches[index].drawn = cut_numbers
 
         # Every row takes its token, and ends, forks or goes on.
         self.passes += 1
@@ -325,14 +296,14 @@ class Engine:
         state = self.collector.token_state(self.handle.shape)
         window = self.collector.query_window
         try:
-            self.cache = self.new_cache(self.batch_size, state, window, self.form.storage)
+            self.cache = self.new_cache(self.batch_size, state, window, self.storage)
         except (MemoryError, RuntimeError) as error:
             queries = f" with {window:,} queries each" if window else ""
             raise KvatlasError(
                 f"A cache for {self.batch_size:,} sequences{queries} cannot be allocated ({reason(error)})."
             ) from error
 
-        captured = self.backend.captures_steps and not self.stateful and not self.form.storage.packed
+        captured = self.backend.captures_steps and not self.stateful and not self.storage.packed
         self.graphs = self.backend.graph_runner(self.cache, self.sampling) if captured else None
         self.scheduler = Scheduler(
             self.handle, self.cache, self.collector, self.sampling, self.batch_size, prompts_alone=captured

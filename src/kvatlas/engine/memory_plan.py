@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import Storage, grouped
 from kvatlas.engine.cache import GPU_PAGE, PAGE, growth, pages_for
-from kvatlas.engine.scheduler import OPEN_SETTINGS, PROMPT_TOKENS, ROWS_PER_REQUEST, cache_form
+from kvatlas.engine.scheduler import OPEN_SETTINGS, PROMPT_TOKENS, ROWS_PER_REQUEST
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.policies.cache_view import Signal
 
@@ -65,15 +65,15 @@ def largest_batch(memory: float, most: int, peak_of: Callable[[int], Peak]) -> i
 def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees: int, prompt: int, output: int) -> Peak:
     """Return the peak of one worker that decodes `trees` requests under all `policies`, `batch_size` rows at a time.
 
-    Prompts have `prompt` tokens, traces `output` new ones. Settings of unlike forms are decoded one after the other.
+    Prompts have `prompt` tokens, traces `output` new ones. Settings of unlike storages are decoded one after the other.
     """
     peaks = []
-    for form, settings in grouped(policies, lambda policy: cache_form(policy, model.device)).items():
-        peaks.append(_peak_of_form(model, form.storage, settings, batch_size, trees, prompt, output))
+    for storage, settings in grouped(policies, lambda policy: policy.storage).items():
+        peaks.append(_peak_of_storage(model, storage, settings, batch_size, trees, prompt, output))
     return max(peaks, key=lambda peak: peak.total)
 
 
-def _peak_of_form(
+def _peak_of_storage(
     model: ModelHandle,
     storage: Storage,
     policies: Sequence[Policy],
@@ -100,10 +100,6 @@ def _peak_of_form(
     bounded_rows = rows - unbounded_rows if budgets else 0
     pages = unbounded_rows * pages_for(longest, page_size)
     pages += bounded_rows * pages_for(min(longest, largest_budget), page_size)
-    # The parts of a head are rounded up, as pages are, and the last page of a sequence is not all shared out.
-    is_unequal = any(policy.has_unequal_budgets for policy in policies)
-    if is_unequal:
-        pages += 2 * bounded_rows
 
     # A snapshot that outlives its trunk stays until every branch of its tree has a row.
     open_settings = min(trees * settings, most_open)
@@ -121,12 +117,7 @@ def _peak_of_form(
     cached_bytes = pages * page_bytes
 
     # The most tokens of a head.
-    noted_tokens = longest
-    if not unbounded_rows:
-        noted_tokens = largest_budget
-        if is_unequal:
-            # A pyramid gives its first layer up to twice the mean, and one choice for a layer can give one head all.
-            noted_tokens = min(longest, largest_budget * max(2, shape.kv_heads))
+    noted_tokens = longest if unbounded_rows else largest_budget
 
     # The notes of policies for each token, the recent queries, the unpacked newest tokens and the states of layers.
     collector = SignalCollector(policies)
@@ -140,9 +131,6 @@ def _peak_of_form(
     if any(Signal.ATTENTION in policy.observes for policy in policies):
         # The weights of a pass, and their sums with earlier ones.
         pass_bytes += 2 * 4 * rows * shape.layers * shape.kv_heads * noted_tokens
-    if any(Signal.LOGITS in policy.observes for policy in policies):
-        # The log-probabilities of a vocabulary, and what their entropy is summed from.
-        pass_bytes += 4 * 4 * rows * model.vocabulary
     fixed_bytes = 0 if model.device == "cpu" else WORKSPACES
 
     snapshots = max(0, forked_trees - unbounded_rows) * snapshot_pages

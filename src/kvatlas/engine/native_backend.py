@@ -82,8 +82,6 @@ class CpuBackend(AttentionBackend):
             recent=cache.recent[place],
             bias=None if biases is None else biases.layers[place],
             angles=None if biases is None else biases.angles(0),
-            place=place,
-            pools=cache.pool_addresses,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -24,23 +23,10 @@ class ReferenceBackend(AttentionBackend):
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache = batch.cache
-        if not batch.has_parts:
-            entered = batch.entered_slots
-            cache.write(layer.place, entered, key, value, batch.positions)
-            if layer.window is not None:
-                cache.watch_window(layer.place)[:, entered] = batch.positions32
-
-        # Where some sequences are in parts no layer has a window.
-        for group in batch.groups if batch.has_parts else ():
-            if group.in_parts is not None:
-                tokens = group.tokens[0]
-                new = (key[tokens].transpose(0, 1), value[tokens].transpose(0, 1))
-                cache.write_into_parts(layer.place, group.in_parts, group.in_parts.length, *new)
-                continue
-            tokens = group.tokens.flatten()
-            first = batch.length[group.members, None]
-            entered = group.slots.gather(1, first + torch.arange(group.tokens.shape[1], device=first.device)).flatten()
-            cache.write(layer.place, entered, key[tokens], value[tokens], batch.positions[tokens])
+        entered = batch.entered_slots
+        cache.write(layer.place, entered, key, value, batch.positions)
+        if layer.window is not None:
+            cache.watch_window(layer.place)[:, entered] = batch.positions32
 
         out = query.new_empty(*query.shape[:2], value.shape[2])
         for group in batch.groups:
@@ -78,18 +64,6 @@ def _group_inputs(
     batch: ForwardBatch, layer: Layer, group: SequenceGroup, query: Tensor, key: Tensor, value: Tensor
 ) -> GroupInputs:
     cache = batch.cache
-    if group.in_parts is not None:
-        # Keys and values of a sequence in parts; heads do not have tokens that are missing.
-        assert cache.parts is not None
-        tokens = group.in_parts.length + group.tokens.shape[1]
-        read = replace(group.in_parts, length=tokens)
-        keys = cache.read_sequence(0, layer.place, read)[None]
-        values = cache.read_sequence(1, layer.place, read)[None]
-        missing = cache.parts.missing[read.row, layer.place].repeat_interleave(query.shape[1] // keys.shape[1])
-        is_present = torch.arange(tokens, device=query.device) >= missing[:, None]
-        visible = group.visible[:, None] & is_present[:, None]
-        return GroupInputs(query[group.tokens].transpose(1, 2), keys, values, visible)
-
     keys = cache.read(0, layer.place, group.slots).transpose(0, 1)
     values = cache.read(1, layer.place, group.slots).transpose(0, 1)
     visible = group.visible[:, None]

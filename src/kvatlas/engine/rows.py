@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvatlas.core import EvictionTrace, Sampling, Usage
-from kvatlas.engine.cache import KVCache, Snapshot
-from kvatlas.engine.parts import CachedSequence
-from kvatlas.engine.signals import Signals, score_state, state_name
-from kvatlas.policies.cache_view import CacheView, ScoreMemory
+from kvatlas.engine.cache import CachedSequence, KVCache, Snapshot
+from kvatlas.engine.signals import Signals, state_name
+from kvatlas.policies.cache_view import CacheView
 from kvatlas.policies.contract import CompressingPolicy, Policy
-from kvatlas.policies.selection import make_selection
+from kvatlas.policies.selection import select_tokens
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -87,13 +86,11 @@ class EvictionLog:
     evicted_at: Integers | None = None
 
     def after(self, kept: Integers, position: int, output_tokens: int) -> EvictionLog:
-        """Return the log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept],
-        with -1 for no token.
+        """Return the log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept].
 
         `position` counts all tokens so far, evicted ones included; `output_tokens` the new tokens so far.
         """
-        # Counted from -1 on, which stands for no token.
-        holders = np.bincount(kept.ravel() + 1, minlength=position + 1)[1:]
+        holders = np.bincount(kept.ravel(), minlength=position)
         evicted_at = np.zeros(position, dtype=np.int64)
         if self.evicted_at is not None:
             evicted_at[: len(self.evicted_at)] = self.evicted_at
@@ -132,23 +129,18 @@ class Row(Generic[K]):
     #: Unread tokens of the prompt.
     prompt_left: int = 0
     tokens: list[int] = field(default_factory=list)
-    #: The log-probability of the newest token and the entropy of its distribution, for policies that observe them.
-    drawn: tuple[float, float] = (0.0, 0.0)
     position: int = 0
     #: The least cap on thinking of its policies, None without one; the new tokens up to the beginning of thinking,
     #: counted for a cap alone, and those before its end.
     cap: int | None = None
     thinking_start: int | None = None
     thinking_end: int | None = None
-    #: True positions [layers or 1, KV heads or 1, kept] after the last compression, -1 for none; from `since` on the
-    #: cache has all.
+    #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on the cache has all.
     kept: Tensor | None = None
     since: int = 0
     #: The tokens older than the local window that the last compression kept: of the prompt, of the answer.
     kept_prompt: int = 0
     kept_answer: int = 0
-    #: The position at the last computation of scores that are remembered.
-    scored_at: int = 0
     evictions: EvictionLog = field(default_factory=EvictionLog)
     forked_at: int = 0
     compressions: int = 0
@@ -194,7 +186,7 @@ class Row(Generic[K]):
 
     def due(self) -> tuple[Policy, ...]:
         """Return the policies that compress now: a compression that can drop nothing does not take place."""
-        length = self.cached.tokens
+        length = self.cached.length
         if self.trigger is None or length < self.trigger:
             return ()
 
@@ -230,18 +222,18 @@ class Row(Generic[K]):
         prompt = len(self.request.prompt)
         budgets = [policy.budget for policy in self.policies if policy.budget is not None]
         if self.compressions:
-            return min((budget.next(prompt, self.cached.tokens, self.position) for budget in budgets), default=None)
+            return min((budget.next(prompt, self.cached.length, self.position) for budget in budgets), default=None)
         return min((budget.first(prompt) for budget in budgets), default=None)
 
     def note_compression(self, kept: Tensor, local_window: int) -> None:
-        """Note that a compression left the positions `kept` [layers or 1, KV heads or 1, kept], -1 for no token."""
+        """Note that a compression left the positions `kept` [layers or 1, KV heads or 1, kept]."""
         self.kept = kept
         self.since = self.position
         # Short arrays take numpy less time than torch.
         positions = kept.cpu().numpy()
         older = positions[0, 0, :-local_window]
         prompt_length = len(self.request.prompt)
-        self.kept_prompt = int(older.searchsorted(prompt_length) - older.searchsorted(0))
+        self.kept_prompt = int(older.searchsorted(prompt_length))
         if self.thinking_end is not None:
             self.kept_answer = len(older) - int(older.searchsorted(prompt_length + self.thinking_end))
         self.evictions = self.evictions.after(positions, self.position, len(self.tokens))
@@ -255,13 +247,13 @@ class Row(Generic[K]):
         self.position += count
         if in_prompt:
             self.prompt_left -= count
-            self.kv_peak = self.cached.tokens
+            self.kv_peak = self.cached.length
 
         if token is None:
             return False
         if not in_prompt:
-            self.kv_peak = max(self.kv_peak, self.cached.tokens)
-            self.kv_sum += self.cached.tokens
+            self.kv_peak = max(self.kv_peak, self.cached.length)
+            self.kv_sum += self.cached.length
         self.tokens.append(token)
         if self.thinking_end is None:
             self.thinking_end = model.thinking_end(self.tokens)
@@ -339,24 +331,21 @@ class RowView(CacheView):
         self.thinking_end = None if row.thinking_end is None else self.prompt_length + row.thinking_end
         self.length = row.position
         self.stream = row.request.stream
-        if policy.budget is not None and policy.budget.remembers:
-            scores = cache.token_state[score_state(policy)][row.cached.row, ..., : row.cached.length]
-            self.memory = ScoreMemory(scores, row.scored_at)
 
         self._cache = cache
         self._row = row
         self._queries = policy.queries
 
     @cached_property
-    def _slots(self) -> Tensor | None:
-        """The slots of the cached tokens, which are the same for all layers; None for a sequence in parts."""
-        return self._cache.slots(self._row.cached) if self._row.cached.spare is None else None
+    def _slots(self) -> Tensor:
+        """The slots of the cached tokens, which are the same for all layers."""
+        return self._cache.slots(self._row.cached)
 
     def key(self, layer: int) -> Tensor:
-        return self._cache.read_sequence(0, layer, self._row.cached, self._slots)
+        return self._cache.read(0, layer, self._slots)
 
     def value(self, layer: int) -> Tensor:
-        return self._cache.read_sequence(1, layer, self._row.cached, self._slots)
+        return self._cache.read(1, layer, self._slots)
 
     def query(self, layer: int) -> Tensor:
         recent = torch.arange(max(0, self.length - self._queries), self.length, device=self._cache.device)
@@ -398,31 +387,16 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
 
     # The policy selects.
     view = RowView(model, cache, row, policy)
-    selection = make_selection(policy, view, put_back)
-    kept = selection.kept
-    if view.memory is not None:
-        row.scored_at = view.memory.length
+    kept = select_tokens(policy, view, put_back)
 
-    # Where all heads keep as many tokens nothing is read back from the device.
-    count = int((kept >= 0).sum()) // kept.shape[:-1].numel() if rule.is_unequal else kept.shape[-1]
-    evicted = row.cached.tokens - count
+    evicted = row.cached.length - kept.shape[-1]
     if not evicted:
         if checkpoints is not None:
             checkpoints.pop(row.position).drop()
         return 0
 
-    # The cache keeps these tokens, with the notes of this policy, and with the values that it merged.
-    merged = selection.merged_values(policy, view)
-    states = [state_name(policy, name) for name in policy.columns]
-    if rule.remembers:
-        states.append(score_state(policy))
-    if rule.is_unequal:
-        cache.compact_unequally(row.cached, kept, states)
-        kept_positions = view.cached_positions.gather(-1, kept.clamp(min=0)).masked_fill(kept < 0, -1)
-    else:
-        cache.compact(row.cached, kept, states)
-        kept_positions = view.cached_positions.gather(-1, kept)
-    if merged:
-        cache.replace_values(row.cached, merged)
+    # The cache keeps these tokens, with the notes of this policy.
+    cache.compact(row.cached, kept, [state_name(policy, name) for name in policy.columns])
+    kept_positions = view.cached_positions.gather(-1, kept)
     row.note_compression(kept_positions, rule.window)
     return evicted

@@ -101,21 +101,6 @@ def _equal_to(last: Tensor, logits: Tensor) -> Tensor:
     return (logits == last) & last.isfinite()
 
 
-class TokenDistributions:
-    """The model's own distributions of some tokens, from their logits [tokens, vocabulary], for policies (LOGITS)."""
-
-    def __init__(self, logits: Tensor) -> None:
-        self.log_shares = logits.float().log_softmax(-1)
-        # A running sum adds the numbers of each row in their order, however many rows there are.
-        self.entropies = torch.special.entr(self.log_shares.exp()).cumsum(-1)[:, -1]
-
-    def drawn(self, tokens: Sequence[int]) -> list[tuple[float, float]]:
-        """Return the log-probability of each token, and the entropy of its distribution, in nats."""
-        indices = torch.tensor(tokens, device=self.log_shares.device)[:, None]
-        numbers = torch.cat([self.log_shares.gather(-1, indices), self.entropies[:, None]], dim=-1)
-        return [(log_probability, entropy) for log_probability, entropy in numbers.tolist()]
-
-
 def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[int]) -> list[int]:
     """Return the next token of each row from its logits [rows, vocabulary], by its request's processor and sampling."""
     for index, row in enumerate(rows):

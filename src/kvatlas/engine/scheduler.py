@@ -33,39 +33,20 @@ PROMPT_TOKENS = 1024
 PROMPT_PASSES = 4
 
 
-class CacheForm(NamedTuple):
-    """The form of the cache of a setting: how numbers are stored, and whether heads share pages `in_parts`.
-
-    Settings of one form are decoded together.
-    """
-
-    storage: Storage
-    in_parts: bool = False
-
-
-def cache_form(policy: Policy, device: str) -> CacheForm:
-    """Return the form of the cache in which a policy is decoded on a device of this type (`cpu`, `cuda:0`).
-
-    The compiled kernels of a GPU know whole pages alone: settings with unequal budgets are decoded by themselves there,
-    in plain torch.
-    """
-    return CacheForm(policy.storage, device != "cpu" and policy.has_unequal_budgets)
-
-
-def requests_of_form(
-    requests: Iterable[Request[K] | None], form: CacheForm, device: str, later: dict[CacheForm, list[Request[K]]]
+def requests_of_storage(
+    requests: Iterable[Request[K] | None], storage: Storage, later: dict[Storage, list[Request[K]]]
 ) -> Iterator[Request[K] | None]:
-    """Yield requests with their settings of one form of the cache; put the other settings into `later`, by form."""
+    """Yield requests with their settings of one storage; put the other settings into `later`, by storage."""
     for request in requests:
         if request is None:
             yield None
             continue
 
-        by_form = grouped(request.policies, lambda policy: cache_form(policy, device))
-        current = by_form.pop(form, None)
-        for other, policies in by_form.items():
+        by_storage = grouped(request.policies, lambda policy: policy.storage)
+        current = by_storage.pop(storage, None)
+        for other, policies in by_storage.items():
             later.setdefault(other, []).append(replace(request, policies=tuple(policies)))
-        if by_form and current:
+        if by_storage and current:
             request = replace(request, policies=tuple(current))
         yield request if current else None
 
@@ -243,8 +224,7 @@ class Scheduler:
         Settings that differ in their caps on thinking alone are one branch.
         """
         rest = tuple(policy for policy in row.policies if policy not in due)
-        # A sequence whose heads have unlike numbers of tokens is not forked again.
-        of_branch = grouped(due, lambda policy: policy if policy.has_unequal_budgets else policy.uncapped)
+        of_branch = grouped(due, lambda policy: policy.uncapped)
         groups = list(map(tuple, of_branch.values()))
         branches = groups if rest else groups[1:]
         if branches:

@@ -27,33 +27,21 @@ def state_name(policy: Policy, name: str) -> str:
     return "/".join(map(str, (*policy.observer, name)))
 
 
-def score_state(policy: Policy) -> str:
-    """Return the key of a policy's remembered scores in the token states.
-
-    It is shared by all policies of a scope, because a sequence has one policy from its first compression on.
-    """
-    return f"score/{policy.scope}"
-
-
 class SignalCollector:
     """The policies of an engine that declare signals, one for all settings with the same observations."""
 
     def __init__(self, policies: Iterable[Policy]) -> None:
-        policies = list(policies)
-        self._remembering = [policy for policy in policies if policy.budget is not None and policy.budget.remembers]
         self.by_key = {policy.observer: policy for policy in policies if policy.observes}
         #: The longest memory of recent queries that any policy declares.
         self.query_window = max((policy.queries for policy in self.by_key.values()), default=0)
         self.hidden = any(Signal.HIDDEN in policy.observes for policy in self.by_key.values())
 
     def token_state(self, shape: Shape) -> dict[str, tuple[int, int]]:
-        """Return all columns and remembered scores with their widths (layers, KV heads), by the policies' scopes."""
+        """Return all columns with their widths (layers, KV heads), by the policies' scopes."""
         widths = {}
         for policy in self.by_key.values():
             for name in policy.columns:
                 widths[state_name(policy, name)] = policy.scope.width(shape)
-        for policy in self._remembering:
-            widths[score_state(policy)] = policy.scope.width(shape)
         return widths
 
     def signals(self, policies: Iterable[Policy]) -> Signals:
@@ -73,13 +61,11 @@ class SignalCollector:
         signals: Sequence[Signals],
         prompts: Sequence[int | None],
         hidden: Tensor | None,
-        drawn: Sequence[tuple[float, float]],
     ) -> None:
         """Call `observe` of every policy with its signals of a pass, before the lengths of its sequences grow.
 
         `prompts` has the length of the prompt for sequences in their prompt, None for the others. `hidden` [tokens,
-        hidden size] are the last hidden states. `drawn` has the log-probability of each sequence's newest token and the
-        entropy of its distribution.
+        hidden size] are the last hidden states.
         """
         # All sequences in decoding are one step. Prompts have unlike numbers of tokens: a step for each.
         groups: list[list[int]] = [[]]
@@ -91,12 +77,12 @@ class SignalCollector:
 
         watched = {index: place for place, index in enumerate(batch.watched)}
         for key, policy in self.by_key.items():
-            if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION, Signal.LOGITS}:
+            if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION}:
                 continue
             for group in groups:
                 asking = [index for index in group if key in signals[index]]
                 if asking:
-                    policy.observe(self._step(model, batch, policy, asking, watched, prompts[asking[0]], hidden, drawn))
+                    policy.observe(self._step(model, batch, policy, asking, watched, prompts[asking[0]], hidden))
 
     def _step(
         self,
@@ -107,7 +93,6 @@ class SignalCollector:
         watched: Mapping[int, int],
         prompt: int | None,
         hidden: Tensor | None,
-        drawn: Sequence[tuple[float, float]],
     ) -> Step:
         starts = [batch.starts[member] for member in members]
         lengths = [batch.lengths[member] for member in members]
@@ -140,16 +125,8 @@ class SignalCollector:
         if hidden is not None and Signal.HIDDEN in policy.observes:
             states = hidden[tokens]
 
-        log_probability: Tensor | None = None
-        entropy: Tensor | None = None
-        if Signal.LOGITS in policy.observes:
-            # Tokens of the prompt were not drawn.
-            numbers = torch.zeros(*tokens.shape, 2, device=batch.positions.device)
-            if prompt is None:
-                numbers[:, 0] = torch.tensor([drawn[member] for member in members], device=numbers.device)
-            log_probability, entropy = numbers.unbind(-1)
         columns = CachedNotes(batch.cache, policy, rows[:, 0], entered, attention)
-        return Step(model, batch.positions[tokens], states, attention, columns, prompt, log_probability, entropy)
+        return Step(model, batch.positions[tokens], states, attention, columns, prompt)
 
 
 @dataclass(frozen=True)

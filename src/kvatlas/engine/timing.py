@@ -48,8 +48,8 @@ class TimedEngine(Engine):
         The first `prompt` tokens are its prompt. The engine has decoded before. What a first compression prepares is
         left out.
         """
-        if self.form_of(policy) != self.form:
-            # The request gives the engine a cache of the policy's form, in which it has decoded.
+        if policy.storage != self.storage:
+            # The request gives the engine a cache of the policy's storage, in which it has decoded.
             request = Request(0, (0,) * prompt, 0, (policy,), sampling=replace(self.sampling, max_new_tokens=2))
             for _ in self.run([request]):
                 pass

@@ -103,16 +103,16 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     """Import the answers of a log into a run, new or not; return its cell and the number of its traces in the run.
 
     Answers to our own tasks are graded here; for others the log's scores count, by the first scorer or the one named.
-    A log that is imported again replaces itself. Another log of the same model and task is joined as further epochs.
-    Raises KvatlasError for another file, for a log that is not finished or lacks scores, for one of our tasks with
-    other prompts than this version's, and for a log whose settings or problems are not those of the run.
+    A log that is imported again replaces itself. Raises KvatlasError for another file, for a log that is not finished
+    or lacks scores, for one of our tasks with other prompts than this version's, for a second log of the same model and
+    task, and for a log whose problems are not those of the run.
     """
     where = f"The log {str(log)!r}"
     graded = read_graded_log(log, scorer)
     cell = graded.cell
     task = graded.task
     try:
-        with refusal(f"{where} cannot be imported"), Store.create(run, {"kvatlas": __version__}) as store:
+        with Store.create(run, {"kvatlas": __version__}) as store:
             stored = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
             if "answers" in stored.provenance:
                 raise KvatlasError("The run holds a file of answers; import the log into a run of its own.")
@@ -124,43 +124,34 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
                     "import it into a run of its own."
                 )
 
-            # Further epochs, if the run has a log of the same model and task.
-            epochs = cell.samples
             texts = [[trace.problem, trace.sample, trace.text] for trace in graded.traces]
             log_id = digest([graded.eval_id, cell.run_key, texts])[:16]
-            about = {"id": log_id, "log": log.name, "setting": cell.setting.id, "epochs": epochs}
+            _check_no_other_log(stored, cell, log_id)
             # Arguments may hold secrets: of all but a few conditions only digests are stored.
             conditions = {
                 name: value if name in _PLAIN else digest(value)[:8] for name, value in graded.conditions.items()
             }
             conditions |= graded.generation
-            cell, logs = _join_epochs(stored, cell, about, conditions, where)
             source = {
                 "log": log.name,
+                "id": log_id,
                 "sampling": graded.sampling,
                 "metric": task.metric,
-                "logs": logs,
                 "conditions": conditions,
             }
             manifest = _run_manifest(stored, cell, task, source)
 
             # The manifest promises nothing that could not be stored.
-            begin = logs[-1]["begin"]
-            store.add_all((cell.run_key, replace(trace, sample=trace.sample + begin)) for trace in graded.traces)
+            store.add_all((cell.run_key, trace) for trace in graded.traces)
             store.put_manifest(manifest)
-
-            count = len(graded.traces)
-            if cell.samples != epochs:
-                problems = set(cell.problems)
-                of_cell = (cell.run_key, cell.setting.id, cell.benchmark)
-                stored_keys = store.keys()
-                of_problems = [key for key in stored_keys if key[:3] == of_cell and key[3] in problems]
-                count = sum(key[4] < cell.samples for key in of_problems)
     except KvatlasError as error:
         if str(log) in str(error):
             raise
         raise KvatlasError(f"{where} cannot be imported: {error}") from error
-    return cell, count
+    except (ValueError, OverflowError, RecursionError) as error:
+        # Values of the log that no store holds; other errors are ours.
+        raise KvatlasError(f"{where} cannot be imported ({reason(error)}).") from error
+    return cell, len(graded.traces)
 
 
 def read_graded_log(log: Path, scorer: str = "") -> GradedLog:
@@ -419,37 +410,14 @@ def _check_whole_log(read: EvalLog, epochs: int, where: str) -> None:
         )
 
 
-def _join_epochs(
-    stored: Manifest, cell: Expected, about: Mapping[str, Any], conditions: Mapping[str, Any], where: str
-) -> tuple[Expected, list[dict[str, Any]]]:
-    """Return the cell with the epochs of all its logs, and the logs of its model and task with this one at the end.
-
-    Raises KvatlasError if the run has such a cell from other settings, or from a sweep.
-    """
+def _check_no_other_log(stored: Manifest, cell: Expected, log_id: str) -> None:
+    """Raise KvatlasError if the run has answers of the cell's model to its task that are not of this log."""
     source = stored.provenance.get("imported", {}).get(f"{cell.model} {cell.benchmark}", {})
-    logs = [dict(entry) for entry in source.get("logs", ())]
-    others = [entry for entry in logs if entry["id"] != about["id"]]
-    again = [entry for entry in logs if entry["id"] == about["id"]]
-    earlier = next((other for other in stored.expected if other.name == cell.name), None)
-    if earlier is None:
-        return cell, [*others, {**about, "begin": 0}]
-    if again:
-        # The same log with the same settings: its traces are written once more.
-        return replace(cell, samples=earlier.samples), [*others, {**about, "begin": again[0]["begin"]}]
-
-    of_run = f"The run has answers of {cell.model} to {cell.benchmark}"
-    of_log = f"{where[:1].lower()}{where[1:]}"
-    if not source:
-        raise KvatlasError(f"{of_run} from a sweep; import {of_log} into a run of its own.")
-    if earlier.run_key != cell.run_key:
+    if cell.name in [other.name for other in stored.expected] and source.get("id") != log_id:
         raise KvatlasError(
-            f"{of_run} from {source.get('log', 'another log')!r} with another sampling ({source.get('sampling')}), "
-            f"version, solver, scorer or problems than {of_log}; import it into a run of its own."
+            f"The run has answers of {cell.model} to {cell.benchmark} from {source.get('log', 'a sweep')}; import the "
+            "log into a run of its own. (More answers to a problem are the epochs of one log.)"
         )
-    unlike = _unlike_conditions(conditions, source.get("conditions", conditions))
-    if unlike:
-        raise KvatlasError(f"{of_run} with another {', '.join(unlike)} than {of_log}; import it into a run of its own.")
-    return replace(cell, samples=earlier.samples + cell.samples), [*others, {**about, "begin": earlier.samples}]
 
 
 def _log_sampling(read: EvalLog, where: str) -> dict[str, Any]:

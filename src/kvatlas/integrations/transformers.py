@@ -7,7 +7,6 @@ The engine decodes; transformers prepares prompts, generation config, logits pro
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,32 +39,11 @@ _ROWWISE = (
     processing.MinLengthLogitsProcessor,
     processing.MinNewTokensLengthLogitsProcessor,
     processing.NoRepeatNGramLogitsProcessor,
+    processing.RepetitionPenaltyLogitsProcessor,
     processing.SequenceBiasLogitsProcessor,
     processing.SuppressTokensAtBeginLogitsProcessor,
     processing.SuppressTokensLogitsProcessor,
 )
-#: Processors with values for all rows of the batch, of which one row gets its own.
-_BATCHWISE = (
-    processing.EncoderNoRepeatNGramLogitsProcessor,
-    processing.EncoderRepetitionPenaltyLogitsProcessor,
-    processing.PrefixConstrainedLogitsProcessor,
-    processing.RepetitionPenaltyLogitsProcessor,
-)
-_AFTER = "it would have to run after temperature, top_k and top_p, which the engine does itself"
-#: Processors that cannot run, by the names of their classes, which not every version has: argument and reason.
-_REFUSED = {
-    "EpsilonLogitsWarper": ("epsilon_cutoff", _AFTER),
-    "EtaLogitsWarper": ("eta_cutoff", _AFTER),
-    "MinPLogitsWarper": ("min_p", _AFTER),
-    "SynthIDTextWatermarkLogitsProcessor": ("watermarking_config", _AFTER),
-    "TopHLogitsWarper": ("top_h", _AFTER),
-    "TypicalLogitsWarper": ("typical_p", _AFTER),
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor": (
-        "guidance_scale",
-        "it reads a second prompt with the model, which the engine does not do",
-    ),
-    "WatermarkLogitsProcessor": ("watermarking_config", _AFTER),
-}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -122,8 +100,7 @@ def generate(
     for index, mask in enumerate(_token_mask(input_ids, prepared)):
         prompt = tuple(input_ids[index][mask].tolist())
         room_for(handle, setting, prompt, sampling.max_new_tokens)
-        row_processors = [_processor_of_row(processor, index, len(input_ids)) for processor in processors]
-        row = _PaddedRow(input_ids[index], prompt, row_processors, criteria)
+        row = _PaddedRow(input_ids[index], prompt, processors, criteria)
         requests.append(
             Request(
                 index,
@@ -181,13 +158,14 @@ def _check_supported(config: GenerationConfig, processors: Sequence[Any]) -> Non
     done = 0
     for processor in processors:
         name = type(processor).__name__
-        if name in _REFUSED:
-            argument, cause = _REFUSED[name]
-            raise KvatlasError(f"{argument} is not supported (the logits processor {name}): {cause}.")
-        is_supported = isinstance(processor, (*_OURS, *_ROWWISE, *_BATCHWISE))
+        # The lengths of prompts that a repetition penalty ignores may be those of all rows.
+        is_supported = isinstance(processor, (*_OURS, *_ROWWISE)) and not isinstance(
+            getattr(processor, "prompt_ignore_length", None), Tensor
+        )
         if type(processor).__module__.startswith("transformers.") and not is_supported:
             raise KvatlasError(
-                f"The logits processor {name} is not supported; expected one that treats each row alone."
+                f"The logits processor {name} is not supported; expected one that treats each row alone, before "
+                "temperature, top_k and top_p, which the engine does itself."
             )
         place = next((place for place, kind in enumerate(_OURS, 1) if isinstance(processor, kind)), 0)
         if done and place <= done and not isinstance(processor, processing.LogitNormalization):
@@ -239,32 +217,6 @@ def _generation_sampling(
         top_p=float(top_p.top_p) if top_p else 1.0,
         max_new_tokens=most,
     )
-
-
-def _processor_of_row(processor: Any, row: int, rows: int) -> Any:
-    """Return a processor of a batch of `rows` for one of them alone."""
-    if not isinstance(processor, _BATCHWISE):
-        return processor
-    if isinstance(processor, processing.PrefixConstrainedLogitsProcessor):
-        allowed = processor._prefix_allowed_tokens_fn
-        return processing.PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)
-
-    row_processor = copy.copy(processor)
-    if isinstance(row_processor, processing.RepetitionPenaltyLogitsProcessor):
-        if isinstance(row_processor.prompt_ignore_length, Tensor):
-            row_processor.prompt_ignore_length = _entry(row_processor.prompt_ignore_length, row, rows)
-    elif isinstance(row_processor, processing.EncoderRepetitionPenaltyLogitsProcessor):
-        row_processor.encoder_input_ids = _entry(row_processor.encoder_input_ids, row, rows)
-    elif isinstance(row_processor, processing.EncoderNoRepeatNGramLogitsProcessor):
-        row_processor.generated_ngrams = _entry(row_processor.generated_ngrams, row, rows)
-        row_processor.batch_size = 1
-    return row_processor
-
-
-def _entry(values: Any, row: int, rows: int) -> Any:
-    """Return the entry of a row as a batch of one; `num_return_sequences` rows after one another share an entry."""
-    index = row * len(values) // rows
-    return values[index : index + 1]
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,6 @@ from kvatlas.models.handle import ModelHandle
 
 CLAIMS = "kvatlas_claims.json"
 
-#: The largest norm of a layer's key bias that few bits hold together with the rest of the key. Simulated, attention at
-#: 4 bits departs by .010 nats at a norm of 22 and by 1.16 at 605; the layers of Qwen2.5 have up to 393.
-KEY_BIAS = 50
 # Shares from which a tokenizer is surely not the model's.
 #: Of unknown tokens among the prompts' tokens.
 UNKNOWN = 0.2
@@ -90,33 +87,6 @@ class Claims:
 def _sides(value: Any) -> list[float]:
     """Return the numbers in a value: one, or the sides of a grid."""
     return [float(text) for text in _NUMBER.findall(str(value))]
-
-
-def key_bias_warning(model: ModelHandle) -> str:
-    """Return a sentence on key biases of a local model that few bits do not hold; "" for a model without such.
-
-    A channel with a large bias takes the whole range of the codes of its group. Models whose biases are known from
-    their config are packed without them.
-    """
-    from safetensors import safe_open
-
-    if model.shape.key_biases:
-        return ""
-
-    norms: dict[str, float] = {}
-    for path in sorted(model.folder.glob("model*.safetensors")):
-        with refusal(f"The weight file {str(path)!r} cannot be read"), safe_open(path, "pt") as file:
-            names = [name for name in file.keys() if name.endswith("k_proj.bias")]  # noqa: SIM118
-            norms |= {name: float(file.get_tensor(name).float().norm()) for name in names}
-    large = [norm for norm in norms.values() if norm > KEY_BIAS]
-    if not large:
-        return ""
-    return (
-        f"{model.name} has key biases of norms up to {max(large):,.0f} (above {KEY_BIAS} in {len(large)} of "
-        f"{len(norms)} layers). In few bits a channel with a large bias makes those beside it coarse: losses of its "
-        "settings with keys below 16 bits are larger than those of models without such biases. Give key_bits: 16, and "
-        "value_bits alone."
-    )
 
 
 def check_tokenizer(model: ModelHandle, prompts: Sequence[str]) -> list[CheckResult]:

@@ -167,20 +167,6 @@ class ModelFiles:
         return value
 
     @property
-    def has_windows(self) -> bool:
-        """True if layers attend to a sliding window of tokens."""
-        config = self.complete_config
-        kinds = config.get("layer_types")
-        if isinstance(kinds, list):
-            return "sliding_attention" in kinds
-        return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
-
-    @property
-    def has_latent_attention(self) -> bool:
-        """True if keys and values of all heads are made of latent ones (MLA)."""
-        return bool(self.complete_config.get(_LATENT))
-
-    @property
     def positions(self) -> int | None:
         """The number of positions that the model supports with one rotation for all lengths; None if unknown."""
         limits = (self.config.get("max_position_embeddings"), self.steady_positions)
@@ -207,7 +193,7 @@ class ModelFiles:
     def in_bytes(self) -> dict[str, Any] | None:
         """Facts of a GGUF whose weights were written in int8, else None.
 
-        They are the `numbers`, the digest of the `tensors` in float32, that of the file as `written`, and the `source`.
+        They are the `numbers`, the digest of the `tensors` in float32, and that of the file as `written`.
         """
         try:
             mark = json.loads((self.folder / weights.CONVERTED).read_text("utf-8"))

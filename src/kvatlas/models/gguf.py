@@ -9,12 +9,11 @@ from __future__ import annotations
 import gc
 import json
 import math
-import os
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,8 +107,6 @@ def convert_gguf(file: Path, cache: str = "", in_bytes: bool = False) -> Path:
     except OSError as error:
         raise KvatlasError(f"The file {str(file)!r} cannot be read ({error.strerror}).") from error
     folder = _converted_folder(file_digest, cache, in_bytes)
-    if folder is not None:
-        _note_source(folder, file)
     if folder is None and in_bytes:
         folder = _convert(file, _folder_of_digest(file_digest, cache, in_bytes), in_bytes)
     if folder is None:
@@ -221,8 +218,7 @@ def _write_model(file: Path, reader: GGUFReader, folder: Path, home: Path, in_by
         tensors = write_rows(rows, plain, weights)
         if tensors is None:
             return False
-        digests = {"tensors": tensors, "written": sha256(weights), "sha256": sha256(file)}
-        mark["in_bytes"] = {"numbers": held, "source": str(file.resolve()), **digests}
+        mark["in_bytes"] = {"numbers": held, "tensors": tensors, "written": sha256(weights)}
     tokenizer.save_pretrained(folder)
     _place_tokens(file, reader, folder, plain.get_input_embeddings().weight.shape[0])
 
@@ -337,44 +333,6 @@ def _naming_tensors(file: Path) -> Iterator[None]:
         ) from cause
     finally:
         module.tqdm = progress_bar
-
-
-def _note_source(folder: Path, file: Path) -> None:
-    """Note that the model of a folder in int8 is in this file now, which may have been moved or copied."""
-    mark_file = folder / CONVERTED
-    mark = json.loads(mark_file.read_text("utf-8"))
-    source = str(file.resolve())
-    if mark.get("in_bytes", {}).get("source") in (None, source):
-        return
-    mark["in_bytes"]["source"] = source
-    # A cache that cannot be written is read as it is.
-    with suppress(OSError):
-        unfinished = mark_file.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(mark), "utf-8")
-        unfinished.replace(mark_file)
-
-
-def read_source(in_bytes: Mapping[str, Any]) -> PreTrainedModel:
-    """Return the model of the GGUF that was written in int8, in float32, frozen and in evaluation mode.
-
-    `in_bytes` are the facts of `ModelFiles.in_bytes`. Raises KvatlasError if the file is gone, or is another one.
-    """
-    file = Path(in_bytes["source"])
-    if not file.is_file():
-        raise KvatlasError(f"The file {str(file)!r} is not there any more.")
-    if sha256(file) != in_bytes["sha256"]:
-        raise KvatlasError(f"The file {str(file)!r} is not the model any more that was written in int8.")
-    from kvatlas.models.gguf_rows import WithoutMemory
-
-    with _opened(file) as reader:
-        model, _ = _read_whole(file)
-        _keep_scaled_rotation(file, reader, model)
-    # The rotation is made with the model.
-    with WithoutMemory():
-        plain = type(model)(model.config)
-    plain.load_state_dict(model.state_dict(), assign=True)
-    plain.tie_weights()
-    return plain.eval().requires_grad_(False)
 
 
 def _check_header(file: Path, reader: GGUFReader) -> None:

@@ -13,7 +13,7 @@ from kvatlas.core import KvatlasError, Shape, Storage
 from kvatlas.cpu import native
 from kvatlas.hub import Repository, is_id
 from kvatlas.machine import cache_folder
-from kvatlas.models import gguf, weights
+from kvatlas.models import weights
 from kvatlas.models.chat import Chat
 from kvatlas.models.files import CACHED_KINDS, Overrides
 from kvatlas.models.load_options import Options
@@ -227,11 +227,8 @@ class ModelHandle(Chat):
     def load_unpacked(self, read: bool = True, mapped: bool = True) -> PreTrainedModel:
         """Load the weights as transformers has them, in `dtype`; without `read` no weight is read, only mapped.
 
-        Weights that are not `mapped` have memory of their own, which packing frees one by one. Those of a GGUF in int8
-        are read from the GGUF again.
+        Weights that are not `mapped` have memory of their own, which packing frees one by one.
         """
-        if self.in_bytes:
-            return gguf.read_source(self.in_bytes)
         folder = self._fetched_folder()
         model = weights.load_weights(self.name, folder, self.dtype, self.device, check=read, mapped=mapped)
         # Unless they are read, other weights will replace those of the model.

@@ -17,7 +17,7 @@ from kvatlas.class_files import absolute_name, class_file, load_class, permit
 from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
 from kvatlas.core.settings import CAP, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
-from kvatlas.policies.cache_view import CacheView, Merging, ScoreMemory, Signal, Step
+from kvatlas.policies.cache_view import CacheView, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
@@ -65,9 +65,6 @@ PRESETS: Mapping[str, Preset] = {
 
 #: Methods of papers that are settings of a policy here, by their names in small letters without marks.
 OTHER_NAMES: Mapping[str, tuple[str, str]] = {
-    "pyramidkv": ("PyramidKV", "snapkv budgets=pyramid"),
-    "adakv": ("AdaKV", "snapkv budgets=ada"),
-    "adasnapkv": ("Ada-SnapKV", "snapkv budgets=ada"),
     "streamingllm": ("StreamingLLM", "streaming"),
     "heavyhitter": ("Heavy Hitter Oracle", "h2o"),
 }
@@ -88,7 +85,6 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
     "queries": (_is_length, "an integer >= 0"),
     "columns": (_is_names, "a tuple of different texts"),
     "random": (lambda value: isinstance(value, bool), "true or false"),
-    "merges": (lambda value: isinstance(value, bool), "true or false"),
     "published": (lambda value: isinstance(value, Mapping), "texts by names of parameters"),
     "paper": (lambda value: isinstance(value, str), "a text"),
 }
@@ -146,7 +142,7 @@ class Policies(Registry[type[Policy]]):
         if name in PRESETS or name in self.names():
             return super().get(PRESETS[name].policy if name in PRESETS else name)
 
-        # Papers write R-KV and Ada-KV.
+        # Papers write R-KV and Streaming-LLM.
         plain = name.lower().replace("-", "").replace("_", "")
         if plain in OTHER_NAMES:
             method, cell = OTHER_NAMES[plain]
@@ -194,7 +190,6 @@ _OURS = {
     "streaming": "kvatlas.policies.streaming:Streaming",
     "sepllm": "kvatlas.policies.sepllm:SepLLM",
     "h2o": "kvatlas.policies.h2o:H2O",
-    "cam": "kvatlas.policies.cam:CaM",
     "snapkv": "kvatlas.policies.snapkv:SnapKV",
     "rkv": "kvatlas.policies.rkv:RKV",
     "tova": "kvatlas.policies.tova:TOVA",
@@ -207,7 +202,6 @@ _OURS = {
     "expected_attention": "kvatlas.policies.expected_attention:ExpectedAttention",
     "caote": "kvatlas.policies.caote:CAOTE",
     "dropkv": "kvatlas.policies.dropkv:DropKV",
-    "entropy": "kvatlas.policies.entropy:Entropy",
     "learned": "kvatlas.policies.learned:Learned",
 }
 policies = Policies("policy", "kvatlas.policies", _OURS, _plugin_fault)
@@ -331,10 +325,8 @@ __all__ = [
     "BudgetRule",
     "CacheView",
     "CompressingPolicy",
-    "Merging",
     "Policy",
     "Scope",
-    "ScoreMemory",
     "Signal",
     "Step",
     "all_values",

@@ -69,12 +69,6 @@ class BudgetRule:
         token after a multiple of `every` in the sequence, `prompt`: with each multiple after the prompt, once there are
         more than kv_budget.
     plan_prefix: first thinking tokens (the plan) that take the places of the kept share before all others.
-    refresh: tokens between two computations of the scores; at compressions in between, the tokens that entered since
-        stay before others, and these in the order of their old scores.
-    carry: factor of an old score: a token has the greater one of this share of its old score and its new score, which
-        is divided by the greatest; 0 for new scores alone.
-    budgets: tokens of layers and KV heads at the same mean: `equal`; `pyramid` (PyramidKV, fewer in later layers; with
-        the scope head or layer); `ada` (AdaKV, one choice over the heads of a layer; with the scope head).
     """
 
     kv_budget: int | str = _tokens_param(2, _BYTES, "bytes such as 12MiB (KiB, MiB or GiB)")
@@ -87,9 +81,6 @@ class BudgetRule:
     every: int = int_param(0)
     every_from: str = choice_param("budget", "start", "prompt")
     plan_prefix: int = int_param(0)
-    refresh: int = int_param(1, least=1)
-    carry: float = float_param(0.0, 0, 1)
-    budgets: str = choice_param("equal", "pyramid", "ada")
     #: The tokens that a budget in bytes holds in a model; 0 before the model is known. No parameter.
     tokens_held: int = field(default=0, repr=False)
 
@@ -135,7 +126,6 @@ class BudgetRule:
             # Without needless zeros, as in 25.0%.
             local_window=f"{Decimal(window[:-1]).normalize():f}%" if isinstance(window, str) else window,
             ratio=float(self.ratio),
-            carry=float(self.carry),
         )
 
     # Tokens, which a budget in bytes has only in a model.
@@ -222,16 +212,6 @@ class BudgetRule:
         older = total - self.window
         return total, older, min(prompt, older) if self.keep_prompt else 0
 
-    @property
-    def remembers(self) -> bool:
-        """True if scores outlive a compression."""
-        return self.refresh > 1 or self.carry > 0
-
-    @property
-    def is_unequal(self) -> bool:
-        """True if layers or heads may keep unlike numbers of tokens."""
-        return self.budgets != "equal"
-
     # Models, policies and prompts that a rule does not fit.
 
     def in_model(self, model: ModelHandle, storage: Storage) -> Self:
@@ -247,14 +227,6 @@ class BudgetRule:
                 f"each{unpacked}."
             )
         return replace(self, tokens_held=tokens)
-
-    def check_windows(self, model: ModelHandle) -> None:
-        """Raise KvatlasError if layers with a sliding window would have to lend memory to others."""
-        if self.is_unequal and model.has_windows:
-            raise KvatlasError(
-                f"budgets is {self.budgets!r}, and layers of {model.name!r} attend to a sliding window, so that they "
-                "cannot lend memory to others; expected 'equal'."
-            )
 
     def check_prompt(self, prompt: int, where: str) -> None:
         """Raise KvatlasError if no compression can get below the budget with a prompt of so many tokens.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvatlas.noise import uniform_by_choice
 
@@ -22,15 +22,12 @@ class Signal(StrEnum):
     HIDDEN: the last hidden state of each token that enters the cache, after the model's last norm: the product with the
     output matrix gives its logits. ATTENTION: the attention of each new token to every cached one; its weights are
     computed at every step, for the sequences of the policy alone. QUERIES: the last `queries` queries when a
-    compression fires; they are copied as they pass, without any attention. LOGITS: the log-probability of each written
-    token that enters the cache, and the entropy of the distribution that it was drawn from, of the logits that sampling
-    gets: the model's own distribution, before a logits processor, temperature, top-k and top-p.
+    compression fires; they are copied as they pass, without any attention.
     """
 
     HIDDEN = "hidden"
     ATTENTION = "attention"
     QUERIES = "queries"
-    LOGITS = "logits"
 
 
 class PolicyNotes(Protocol):
@@ -51,8 +48,7 @@ class Step:
     with `prompt_length` as its length; then new tokens, with `prompt_length` None. `hidden` [rows, entered, hidden
     size] is their last hidden state (HIDDEN). `attention` [rows, layers, KV heads, cached], reduced by the mean over
     query heads and to the policy's scope, is their attention to each cached token, themselves included, summed over
-    them (ATTENTION); 0 in slots past a sequence's length. `log_probability` and `entropy` [rows, entered], in nats, are
-    those of the distributions that these tokens were drawn from (LOGITS), 0 for tokens of the prompt.
+    them (ATTENTION); 0 in slots past a sequence's length.
     """
 
     model: ModelHandle
@@ -61,8 +57,6 @@ class Step:
     attention: Tensor | None
     columns: PolicyNotes
     prompt_length: int | None = None
-    log_probability: Tensor | None = None
-    entropy: Tensor | None = None
 
     def enter(self, column: str, values: Tensor) -> None:
         """Write `values` [rows, entered] beside the tokens that entered."""
@@ -81,37 +75,13 @@ class Step:
         self.write(column, self.read(column) + values)
 
 
-@dataclass
-class ScoreMemory:
-    """The scores of a sequence's last computation.
-
-    `values` [..., cached] are 0 for tokens that entered since; `length` counted the sequence's tokens then, evicted
-    ones included, 0 before the first computation.
-    """
-
-    values: Tensor
-    length: int = 0
-
-
-class Merging(NamedTuple):
-    """The result of a `score` that merges evicted tokens into those that stay: the scores, and the new values.
-
-    `values(layer, kept)` returns the values [KV heads, kept, head size] of a layer's tokens in the slots `kept` [KV
-    heads, kept], ascending, from now on; it is called for every layer before any token leaves the cache.
-    """
-
-    scores: Tensor
-    values: Callable[[int, Tensor], Tensor]
-
-
 class CacheView:
     """One sequence's cache at a compression; `[...]` is the scope's (layers, KV heads).
 
-    `positions` [..., cached] are true positions, ascending, with unequal budgets behind -1 in heads with fewer tokens,
-    whose keys and values are 0 there; `columns` [..., cached] the notes of `observe`. `length` is the number of the
-    sequence's tokens so far, evicted ones included, `stream` the key of its random numbers, `thinking_end` the position
-    of the end of thinking, None without one. `memory` has the earlier scores of policies that remember them, `model`
-    the facts of the model's files; `loaded` is the model itself with its weights, which no policy may change.
+    `positions` [..., cached] are true positions, ascending; `columns` [..., cached] the notes of `observe`. `length` is
+    the number of the sequence's tokens so far, evicted ones included, `stream` the key of its random numbers,
+    `thinking_end` the position of the end of thinking, None without one. `model` has the facts of the model's
+    files; `loaded` is the model itself with its weights, which no policy may change.
 
     The engine passes its own view (`engine.rows.RowView`); a test passes one that defines the methods that it needs.
     """
@@ -124,7 +94,6 @@ class CacheView:
     length: int
     stream: int
     columns: Mapping[str, Tensor]
-    memory: ScoreMemory | None = None
 
     def key(self, layer: int) -> Tensor:
         """Return the keys of a layer [KV heads, cached, head size], with their rotation."""

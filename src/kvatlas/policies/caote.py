@@ -43,7 +43,6 @@ class CAOTE(CompressingPolicy):
 
     name = "caote"
     summary = "keeps the tokens without which the attention output would change most"
-    unequal = True
     paper = "CAOTE, arXiv 2504.14051"
     published = {"queries": "1 on TOVA, 32 on SnapKV", "keep_prompt": "false"}
     observes = frozenset({Signal.QUERIES})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from kvatlas.class_files import code_of
 from kvatlas.core import KvatlasError
 from kvatlas.policies.budget_rule import BudgetRule
-from kvatlas.policies.cache_view import CacheView, Merging, Signal, Step
+from kvatlas.policies.cache_view import CacheView, Signal, Step
 from kvatlas.policies.guard import guard_methods
 from kvatlas.policies.parameter_types import Scope
 from kvatlas.policies.precision import STORAGE_VERSION
@@ -45,10 +45,6 @@ class Policy(Parametrized):
     columns: ClassVar[tuple[str, ...]] = ()
     #: True if its choices are random, so that another program makes others.
     random: ClassVar[bool] = False
-    #: True if its scores leave out tokens at the position -1, so that heads may have unlike numbers of tokens.
-    unequal: ClassVar[bool] = False
-    #: True if its `score` returns a `Merging`: evicted tokens change the values of those that stay.
-    merges: ClassVar[bool] = False
     #: Parameters of its own that a setting names only if they have another value: those younger than stored traces.
     unnamed: ClassVar[Mapping[str, Any]] = {}
     #: Defaults of the budget rule's parameters that the method needs.
@@ -59,11 +55,8 @@ class Policy(Parametrized):
     #: The number of recent queries that it needs at a compression (QUERIES).
     queries = 0
 
-    def score(self, cached: CacheView) -> Tensor | Merging:
-        """Return the importance [cached] or [..., cached] of cached tokens: the highest stay, of equals the oldest.
-
-        A policy that `merges` returns them with the values of the tokens that stay.
-        """
+    def score(self, cached: CacheView) -> Tensor:
+        """Return the importance [cached] or [..., cached] of cached tokens: the highest stay, of equals the oldest."""
         raise KvatlasError(f"The policy {self.name!r} has no score.")
 
     def observe(self, step: Step) -> None:
@@ -117,14 +110,6 @@ class CompressingPolicy(Policy):
     def check_prompt(self, prompt_length: int, where: str) -> None:
         """Raise KvatlasError if no compression of this setting can get below the budget with such a prompt."""
         self.budget.check_prompt(prompt_length, where)
-
-    def check(self, model: ModelHandle) -> None:
-        self.budget.check_windows(model)
-        if self.merges and model.has_latent_attention:
-            raise KvatlasError(
-                f"{self.name!r} merges values, and {model.name!r} has latent attention, for which that is not tested; "
-                "expected a policy that drops tokens."
-            )
 
     def bind(self, model: ModelHandle) -> Self:
         budget = self.budget.in_model(model, self.storage)

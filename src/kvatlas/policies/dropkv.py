@@ -36,7 +36,6 @@ class DropKV(CompressingPolicy):
 
     name = "dropkv"
     summary = "keeps the tokens whose removal would give recent queries the largest error"
-    unequal = True
     paper = "DropKV, as described; the error of a removal is that of CAOTE, arXiv 2504.14051"
     observes = frozenset({Signal.QUERIES})
 

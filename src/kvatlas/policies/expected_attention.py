@@ -42,7 +42,6 @@ class ExpectedAttention(CompressingPolicy):
 
     name = "expected_attention"
     summary = "keeps the tokens that future queries are expected to attend to, by the recent ones' distribution"
-    unequal = True
     paper = "Expected Attention, arXiv 2510.00636"
     published = {"future": "512", "sinks": "4"}
     observes = frozenset({Signal.QUERIES})

@@ -34,7 +34,6 @@ class H2O(CompressingPolicy):
 
     name = "h2o"
     summary = "keeps the tokens that were attended to most so far"
-    unequal = True
     paper = "H2O: Heavy-Hitter Oracle, arXiv 2306.14048"
     published = {"ratio": "heavy hitters and recent tokens 1:1, together 20 % of the sequence"}
     observes = frozenset({Signal.ATTENTION})

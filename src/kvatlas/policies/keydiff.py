@@ -31,7 +31,6 @@ class KeyDiff(CompressingPolicy):
 
     name = "keydiff"
     summary = "keeps the tokens whose keys differ most from the mean key"
-    unequal = True
     paper = "KeyDiff, arXiv 2504.15364"
 
     def score(self, cached: CacheView) -> Tensor:

@@ -28,7 +28,6 @@ class KNorm(CompressingPolicy):
 
     name = "knorm"
     summary = "keeps the tokens whose keys have the smallest norm"
-    unequal = True
     paper = "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430"
 
     def score(self, cached: CacheView) -> Tensor:

@@ -41,7 +41,6 @@ class LagKV(CompressingPolicy):
 
     name = "lagkv"
     summary = "keeps the tokens that vary most by the range of the tokens after them"
-    unequal = True
     paper = "LagKV, arXiv 2504.04704"
     published = {"sinks": "16", "local_window": "the lag, by default 1024 in the authors' code"}
 
@@ -69,7 +68,7 @@ class LagKV(CompressingPolicy):
 
         def rank(layer: int) -> Tensor:
             positions = cached.positions[min(layer, len(cached.positions) - 1)]
-            # Neither sinks nor slots without a token (position -1) are in a partition.
+            # Sinks are in no partition.
             is_scored = F.pad(positions >= self.sinks, (padding, 0)).reshape(-1, partitions, lag)[:, :-1]
             total = information(cached.key(layer), is_scored) + information(cached.value(layer), is_scored)
 

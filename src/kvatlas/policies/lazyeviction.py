@@ -32,7 +32,6 @@ class LazyEviction(CompressingPolicy):
 
     name = "lazyeviction"
     summary = "keeps the tokens that are due to be attended to again, by their longest pause so far"
-    unequal = True
     paper = "LazyEviction, arXiv 2506.15969"
     published = {
         "alpha": "0.0005 for R1-Llama on MATH (authors' script)",

@@ -44,7 +44,6 @@ class Learned(FilePolicy):
 
     name = "learned"
     summary = "keeps the tokens whose keys and values a trained head of each KV head finds important later"
-    unequal = True
     paper = "after TRIM-KV, arXiv 2512.03324"
     file_parameter = "scorer"
     file_name = SCORER_FILE

@@ -28,7 +28,6 @@ class Random(CompressingPolicy):
 
     name = "random"
     summary = "keeps a uniformly random subset, per KV head"
-    unequal = True
     random = True
     paper = "Random Attention, arXiv 2609.03430"
 

@@ -24,8 +24,7 @@ def logits(cached: CacheView, layer: int) -> Tensor:
         products = softcap * (products / softcap).tanh()
     query_at = torch.arange(cached.length - count, cached.length, device=key.device)
     back = query_at[:, None] - positions(cached, layer)[:, None, None, :]
-    # A slot without a token has the position -1.
-    unseen = (back < 0) | (back >= (cached.window(layer) or cached.length)) | (back > query_at[:, None])
+    unseen = (back < 0) | (back >= (cached.window(layer) or cached.length))
     return products.masked_fill(unseen, float("-inf"))
 
 

@@ -9,7 +9,7 @@ from kvatlas.machine import compiles
 from kvatlas.policies.cache_view import CacheView, Signal
 from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
-from kvatlas.policies.recent import logits, observing, pooled, positions, softmax
+from kvatlas.policies.recent import logits, observing, pooled, softmax
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +55,6 @@ class RKV(CompressingPolicy):
     name = "rkv"
     version = 2
     summary = "keeps tokens that recent queries attend to and that no later token repeats"
-    unequal = True
     paper = "R-KV, arXiv 2505.24133"
     published = {
         "queries": "8",
@@ -72,19 +71,18 @@ class RKV(CompressingPolicy):
             inside = observing(cached, layer, self.queries)
             before = logits(cached, layer).amax(1).masked_fill(inside[:, None], float("-inf"))
             importance = pooled(softmax(before).mean(1), self.kernel, "max")
-            missing = (positions(cached, layer) < 0).sum(-1, keepdim=True)
-            repeated = redundancy(cached.key(layer), self.threshold, self.unlike == "first", missing)
+            repeated = redundancy(cached.key(layer), self.threshold, self.unlike == "first")
             return (self.mix * importance - (1 - self.mix) * repeated).masked_fill(inside, float("inf"))
 
         return cached.each_layer(mixed)
 
 
-def redundancy(key: Tensor, threshold: float, spare_first: bool = False, missing: Tensor | int = 0) -> Tensor:
+def redundancy(key: Tensor, threshold: float, spare_first: bool = False) -> Tensor:
     """Return the share of each token's key [KV heads, cached, head size] in the repetition of keys; the sum is 1.
 
     The sum over i of the similarities of keys i and j is the product of key j and the sum of all keys, so that only the
     spared similarities need a search. With `spare_first` a key that is similar to no other spares the similarity to the
-    first token, as in the authors' code. The first `missing` [KV heads or 1, 1] keys are 0 and have no share.
+    first token, as in the authors' code.
     """
     import torch
     from torch.nn import functional as F
@@ -94,15 +92,14 @@ def redundancy(key: Tensor, threshold: float, spare_first: bool = False, missing
     total = exact @ exact.sum(1).unsqueeze(-1) - exact.square().sum(-1, keepdim=True)
     newest = newest_similar(unit, threshold)
     if spare_first:
-        newest = newest.maximum(torch.as_tensor(missing, device=key.device))
+        newest = newest.clamp(min=0)
     # A key's similarity to itself is not in the sum.
     index = torch.arange(key.shape[1], device=key.device)
     spared = (newest >= 0) & (newest != index)
     newest = newest.clamp(min=0)
     similarity = (exact * exact.gather(1, newest[..., None].expand_as(exact))).sum(-1)
     total = total.squeeze(-1).scatter_add(1, newest, -similarity * spared)
-    means = total / (key.shape[1] - missing)
-    return means.masked_fill(index < missing, float("-inf")).softmax(-1).to(key.dtype)
+    return (total / key.shape[1]).softmax(-1).to(key.dtype)
 
 
 def newest_similar(unit: Tensor, threshold: float) -> Tensor:

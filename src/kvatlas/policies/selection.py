@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.budget_rule import BudgetRule
-from kvatlas.policies.budgets import unequal_choice
-from kvatlas.policies.cache_view import CacheView, Merging, ScoreMemory
+from kvatlas.policies.cache_view import CacheView
 from kvatlas.policies.contract import CompressingPolicy
-from kvatlas.policies.guard import author_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvatlas.policies.put_back import PutBack
-
-#: Greater scores stand for infinite ones: the memory holds numbers of 32 bits.
-LARGEST = 3.4e38
 
 
 def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[Tensor, int]:
@@ -36,17 +29,13 @@ def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[T
     positions = cached.positions[..., :older]
     protected = torch.zeros_like(positions, dtype=torch.bool)
     if rule.keep_prompt:
-        protected |= (positions >= 0) & (positions < cached.prompt_length)
+        protected |= positions < cached.prompt_length
     prompt = _count_in_a_head(protected)
     protected_count = prompt
     if cached.thinking_end is not None:
         protected |= positions >= cached.thinking_end
         protected_count = _count_in_a_head(protected)
-    missing = 0
-    if rule.is_unequal:
-        # The mean over the heads, which budgets make an integer.
-        missing = int((positions < 0).sum()) // (positions.shape[0] * positions.shape[1])
-    kept_protected, quota = rule.allotted(older - missing, protected_count, prompt)
+    kept_protected, quota = rule.allotted(older, protected_count, prompt)
     if kept_protected < protected_count:
         protected &= protected.cumsum(-1) <= kept_protected
     return protected, quota
@@ -57,52 +46,11 @@ def _count_in_a_head(protected: Tensor) -> int:
     return int(protected[0, 0].sum())
 
 
-class Selection(NamedTuple):
-    """The slots [..., kept] that stay, and the function of their values for a policy that merges (`Merging`)."""
-
-    kept: Tensor
-    values: Callable[[int, Tensor], Tensor] | None = None
-
-    def merged_values(self, policy: CompressingPolicy, cached: CacheView) -> list[Tensor]:
-        """Return the new values [KV heads, kept, head size] of the tokens that stay in each layer; [] without any.
-
-        Raises KvatlasError for values of another shape, and for those that are no finite numbers.
-        """
-        import torch
-
-        if self.values is None:
-            return []
-        layer_values = []
-        for layer in range(cached.model.shape.layers):
-            old = cached.value(layer)
-            kept = self.kept[min(layer, len(self.kept) - 1)].expand(len(old), -1).contiguous()
-            with author_errors(policy.name, "score"):
-                new = self.values(layer, kept)
-            expected = (len(old), kept.shape[1], old.shape[2])
-            if not isinstance(new, torch.Tensor) or tuple(new.shape) != expected or new.device != old.device:
-                found = f"shape {tuple(new.shape)}" if isinstance(new, torch.Tensor) else type(new).__name__
-                raise KvatlasError(
-                    f"The policy {policy.name!r} merged values into a {found}; expected a tensor of the shape "
-                    f"{expected} (KV heads, tokens that stay, head size) on {old.device}."
-                )
-            layer_values.append(new)
-        if not bool(torch.stack([new.isfinite().all() for new in layer_values]).all()):
-            raise KvatlasError(f"The policy {policy.name!r} merged values into infinite ones; expected finite numbers.")
-        return layer_values
-
-
 def select_tokens(policy: CompressingPolicy, cached: CacheView, put_back: PutBack | None = None) -> Tensor:
-    """Return the slots [..., kept] that stay, ascending (`make_selection`)."""
-    return make_selection(policy, cached, put_back).kept
-
-
-def make_selection(policy: CompressingPolicy, cached: CacheView, put_back: PutBack | None = None) -> Selection:
     """Return the slots [..., kept] that stay, ascending: the local window, and older tokens with the highest scores.
 
-    With unequal budgets those of a head that keeps fewer than another one begin with -1. Tokens that are
-    `put_back` take the place of the kept ones with the lowest scores.
+    Tokens that are `put_back` take the place of the kept ones with the lowest scores.
     """
-
     length = cached.positions.shape[-1]
     protected, quota = protected_and_quota(policy, cached)
     slots_used = policy.slots_used(cached, protected, quota)
@@ -111,77 +59,18 @@ def make_selection(policy: CompressingPolicy, cached: CacheView, put_back: PutBa
             f"The policy {policy.name!r} uses {slots_used!r} slots; expected an integer from 0 to {quota}."
         )
     older = protected.shape[-1]
-    values: Callable[[int, Tensor], Tensor] | None = None
-
-    def compute() -> Tensor:
-        nonlocal values
-        result: object = policy.score(cached)
-        if policy.merges:
-            if not isinstance(result, Merging):
-                raise KvatlasError(f"The policy {policy.name!r} merges and returned no values; expected a Merging.")
-            result, values = result
-        return _checked_scores(policy.name, result, cached.positions, protected)
-
-    if cached.memory is None:
-        scores = compute()
-    else:
-        scores = _protect(recall_scores(policy.budget, cached, cached.memory, quota, compute), protected)
+    scores = _checked_scores(policy.name, policy.score(cached), cached.positions, protected)
     if policy.budget.plan_prefix:
         thought = cached.positions[..., :older] - cached.prompt_length
         in_plan = (thought >= 0) & (thought < policy.budget.plan_prefix)
         # Above all other scores but those of protected tokens.
         scores = _protect(scores.clamp(max=sys.float_info.max / 2).masked_fill(in_plan, math.inf), protected)
     kept_protected = _count_in_a_head(protected)
-    if policy.budget.is_unequal:
-        if put_back is not None:
-            raise KvatlasError(f"budgets is {policy.budget.budgets!r}; expected 'equal' where tokens are put back.")
-        chosen = unequal_choice(policy.budget.budgets, scores, cached.positions, kept_protected, slots_used)
-        return Selection(_with_window(chosen, older, length))
     order = scores.argsort(dim=-1, descending=True, stable=True)
     if put_back is not None:
         order = put_back.overrule(order, cached.positions, kept_protected, slots_used, cached.length)
     chosen = order[..., : kept_protected + slots_used].sort(dim=-1).values
-    return Selection(_with_window(chosen, older, length), values)
-
-
-def recall_scores(
-    rule: BudgetRule, cached: CacheView, memory: ScoreMemory, quota: int, compute: Callable[[], Tensor]
-) -> Tensor:
-    """Return the scores [..., older] of the tokens older than the local window, and keep new ones in `memory`.
-
-    `compute` gives new scores. They are computed if the last ones are `refresh` tokens old, or if the tokens that
-    entered since would take more than the `quota` of places. Otherwise these tokens have an infinite score.
-    Source: "What Matters for Aggressive Decoding Time KV Eviction" (InertiaKV), which ranks seldom and keeps the order.
-    """
-    older = cached.positions.shape[-1] - rule.window
-    # The local window of the last computation had no scores.
-    has_score = cached.positions[..., :older] < memory.length - rule.window
-    old_scores = memory.values[..., :older].double()
-    entered = cached.length - memory.length
-    if memory.length and entered < rule.refresh and entered <= quota:
-        return old_scores.masked_fill(~has_score, float("inf"))
-
-    scores = compute()
-    if rule.carry:
-        carried = has_score & old_scores.isfinite()
-        scores = carry_scores(scores, old_scores.masked_fill(~carried, 0.0), rule.carry)
-    memory.values[..., :older] = scores.to(memory.values.dtype)
-    memory.length = cached.length
-    return scores
-
-
-def carry_scores(new: Tensor, old: Tensor, share: float) -> Tensor:
-    """Return max(share * old, new / max new) by token [..., older]; new scores that count as infinite stay.
-
-    Source: G-KV, arXiv 2512.00504, and its code (`smooth_method` max, alpha .8). The greatest score is that of the
-    tokens that compete; G-KV protects none. Scores below 0, which G-KV does not have, are first raised by the lowest.
-    """
-    is_finite = new.abs() < LARGEST
-    lowest = new.masked_fill(~is_finite, 0.0).amin(-1, keepdim=True).clamp(max=0.0)
-    greatest = new.masked_fill(~is_finite, float("-inf")).amax(-1, keepdim=True)
-    scaled = (new - lowest) / (greatest - lowest).clamp_min(1e-30)
-    result: Tensor = scaled.maximum(share * old).where(is_finite, new)
-    return result
+    return _with_window(chosen, older, length)
 
 
 def _with_window(kept: Tensor, older: int, length: int) -> Tensor:
@@ -232,8 +121,6 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
 
     older = protected.shape[-1]
     older_scores = _protect(scores[..., :older].double().expand(protected.shape), protected)
-    # Slots without a token.
-    older_scores = older_scores.masked_fill(positions[..., :older] < 0, -math.inf)
     nans = int(older_scores.isnan().sum())
     if nans:
         raise KvatlasError(

@@ -21,11 +21,6 @@ from kvatlas.text import did_you_mean, read_value
 
 #: Values of required parameters, for error sentences.
 _EXAMPLES: Mapping[str, Any] = {"kv_budget": 512, "local_window": 64, "ratio": 0.3}
-#: The scopes of each word of `budgets` for unequal ones.
-UNEQUAL_SCOPES: Mapping[str, tuple[Scope, ...]] = {
-    "pyramid": (Scope.HEAD, Scope.LAYER),
-    "ada": (Scope.HEAD,),
-}
 
 
 @dataclass(frozen=True)
@@ -33,8 +28,6 @@ class Parametrized:
     """The parts and parameters of a policy; `contract.Policy` explains the class variables."""
 
     name: ClassVar[str]
-    unequal: ClassVar[bool] = False
-    merges: ClassVar[bool] = False
     unnamed: ClassVar[Mapping[str, Any]] = {}
     rule_defaults: ClassVar[Mapping[str, Any]] = {}
     #: True for policies with a budget rule.
@@ -58,10 +51,6 @@ class Parametrized:
         if rule is None:
             return
 
-        if self.merges and self.storage.packed:
-            raise KvatlasError(
-                f"{self.name!r} merges values, and those of few bits cannot be changed; expected 16 bits."
-            )
         # A share of a budget in bytes has no tokens before the model is known.
         has_window = isinstance(rule.local_window, int) or rule.has_tokens
         residual = self.precision.residual
@@ -70,24 +59,6 @@ class Parametrized:
                 f"residual is {residual}, more than the local_window {rule.window}; expected at most that, since a "
                 "compression keeps every unpacked token."
             )
-
-        if self.merges and rule.refresh > 1:
-            raise KvatlasError(
-                f"refresh is {rule.refresh} and {self.name!r} merges values at every compression; expected refresh 1."
-            )
-
-        if not rule.is_unequal:
-            return
-        scopes = UNEQUAL_SCOPES[rule.budgets]
-        if self.scope not in scopes:
-            raise KvatlasError(
-                f"budgets is {rule.budgets!r} and scope is {str(self.scope)!r}; expected the scope "
-                f"{' or '.join(map(str, scopes))}."
-            )
-        if not self.unequal or self.merges:
-            raise KvatlasError(f"budgets is {rule.budgets!r}; expected 'equal', which {self.name!r} needs.")
-        if self.storage.packed:
-            raise KvatlasError(f"budgets is {rule.budgets!r} beside few bits; expected 'equal', or 16 bits.")
 
     @cached_property
     def storage(self) -> Storage:
@@ -103,11 +74,6 @@ class Parametrized:
     def uncapped(self) -> Self:
         """The same policy without a cap on thinking."""
         return replace(self, thinking_tokens=UNLIMITED)
-
-    @property
-    def has_unequal_budgets(self) -> bool:
-        """True if layers or heads may keep unlike numbers of tokens."""
-        return self.budget is not None and self.budget.is_unequal
 
     @classmethod
     def from_setting(cls, setting: Setting, preset: str = "") -> Self:

@@ -38,7 +38,6 @@ class SnapKV(CompressingPolicy):
     name = "snapkv"
     version = 2
     summary = "keeps the tokens that the last few queries attend to, and their neighbours"
-    unequal = True
     paper = "SnapKV, arXiv 2404.14469"
     published = {
         "queries": "32 on LongBench, 16 on others",

@@ -30,7 +30,6 @@ class TOVA(CompressingPolicy):
     name = "tova"
     version = 2
     summary = "keeps the tokens that the newest token attends to"
-    unequal = True
     paper = "TOVA, arXiv 2401.06104"
     observes = frozenset({Signal.QUERIES})
     queries = 1

@@ -51,7 +51,6 @@ class TriAttention(FilePolicy):
 
     name = "triattention"
     summary = "keeps the tokens whose keys future queries will look for, by the queries' mean before rotation"
-    unequal = True
     paper = "TriAttention, arXiv 2604.04921"
     published = {
         "kv_budget": "2048 (512 for R1-Llama and MATH500), pruned every 128 tokens",

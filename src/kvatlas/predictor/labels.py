@@ -1,23 +1,16 @@
-"""The labels of the DynTS head: the attention that the answer of a trace pays to its thinking tokens.
-
-Labels and hidden states are written once from a sample of each trace's tokens, and read by every training and
-evaluation: one safetensors file with the tensors of `Examples` (hidden states in float16) and their origin as metadata.
-"""
+"""The labels of the DynTS head: the attention that the answer of a trace pays to its thinking tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvatlas.answers.reading import read_tokens
-from kvatlas.core import Trace, canonical
+from kvatlas.core import Trace
 from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle
 
@@ -36,6 +29,13 @@ class Examples:
     hidden: Tensor
     label: Tensor
     trace: Tensor
+
+    @classmethod
+    def joined(cls, traces: Sequence[tuple[Tensor, Tensor]]) -> Examples:
+        """Return the hidden states and labels of traces, one after the other."""
+        hidden, label = map(torch.cat, zip(*traces, strict=True))
+        sizes = torch.tensor([len(of_trace) for _, of_trace in traces])
+        return cls(hidden, label, torch.arange(len(sizes)).repeat_interleave(sizes))
 
 
 def why_left_out(model: ModelHandle, trace: Trace) -> str:
@@ -69,13 +69,6 @@ def label_trace(
     return states[thinking], attention[thinking] * end
 
 
-class LabelledTrace(NamedTuple):
-    """Sampled tokens of a trace: `hidden` [tokens, hidden size], `label` [tokens]."""
-
-    hidden: Tensor
-    label: Tensor
-
-
 def sample_tokens(hidden: Tensor, label: Tensor, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return hidden states and labels of `tokens` random tokens of a trace, in the order of the trace, on the CPU.
 
@@ -91,37 +84,3 @@ def sample_tokens(hidden: Tensor, label: Tensor, tokens: int, seed: int) -> tupl
     # In float16 larger values would be infinite.
     storable = hidden.float().clamp(-_LARGEST_HALF, _LARGEST_HALF).half()
     return storable.cpu(), label.float().cpu()
-
-
-def write_examples(path: Path, traces: Iterable[LabelledTrace], origin: Mapping[str, Any]) -> None:
-    """Write traces with their origin to a file."""
-    stored = list(traces)
-    if not stored:
-        # Tensors cannot be joined without one: a trace without tokens stands for none.
-        stored = [LabelledTrace(torch.zeros(0, 0).half(), torch.zeros(0))]
-    sizes = torch.tensor([len(trace.label) for trace in stored])
-    table = {
-        "hidden": torch.cat([trace.hidden for trace in stored]),
-        "label": torch.cat([trace.label for trace in stored]),
-        # The number of each token's trace.
-        "trace": torch.arange(len(sizes)).repeat_interleave(sizes),
-    }
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".part")
-    save_file(table, unfinished, metadata={"made_from": canonical(dict(origin))})
-    unfinished.replace(path)
-
-
-def has_origin(path: Path, origin: Mapping[str, Any]) -> bool:
-    """Return True if the file exists and has this origin."""
-    if not path.is_file():
-        return False
-    with safe_open(path, "pt") as file:
-        return bool((file.metadata() or {}).get("made_from") == canonical(dict(origin)))
-
-
-def read_examples(path: Path) -> Examples:
-    """Return the labelled hidden states of a file."""
-    tensors = load_file(path)
-    return Examples(tensors["hidden"], tensors["label"], tensors["trace"])

@@ -1,39 +1,32 @@
 """Training of DynTS heads and of heads for `learned` on full-cache traces.
 
-A work folder keeps the traces as a resumable run, and the hidden states for the next training.
+A work folder keeps the traces as a resumable run, from which the next training takes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from kvatlas import __version__, benchmarks
-from kvatlas.core import KvatlasError, Problem, Trace, digest
+from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.kv_heads import HeadExamples, evaluate_heads, examples_of, train_heads
-from kvatlas.predictor.labels import (
-    REASONS,
-    Examples,
-    LabelledTrace,
-    has_origin,
-    label_trace,
-    read_examples,
-    sample_tokens,
-    why_left_out,
-    write_examples,
-)
-from kvatlas.predictor.training import judge_head, save_head, train_head
+from kvatlas.predictor.labels import REASONS, Examples, label_trace, sample_tokens, why_left_out
+from kvatlas.predictor.training import Quality, judge_head, save_head, train_head
 from kvatlas.results import Store
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.run import sweep
 from kvatlas.sweeps.spec import Spec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -73,107 +66,137 @@ def learn(
     work: Path,
     out: Path,
     *,
+    target: str = "answer",
     steps: int,
     on_step: Callable[[int, int], None] = lambda *_: None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train a head, evaluate it on the held-out problems, write it, and return its provenance.
 
-    `on_step` is called with the steps of training that are done, and all. `options` are those of the sweep of the
-    traces.
+    The `target` is the attention of the `answer`, for a head of DynTS, or that of all later tokens (`kv_head`), for the
+    heads of `learned`. `on_step` is called with the steps of training that are done, and all. `options` are those of
+    the sweep of the traces.
     """
     plan = training_data.plan()
     (model,) = plan.models
-    _check_thinks(model)
+    if target == "answer":
+        _check_thinks(model)
     sweep(plan, work / "run", replace=True, **options)
 
-    examples, left_out = _labelled_examples(training_data, plan, work, held_out=False)
-    # Before the training, which takes minutes: this refuses held-out traces that cannot be used.
-    held_out = _labelled_examples(training_data, plan, work, held_out=True) if training_data.held_out else None
-    head = train_head(examples, steps=steps, seed=training_data.spec.seed, device=model.device, on_step=on_step)
-    quality = None if held_out is None else _head_quality(head, *held_out)
+    traces = FullCacheTraces(training_data, plan, work)
+    seed = training_data.spec.seed
+    quality: Quality | None = None
+    held_out_problems = bool(training_data.held_out)
+    if target == "answer":
+        examples, left_out = traces.of_answers(held_out=False)
+        # Before the training, which takes minutes: this refuses held-out traces that cannot be used.
+        judged, judged_left_out = traces.of_answers(held_out=True) if held_out_problems else (None, {})
+        head = train_head(examples, steps=steps, seed=seed, device=model.device, on_step=on_step)
+        counts = {"traces": int(examples.trace[-1]) + 1, "tokens": examples.label.numel()}
+        if judged is not None:
+            quality = judge_head(head, judged)
+    else:
+        examples_of_heads, left_out = traces.of_kv_heads(held_out=False)
+        judged_heads, judged_left_out = traces.of_kv_heads(held_out=True) if held_out_problems else ([], {})
+        head = train_heads(examples_of_heads, steps=steps, seed=seed, on_step=on_step)
+        counts = {
+            "traces": len(examples_of_heads),
+            "tokens": sum(trace.target.shape[-1] for trace in examples_of_heads),
+        }
+        if judged_heads:
+            quality = evaluate_heads(head, judged_heads)
 
-    provenance = _origin(training_data, plan) | {
-        "steps": steps,
-        "traces": int(examples.trace[-1]) + 1,
-        "tokens": examples.label.numel(),
-        "left_out": left_out,
-        "held_out": quality,
-    }
+    held_out = None
+    if quality is not None:
+        # Traces that were left out before the evaluation, and in it.
+        held_out = asdict(quality)
+        held_out["left_out"] = judged_left_out | {"one_label": held_out.pop("one_label")}
+    provenance = _origin(training_data, plan) | counts
+    provenance |= {"target": target, "steps": steps, "left_out": left_out, "held_out": held_out}
     save_head(out, head, provenance)
     return provenance
 
 
-def learn_kv_heads(
-    training_data: TrainingData,
-    work: Path,
-    out: Path,
-    *,
-    steps: int,
-    on_step: Callable[[int, int], None] = lambda *_: None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Train the heads of the policy `learned`, evaluate them on the held-out problems, write them, and return their
-    provenance.
+@dataclass(frozen=True)
+class FullCacheTraces:
+    """The traces of a plan in a work folder, as examples of either target.
 
-    `on_step` is called with the steps of training that are done, and all. `options` are those of the sweep of the
-    traces.
+    Methods return the examples of the problems for training, or of those that are held out, and count the traces that
+    are left out by reason. They raise KvatlasError if all are.
     """
-    plan = training_data.plan()
-    sweep(plan, work / "run", replace=True, **options)
 
-    left_out = dict.fromkeys(REASONS, 0)
-    tokens = training_data.tokens_per_trace
-    seed = training_data.spec.seed
-    training = _chosen_problems(training_data, plan, held_out=False)
-    examples = list(_head_examples(plan, work, training, tokens, seed, left_out))
+    training_data: TrainingData
+    plan: Plan
+    work: Path
+
+    def of_answers(self, *, held_out: bool) -> tuple[Examples, dict[str, int]]:
+        """Return the hidden states and labels of the thinking tokens of correct traces."""
+        tokens = 0 if held_out else self.training_data.tokens_per_trace
+        left_out = dict.fromkeys(REASONS, 0)
+        examples = []
+        for prompt, trace, reason in self._traces(held_out):
+            if reason:
+                left_out[reason] += 1
+                continue
+            labelled = label_trace(self.plan.models[0], self._loaded, prompt, trace.tokens)
+            if labelled is not None:
+                examples.append(sample_tokens(*labelled, tokens, self.training_data.spec.seed))
+        _check_any(examples, left_out, held_out)
+        return Examples.joined(examples), left_out
+
+    def of_kv_heads(self, *, held_out: bool) -> tuple[list[HeadExamples], dict[str, int]]:
+        """Return keys, values and the later attention to all tokens of traces, of which those of training are drawn."""
+        tokens = 0 if held_out else self.training_data.tokens_per_trace
+        generator = torch.Generator().manual_seed(self.training_data.spec.seed)
+        left_out = dict.fromkeys(REASONS, 0)
+        examples = []
+        for prompt, trace, reason in self._traces(held_out):
+            # All tokens of a text are labelled, so one without thinking tells as much.
+            if reason not in ("", "no_thinking"):
+                left_out[reason] += 1
+                continue
+            of_trace = examples_of(self.plan.models[0], self._loaded, [*prompt, *trace.tokens])
+            if of_trace is None:
+                continue
+            count = of_trace.target.shape[-1]
+            if tokens and count > tokens:
+                sampled = torch.randperm(count, generator=generator)[:tokens].sort().values
+                of_trace = HeadExamples(*(numbers[:, :, sampled] for numbers in of_trace))
+            examples.append(of_trace)
+        _check_any(examples, left_out, held_out)
+        return examples, left_out
+
+    @cached_property
+    def _loaded(self) -> PreTrainedModel:
+        torch.set_num_threads(1)
+        return self.plan.models[0].load()
+
+    def _traces(self, held_out: bool) -> Iterator[tuple[tuple[int, ...], Trace, str]]:
+        """Yield the tokens of a prompt, its trace, and the reason why it is left out, or ""."""
+        chosen: set[str] = set()
+        for of_benchmark in self.plan.problems.values():
+            first_held_out = len(of_benchmark) - self.training_data.held_out
+            selected = of_benchmark[first_held_out:] if held_out else of_benchmark[:first_held_out]
+            chosen.update(problem.id for problem in selected)
+
+        (model,) = self.plan.models
+        problems = self.plan.problems_by_id()
+        by_name = {benchmark.name: benchmarks.for_model(benchmark, model.reads) for benchmark in self.plan.benchmarks}
+        keys = set(self.plan.compute_keys().values())
+        with Store.open(self.work / "run") as store:
+            for key, trace in store.traces():
+                problem = problems.get((trace.benchmark, trace.problem))
+                if key in keys and problem is not None and trace.problem in chosen:
+                    yield model.encode(by_name[trace.benchmark].prompt(problem)), trace, why_left_out(model, trace)
+
+
+def _check_any(examples: Sequence[object], left_out: Mapping[str, int], held_out: bool) -> None:
     if not examples:
-        count = sum(left_out.values())
-        raise KvatlasError(f"The heads have no traces for training: of {count} traces {left_out_as_text(left_out)}.")
-
-    scorer = train_heads(examples, steps=steps, seed=seed, on_step=on_step)
-    quality = None
-    if training_data.held_out:
-        judged = _chosen_problems(training_data, plan, held_out=True)
-        left_out_there = dict.fromkeys(REASONS, 0)
-        held_out = list(_head_examples(plan, work, judged, 0, seed, left_out_there))
-        quality = asdict(evaluate_heads(scorer, held_out)) | {"left_out": left_out_there}
-
-    provenance = _origin(training_data, plan) | {
-        "target": "kv_head",
-        "steps": steps,
-        "traces": len(examples),
-        "tokens": sum(trace.target.shape[-1] for trace in examples),
-        "left_out": left_out,
-        "held_out": quality,
-    }
-    save_head(out, scorer, provenance)
-    return provenance
-
-
-def _head_examples(
-    plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int, left_out: dict[str, int]
-) -> Iterator[HeadExamples]:
-    """Yield the examples of the traces that are not left out, of which it counts the reasons; `tokens` of each, all if
-    it is 0."""
-    torch.set_num_threads(1)
-    (handle,) = plan.models
-    model = handle.load()
-    generator = torch.Generator().manual_seed(seed)
-    for prompt, trace, reason in _prompts_and_traces(plan, work, handle, chosen):
-        # All tokens of a text are labelled, so one without thinking tells as much.
-        if reason not in ("", "no_thinking"):
-            left_out[reason] += 1
-            continue
-        examples = examples_of(handle, model, [*prompt, *trace.tokens])
-        if examples is None:
-            continue
-
-        count = examples.target.shape[-1]
-        if tokens and count > tokens:
-            sampled = torch.randperm(count, generator=generator)[:tokens].sort().values
-            examples = type(examples)(*(numbers[:, :, sampled] for numbers in examples))
-        yield examples
+        purpose = "evaluation" if held_out else "training"
+        raise KvatlasError(
+            f"The predictor has no traces for {purpose}: of {sum(left_out.values())} traces "
+            f"{left_out_as_text(left_out)}."
+        )
 
 
 def _check_thinks(model: ModelHandle) -> None:
@@ -185,13 +208,7 @@ def _check_thinks(model: ModelHandle) -> None:
         )
 
 
-def _head_quality(head: dict[str, Tensor], examples: Examples, left_out: dict[str, int]) -> dict[str, Any]:
-    """Return the quality of a head, with the traces that were left out before and in the evaluation."""
-    quality = asdict(judge_head(head, examples))
-    return quality | {"left_out": left_out | {"one_label": quality.pop("one_label")}}
-
-
-def left_out_as_text(left_out: dict[str, int]) -> str:
+def left_out_as_text(left_out: Mapping[str, int]) -> str:
     """Return the numbers of traces that were left out, with reasons, as a clause."""
     texts = {
         "no_closing_tag": "without a closing think tag",
@@ -201,81 +218,6 @@ def left_out_as_text(left_out: dict[str, int]) -> str:
         "one_label": "with one label for all tokens",
     }
     return ", ".join(f"{count} {texts[reason]}" for reason, count in left_out.items() if count) or "none"
-
-
-def _labelled_examples(
-    training_data: TrainingData, plan: Plan, work: Path, *, held_out: bool
-) -> tuple[Examples, dict[str, int]]:
-    """Return the labelled tokens of correct traces from a file, which is written if missing, and the traces left out.
-
-    Raises KvatlasError if all traces are left out.
-    """
-    tokens = 0 if held_out else training_data.tokens_per_trace
-    chosen = _chosen_problems(training_data, plan, held_out=held_out)
-    (handle,) = plan.models
-
-    # A file of other traces, or of other tokens of them, is written anew.
-    contents: list[tuple[str, str, str, str]] = []
-    for (model_name, benchmark), digests in plan.contents.items():
-        contents += [(model_name, benchmark, name, content) for name, content in digests.items() if name in chosen]
-    origin = _origin(training_data, plan) | {
-        "tokens_per_trace": tokens,
-        "run_keys": sorted(plan.compute_keys().values()),
-        "problems": digest(sorted(contents)),
-    }
-    file = work / ("held-out.safetensors" if held_out else "hidden-states.safetensors")
-    is_stored = has_origin(file, origin)
-    model = None
-    if not is_stored:
-        torch.set_num_threads(1)
-        model = handle.load()
-
-    left_out = dict.fromkeys(REASONS, 0)
-    labelled_traces = []
-    for prompt, trace, reason in _prompts_and_traces(plan, work, handle, chosen):
-        if reason:
-            left_out[reason] += 1
-            continue
-        labelled = None if model is None else label_trace(handle, model, prompt, trace.tokens)
-        if labelled is not None:
-            hidden, label = labelled
-            labelled_traces.append(LabelledTrace(*sample_tokens(hidden, label, tokens, training_data.spec.seed)))
-    if not is_stored:
-        write_examples(file, labelled_traces, origin)
-
-    stored = read_examples(file)
-    if not stored.label.numel():
-        purpose = "evaluation" if held_out else "training"
-        raise KvatlasError(
-            f"The predictor has no traces for {purpose}: of {sum(left_out.values())} traces "
-            f"{left_out_as_text(left_out)}."
-        )
-    return stored, left_out
-
-
-def _chosen_problems(training_data: TrainingData, plan: Plan, *, held_out: bool) -> set[str]:
-    """Return the ids of the problems that are held out, or of all others."""
-    chosen: set[str] = set()
-    for problems in plan.problems.values():
-        first_held_out = len(problems) - training_data.held_out
-        selected = problems[first_held_out:] if held_out else problems[:first_held_out]
-        chosen.update(problem.id for problem in selected)
-    return chosen
-
-
-def _prompts_and_traces(
-    plan: Plan, work: Path, model: ModelHandle, chosen: set[str]
-) -> Iterator[tuple[tuple[int, ...], Trace, str]]:
-    """Yield the tokens of a prompt, its trace, and the reason why it is left out, or ""."""
-    problems = plan.problems_by_id()
-    by_name = {benchmark.name: benchmarks.for_model(benchmark, model.reads) for benchmark in plan.benchmarks}
-
-    keys = set(plan.compute_keys().values())
-    with Store.open(work / "run") as store:
-        for key, trace in store.traces():
-            problem = problems.get((trace.benchmark, trace.problem))
-            if key in keys and problem is not None and trace.problem in chosen:
-                yield model.encode(by_name[trace.benchmark].prompt(problem)), trace, why_left_out(model, trace)
 
 
 def _origin(training_data: TrainingData, plan: Plan) -> dict[str, Any]:

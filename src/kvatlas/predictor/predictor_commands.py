@@ -27,7 +27,7 @@ app.add_typer(
 Head = Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The head of dynts.")]
 Skip = Annotated[int, typer.Option(min=0, help="Leave out the first problems, which a map is to be drawn from.")]
 Samples = Annotated[int, typer.Option(min=1, help="Traces of each problem.")]
-Work = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for traces and hidden states, to use again.")]
+Work = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for traces, to use again.")]
 
 
 @predictor.command("train")
@@ -55,7 +55,7 @@ def train_command(
     The attention is that of the answer, or with --target kv_head that of all later tokens by layer and KV head.
     """
     from kvatlas.policies.model_files import path_to_write
-    from kvatlas.predictor.learning import TrainingData, learn, learn_kv_heads, left_out_as_text
+    from kvatlas.predictor.learning import TrainingData, learn, left_out_as_text
 
     if target not in ("answer", "kv_head"):
         raise KvatlasError(f"--target is {target!r}; expected answer or kv_head.")
@@ -71,8 +71,7 @@ def train_command(
     material = TrainingData(spec, skip, held_out, tokens_per_trace)
     folder = work or out.with_suffix(".work")
     shown: dict[str, Any] = {"on_trace": progress_display(), "on_step": count_display("training", "steps")}
-    train = learn_kv_heads if target == "kv_head" else learn
-    provenance = train(material, folder, out, steps=steps, **shown)
+    provenance = learn(material, folder, out, target=target, steps=steps, **shown)
     note(f"{out}: learned from {provenance['traces']} traces; left out: {left_out_as_text(provenance['left_out'])}")
     typer.echo(json.dumps(provenance, indent=2))
 

@@ -1,24 +1,18 @@
-"""The HTTP endpoints over the shared service: chat completions, completions, models, health, metrics."""
+"""The HTTP endpoints over the shared service: chat completions, completions, models, health."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client import Counter as CounterMetric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -26,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from kvatlas import __version__
 from kvatlas.core import KvatlasError
 from kvatlas.serve.protocol import ChatRequest, CompletionRequest, Generating
-from kvatlas.serve.replies import AnswerFormat, answer_span, error_body, event_bytes
+from kvatlas.serve.replies import AnswerFormat, error_body, event_bytes
 from kvatlas.serve.server import RequestLimits, add_error_handlers
 from kvatlas.serve.service import (
     ClosedError,
@@ -40,13 +34,10 @@ from kvatlas.serve.service import (
     sampling_with,
     stream_of,
 )
-from kvatlas.text import model_name, visible
+from kvatlas.text import model_name
 
-_log = logging.getLogger("kvatlas.serve")
 #: Texts with more characters for each position of the model are refused before tokenization; five are usual.
 MOST_PER_TOKEN = 32
-#: Bucket limits of the histograms in seconds.
-_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 Body = TypeVar("Body", bound=Generating)
 
 
@@ -65,7 +56,7 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
     )
     handler = CompletionHandler(service, name)
     add_error_handlers(app)
-    app.add_middleware(RequestLimits, api_key=api_key, hosts=hosts, on_response=handler.metrics.note)
+    app.add_middleware(RequestLimits, api_key=api_key, hosts=hosts)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -90,69 +81,17 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        """Report if the server accepts requests."""
+        """Report if the server accepts requests, and the state of its engine."""
         if service.failure is not None or service.closing:
             raise HTTPException(503, "The server is stopping." if service.closing else "The engine has failed.")
-        return {"status": "ok", "waiting": service.waiting, "decoding": service.decoding}
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Report metrics in the format of Prometheus."""
-        text = generate_latest(handler.metrics.registry)
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return app
-
-
-class Metrics(Collector):
-    """The metrics of one server for Prometheus: counters of the engine, and durations of requests."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
-        timing: dict[str, Any] = {"labelnames": ("endpoint",), "buckets": _SECONDS, "registry": self.registry}
-        self.answered = CounterMetric(
-            "kvatlas_requests", "Requests by how they ended.", ("endpoint", "outcome"), registry=self.registry
-        )
-        self.refused = CounterMetric(
-            "kvatlas_refused_requests", "Requests by HTTP status from 400 on.", ("endpoint", "status"),
-            registry=self.registry,
-        )  # fmt: skip
-        self.seconds = Histogram("kvatlas_request_seconds", "From request to last token.", **timing)
-        self.first = Histogram("kvatlas_first_token_seconds", "From request to first piece of a stream.", **timing)
-
-    def note(self, method: str, path: str, status: int, seconds: float) -> None:
-        """Log a request, and count it if it is refused or fails."""
-        if path not in ("/health", "/metrics"):
-            _log.info("%s %s %d %.3f s", method, visible(path)[:200], status, seconds)
-        if status >= 400:
-            endpoint = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}.get(path, "other")
-            self.refused.labels(endpoint, str(status)).inc()
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the state of the engine."""
-        service = self.service
+        state = {"status": "ok", "waiting": service.waiting, "decoding": service.decoding}
         engine = service.engine
         if engine is None:
-            return
-        # Read once: the engine goes on while its state is reported.
-        rows = engine.active_rows
+            return state
+        tokens = {"decoded_tokens": engine.decoded_tokens, "evicted_tokens": engine.evicted_tokens}
+        return {**state, **tokens, "kv_tokens": engine.cached_tokens, "kv_bytes": engine.cache.bytes}
 
-        for name, text, value in (
-            ("kvatlas_requests_waiting", "Sequences that wait for a row.", service.waiting),
-            ("kvatlas_rows_active", "Sequences that are being decoded.", rows),
-            ("kvatlas_batch_fill", "Share of the rows that are active.", rows / service.rows),
-            ("kvatlas_kv_tokens", "Tokens kept in the caches of active rows.", engine.cached_tokens),
-            ("kvatlas_kv_bytes", "Bytes allocated for the cache.", engine.cache.bytes),
-        ):
-            yield GaugeMetricFamily(name, text, value)
-        yield CounterMetricFamily(
-            "kvatlas_evicted_tokens", "Tokens that compressions dropped from caches.", engine.evicted_tokens
-        )
-        yield CounterMetricFamily(
-            "kvatlas_decoded_tokens", "Tokens drawn; its rate is the tokens per second.", engine.decoded_tokens
-        )
+    return app
 
 
 class CompletionHandler:
@@ -165,7 +104,6 @@ class CompletionHandler:
         self._reader = ThreadPoolExecutor(1, "kvatlas-prompts")
         # Answers to each prompt so far, for requests without a seed.
         self._samples: Counter[tuple[int, ...]] = Counter()
-        self.metrics = Metrics(service)
         self.about = {
             "id": name,
             "object": "model",
@@ -212,10 +150,7 @@ class CompletionHandler:
             opened = text.rstrip().endswith(model.thinking.open)
 
         most = body.max_completion_tokens or body.max_tokens
-        top = None
-        if body.logprobs:
-            top = body.top_logprobs or 0
-        return self._generation_requests(body, model.tokens(text), most, top, split=True, opened=opened)
+        return self._generation_requests(body, model.tokens(text), most, split=True, opened=opened)
 
     def completion_requests(self, body: CompletionRequest) -> list[GenerationRequest]:
         """Return the requests of one or several prompts."""
@@ -236,7 +171,7 @@ class CompletionHandler:
             if wrong is not None:
                 raise KvatlasError(f"prompt has the token {wrong}; expected ids from 0 to {size - 1}.")
             # OpenAI's completions have 16 new tokens by default.
-            requests += self._generation_requests(body, tokens, body.max_tokens or 16, body.logprobs, split=False)
+            requests += self._generation_requests(body, tokens, body.max_tokens or 16, split=False)
         return requests
 
     def _generation_requests(
@@ -244,16 +179,13 @@ class CompletionHandler:
         body: Generating,
         prompt: tuple[int, ...],
         most: int | None,
-        top_logprobs: int | None,
         *,
         split: bool,
         opened: bool | None = None,
     ) -> list[GenerationRequest]:
         self.check_model(body.model)
         service = self.service
-        policy = service.policy_for(body.policy)
-
-        room = room_for(service.model, policy, prompt, most)
+        room = room_for(service.model, service.policy, prompt, most)
         sampling = sampling_with(
             service.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_new_tokens=room
         )
@@ -261,90 +193,46 @@ class CompletionHandler:
             streams = [next_stream(service.seed, prompt, self._samples) for _ in range(body.n or 1)]
         else:
             streams = [stream_of(body.seed, prompt, sample) for sample in range(body.n or 1)]
-        return [
-            GenerationRequest(prompt, sampling, stream, body.stops, split, opened, top_logprobs, policy)
-            for stream in streams
-        ]
+        return [GenerationRequest(prompt, sampling, stream, body.stops, split, opened) for stream in streams]
 
     async def serve(self, body: Body, request: Request, read: Callable[[Body], list[GenerationRequest]]) -> Response:
         """Answer a request, whole or as a stream; decoding ends if the client disconnects."""
         requests = await asyncio.get_running_loop().run_in_executor(self._reader, read, body)
         handles = self.service.ask(requests)
         chat = isinstance(body, ChatRequest)
-        endpoint = "chat" if chat else "completions"
         prefix = "chatcmpl" if chat else "cmpl"
         answer_id = f"{prefix}-{uuid.uuid4().hex}"
         answer_format = AnswerFormat(chat, answer_id, int(time.time()), self.name, body.n or 1)
 
-        began = time.perf_counter()
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            return _EventStream(self._events(endpoint, answer_format, handles, with_usage, began), handles)
+            return _EventStream(_events(answer_format, handles, with_usage), handles)
         try:
-            with self._counted(endpoint, began):
-                await _unless_gone(request, asyncio.gather(*(handle.finished() for handle in handles)))
-                return JSONResponse(answer_format.whole(handles))
+            await _unless_gone(request, asyncio.gather(*(handle.finished() for handle in handles)))
+            return JSONResponse(answer_format.whole(handles))
         except ClientDisconnect:
             return Response(status_code=499)
 
-    async def _events(
-        self, endpoint: str, answer_format: AnswerFormat, handles: list[RequestHandle], with_usage: bool, began: float
-    ) -> AsyncIterator[bytes]:
-        """Yield the events of a stream; an error of the service is its last event."""
-        try:
-            with self._counted(endpoint, began):
-                if answer_format.chat:
-                    for index in range(len(handles)):
-                        yield answer_format.begin_event(index)
-                is_first = True
-                async for piece in _answer_events(answer_format, handles):
-                    if is_first:
-                        self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
-                        is_first = False
-                    # A piece without text ends within a character or a stop text.
-                    if piece:
-                        yield piece
-                if with_usage:
-                    yield answer_format.piece([], usage=answer_format.usage(handles))
-            yield answer_format.done
-        except ClosedError as closed:
-            yield event_bytes(error_body(str(closed), "server_error"))
 
-    @contextmanager
-    def _counted(self, endpoint: str, began: float) -> Iterator[None]:
-        """Count a request by how it ends, and measure its time."""
-        outcome = "gone"
-        try:
-            yield
-            outcome = "ok"
-        except ClosedError:
-            outcome = "stopped"
-            raise
-        finally:
-            self.metrics.answered.labels(endpoint, outcome).inc()
-            self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - began)
-
-
-async def _answer_events(answer_format: AnswerFormat, handles: list[RequestHandle]) -> AsyncIterator[bytes]:
-    """Yield the events of new tokens of all choices, empty if they add no text yet."""
-    detokenizers = [handle.ask.detokenizer(handle.model) for handle in handles]
-    sent_tokens = [0 for _ in handles]
-    sent_characters = [0 for _ in handles]
-    async for index, tokens, is_last in follow_tokens(handles):
-        handle = handles[index]
-        thinking, answer = detokenizers[index].push(tokens, is_last)
-        if thinking or answer:
-            offset = sent_characters[index]
-            sent_characters[index] += len(answer)
-            # Thinking alone has no tokens of the answer yet.
-            start, end = answer_span(handle, tokens, sent_characters[index]) if answer else (0, 0)
-            start = max(start, sent_tokens[index])
-            sent_tokens[index] = max(end, sent_tokens[index])
-            yield answer_format.text_event(index, handle, (thinking, answer), (start, end), offset)
-        else:
-            yield b""
-        if is_last:
-            yield answer_format.end_event(index, handle)
+async def _events(answer_format: AnswerFormat, handles: list[RequestHandle], with_usage: bool) -> AsyncIterator[bytes]:
+    """Yield the events of a stream; an error of the service is its last event."""
+    try:
+        if answer_format.chat:
+            for index in range(len(handles)):
+                yield answer_format.begin_event(index)
+        detokenizers = [handle.ask.detokenizer(handle.model) for handle in handles]
+        async for index, tokens, is_last in follow_tokens(handles):
+            thinking, answer = detokenizers[index].push(tokens, is_last)
+            # New tokens without text end within a character or a stop text.
+            if thinking or answer:
+                yield answer_format.delta_event(index, thinking, answer, finish_reason=None)
+            if is_last:
+                yield answer_format.end_event(index, handles[index])
+        if with_usage:
+            yield answer_format.piece([], usage=answer_format.usage(handles))
+        yield answer_format.done
+    except ClosedError as closed:
+        yield event_bytes(error_body(str(closed), "server_error"))
 
 
 class _EventStream(StreamingResponse):

@@ -77,6 +77,8 @@ class Generating(BaseModel):
         "repetition_penalty": (1, 1.0),
         "ignore_eos": (False,),
         "echo": (False,),
+        "logprobs": (False, 0),
+        "top_logprobs": (0,),
         "suffix": ("",),
         "functions": ([],),
         "function_call": ("none", "auto"),
@@ -109,8 +111,6 @@ class Generating(BaseModel):
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    #: A setting in place of the server's, as `extra_body={"policy": {"policy": "window", "ratio": 0.3}}`.
-    policy: Annotated[dict[str, str | int | float | bool], Field(max_length=64)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -140,21 +140,12 @@ class ChatRequest(Generating):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Count | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     #: Variables of the chat template; the second field takes any, such as `enable_thinking`.
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _likeliest(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is given without logprobs")
-        return self
 
 
 class CompletionRequest(Generating):
     """POST /v1/completions: one prompt or several, as texts or as token ids."""
 
     prompt: str | Annotated[list[str], FirstFault] | Tokens | Annotated[list[Tokens], FirstFault, AtMost2048]
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from kvatlas.models import ModelHandle
 from kvatlas.serve.service import RequestHandle
-from kvatlas.serve.text_stream import TokenLogprob
 
 
 class AnswerFormat:
@@ -34,9 +31,7 @@ class AnswerFormat:
 
     def _choice(self, index: int, handle: RequestHandle) -> dict[str, Any]:
         thinking, answer = handle.text()
-        span = answer_span(handle, handle.generation.result().tokens, len(answer))
-        logprobs = self._logprobs(handle, span, 0)
-        about = {"finish_reason": handle.reason(), "logprobs": logprobs, "kvatlas": _cache_usage(handle)}
+        about = {"finish_reason": handle.reason(), "logprobs": None, "kvatlas": _cache_usage(handle)}
         message = {"role": "assistant", "content": answer, "reasoning_content": thinking or None, "refusal": None}
         content: dict[str, Any] = {"message": message} if self.chat else {"text": answer}
         return {"index": index, **content, **about}
@@ -51,35 +46,16 @@ class AnswerFormat:
         delta = {"role": "assistant", "content": ""}
         return self.piece([{"index": index, "delta": delta, "finish_reason": None}])
 
-    def text_event(
-        self, index: int, handle: RequestHandle, texts: tuple[str, str], span: tuple[int, int], offset: int
-    ) -> bytes:
-        """Return the event for new `texts` (thinking, answer) of a choice.
-
-        `span` are the tokens of the answer's new text, which begins at its character `offset`.
-        """
-        logprobs = self._logprobs(handle, span, offset)
-        return self._delta(index, *texts, finish_reason=None, logprobs=logprobs)
-
     def end_event(self, index: int, handle: RequestHandle) -> bytes:
         """Return the last event of a choice."""
-        return self._delta(index, "", "", finish_reason=handle.reason(), kvatlas=_cache_usage(handle))
+        return self.delta_event(index, "", "", finish_reason=handle.reason(), kvatlas=_cache_usage(handle))
 
-    def _delta(self, index: int, thinking: str, answer: str, **about: Any) -> bytes:
+    def delta_event(self, index: int, thinking: str, answer: str, **about: Any) -> bytes:
+        """Return the event for new text of a choice."""
         named = {"reasoning_content": thinking, "content": answer}
         delta = {name: text for name, text in named.items() if text}
         content: dict[str, Any] = {"delta": delta} if self.chat else {"text": answer}
         return self.piece([{"index": index, **content, **about}])
-
-    def _logprobs(self, handle: RequestHandle, span: tuple[int, int], offset: int) -> dict[str, Any] | None:
-        """Return log-probabilities of the tokens of an answer in `span`."""
-        recorder = handle.recorder
-        if recorder is None:
-            return None
-        recorded = recorder.logprobs[slice(*span)]
-        if self.chat:
-            return _chat_logprobs(handle.model, recorded)
-        return _completion_logprobs(handle.model, recorded, offset)
 
     def usage(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """Return the numbers of tokens of all choices; a prompt with several choices counts once."""
@@ -99,71 +75,6 @@ class AnswerFormat:
             "total_tokens": prompt_tokens + output_tokens,
             "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
         }
-
-
-def answer_span(handle: RequestHandle, tokens: Sequence[int], characters: int) -> tuple[int, int]:
-    """Return the index of the answer's first token, and that after the last one of its first `characters`.
-
-    A stop text ends an answer within its tokens: a token that begins behind the end is not part of the answer.
-    """
-    model = handle.model
-    if not characters or handle.recorder is None:
-        return 0, 0
-    start = 0
-    close = model.thinking.close if handle.ask.split else ""
-    # None if the text has no thinking.
-    lengths = model.split(tokens) if close else None
-    if lengths:
-        start = lengths[1]
-    end = len(tokens)
-    if tokens and tokens[-1] in model.stops:
-        end -= 1
-    if not handle.ask.stop:
-        return start, end
-
-    def text_before(count: int) -> str:
-        return str(model.tokenizer.decode(list(tokens[:count]), skip_special_tokens=False))
-
-    thinking = ""
-    if lengths:
-        before, found, _ = text_before(end).partition(close)
-        thinking = before + found
-    limit = len(thinking) + characters
-    return start, bisect_left(range(end), limit, lo=start, key=lambda count: len(text_before(count)))
-
-
-def _token_text(model: ModelHandle, token: int) -> str:
-    return str(model.tokenizer.decode([token], skip_special_tokens=False))
-
-
-def _chat_logprobs(model: ModelHandle, recorded: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Return log-probabilities in the form of chat completions: one object for each token."""
-
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = _token_text(model, token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-    content = []
-    for token, logprob, likeliest in recorded:
-        top = [entry(*candidate) for candidate in likeliest]
-        content.append({**entry(token, logprob), "top_logprobs": top})
-    return {"content": content, "refusal": None}
-
-
-def _completion_logprobs(model: ModelHandle, recorded: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """Return log-probabilities in the form of completions: lists in parallel; the first text is at `offset`."""
-    texts = []
-    logprobs = []
-    top_logprobs = []
-    offsets = []
-    for token, logprob, likeliest in recorded:
-        text = _token_text(model, token)
-        texts.append(text)
-        logprobs.append(logprob)
-        top_logprobs.append({_token_text(model, candidate): value for candidate, value in likeliest})
-        offsets.append(offset)
-        offset += len(text)
-    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": top_logprobs, "text_offset": offsets}
 
 
 def event_bytes(data: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from types import FrameType
 from urllib.parse import urlsplit
 
@@ -22,6 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvatlas.core import KvatlasError, described
 from kvatlas.serve.replies import error_body
 from kvatlas.serve.service import BusyError, ClosedError, LengthError, Service
+from kvatlas.text import visible
+
+_log = logging.getLogger("kvatlas.serve")
 
 #: Addresses that only this machine reaches.
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -49,12 +52,10 @@ class RequestLimits:
         app: ASGIApp,
         api_key: str | None = None,
         hosts: Collection[str] = (),
-        on_response: Callable[[str, str, int, float], None] = lambda *_: None,
     ) -> None:
         self.app = app
         self.api_key = api_key
         self.hosts = hosts
-        self.on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or refuse one request."""
@@ -89,7 +90,9 @@ class RequestLimits:
         try:
             await (refused or self.app)(scope, limited, noted)
         finally:
-            self.on_response(scope["method"], scope["path"], status, time.perf_counter() - began)
+            if scope["path"] != "/health":
+                path = visible(scope["path"])[:200]
+                _log.info("%s %s %d %.3f s", scope["method"], path, status, time.perf_counter() - began)
 
     def _host_refusal(self, headers: Headers) -> JSONResponse | None:
         host = headers.get("host", "")
@@ -179,11 +182,10 @@ def serve_forever(app: FastAPI, service: Service, host: str, port: int, grace: f
         timeout_graceful_shutdown=int(grace) + _FAREWELL,
     )
 
-    log = logging.getLogger("kvatlas.serve")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    _log.addHandler(handler)
+    _log.setLevel(logging.INFO)
 
     server = _GracefulServer(config, service, grace)
     service.on_failure = server.fail

@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field, replace
@@ -22,8 +22,8 @@ from kvatlas import policies
 from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
-from kvatlas.policies import CompressingPolicy, Policy, parameters
-from kvatlas.serve.text_stream import Detokenizer, LogprobRecorder
+from kvatlas.policies import CompressingPolicy, Policy
+from kvatlas.serve.text_stream import Detokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,8 +52,7 @@ class GenerationRequest:
     """A request for one generation: token ids of the prompt, sampling, random stream, and stop texts.
 
     With `split` thinking is separated from the answer, and `stop` is searched in the answer only, else in the whole
-    text. `opened` is True if the prompt opens thinking; None means as the chat template does. With `top_logprobs` the
-    log-probabilities of the drawn token and of so many of the likeliest are recorded.
+    text. `opened` is True if the prompt opens thinking; None means as the chat template does.
     """
 
     prompt: tuple[int, ...]
@@ -62,9 +61,6 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     split: bool = True
     opened: bool | None = None
-    top_logprobs: int | None = None
-    #: None for that of the service.
-    policy: Policy | None = None
 
     def detokenizer(self, model: ModelHandle) -> Detokenizer:
         """Return a new detokenizer for its tokens."""
@@ -144,18 +140,10 @@ class RequestHandle:
         self.service = service
         self.model = service.model
         self.generation: Future[Generation[RequestHandle]] = Future()
-        self.recorder: LogprobRecorder | None = None
-        if ask.top_logprobs is not None:
-            self.recorder = LogprobRecorder(ask.top_logprobs, len(ask.prompt))
         self._text = ask.detokenizer(self.model)
-        self._tokens: Sequence[int] = ()
-        self._noted = 0
+        #: The new tokens so far: the engine's own list.
+        self.tokens: Sequence[int] = ()
         self._gone = False
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """The new tokens so far; the engine's own list may have one more, whose log-probability is still missing."""
-        return self._tokens[: self._noted]
 
     def cancel(self) -> None:
         """End the request, because its client has disconnected."""
@@ -170,10 +158,7 @@ class RequestHandle:
 
     def stopping_criterion(self, tokens: Sequence[int]) -> bool:
         """Take the new tokens from the engine; return True if the generation ends here."""
-        if self.recorder is not None:
-            self.recorder.note(tokens[-1])
-        self._tokens = tokens
-        self._noted = len(tokens)
+        self.tokens = tokens
         return self._gone or (bool(self.ask.stop) and self._text.stops(tokens))
 
     async def finished(self) -> Generation[RequestHandle]:
@@ -266,40 +251,6 @@ class Service:
             self._thread = threading.Thread(target=work, name="kvatlas-engine", daemon=True)
             self._thread.start()
         return self
-
-    def policy_for(self, values: Mapping[str, Any] | None) -> Policy:
-        """Return the policy that a request names; parameters of the service's own method are its defaults.
-
-        Raises KvatlasError for a method with other signals than the engine collects, for other bits than those of the
-        service, and for names of files.
-        """
-        from kvatlas.engine.scheduler import cache_form
-
-        if not values:
-            return self.policy
-        requested = dict(values)
-        name = str(requested.pop("policy", self.policy.name))
-        if ".py:" in name and name != self.policy.name:
-            raise KvatlasError(f"policy: {name!r} names a file, which requests may not.")
-        for item in parameters(policies.policies.get(name)):
-            # Parameters that are words declare them; other texts are names of files.
-            if item.name in requested and isinstance(item.default, str) and not item.metadata:
-                raise KvatlasError(f"policy: {item.name} names a file, which requests may not.")
-        defaults = self.policy.setting.values if name == self.policy.name else {}
-        policy = find_policy(self.model, name, {**defaults, **requested})
-        device = self.model.device
-        if cache_form(policy, device) != cache_form(self.policy, device):
-            # The engine would decode it after the last request, which a server does not have.
-            raise KvatlasError(
-                f"policy: {name!r} stores the cache in another form than this server; expected kv_bits, key_bits, "
-                f"value_bits, group and residual, and on a GPU equal or unequal budgets, as in {self.policy.setting}."
-            )
-        if policy.observes and policy.observer != self.policy.observer:
-            raise KvatlasError(
-                f"policy: {name!r} needs signals that this server does not collect; expected {self.policy.name!r} with "
-                "its own parameters, full, or a method without signals."
-            )
-        return policy
 
     @property
     def rows(self) -> int:
@@ -408,8 +359,7 @@ class Service:
                 handle,
                 ask.prompt,
                 ask.stream,
-                (ask.policy or self.policy,),
+                (self.policy,),
                 sampling=ask.sampling,
                 stopping_criterion=handle.stopping_criterion,
-                logits_processor=handle.recorder,
             )

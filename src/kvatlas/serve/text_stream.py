@@ -1,15 +1,11 @@
-"""Text of new tokens as they come (thinking, answer, stop texts), and their log-probabilities."""
+"""Text of new tokens as they come: thinking, answer, stop texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from kvatlas.models import ModelHandle
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class _OutputPart(StrEnum):
@@ -137,31 +133,3 @@ class Detokenizer:
                         break
         self._held = text[len(text) - waiting :]
         return text[: len(text) - waiting]
-
-
-#: A drawn token with its natural log-probability, and the likeliest tokens with theirs.
-TokenLogprob = tuple[int, float, list[tuple[int, float]]]
-
-
-class LogprobRecorder:
-    """The model's own log-probabilities of one generation's tokens; only the engine's thread calls it."""
-
-    def __init__(self, top: int, prompt: int) -> None:
-        self.top = top
-        self.prompt = prompt
-        self.logprobs: list[TokenLogprob] = []
-        self._seen: Tensor | None = None
-
-    def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
-        """Keep the log-probabilities of the token after `tokens`, the prompt and the new tokens."""
-        # A generation may restart.
-        del self.logprobs[len(tokens) - self.prompt :]
-        self._seen = logits.float().log_softmax(-1)
-        return logits
-
-    def note(self, token: int) -> None:
-        """Note the log-probability of the drawn token."""
-        assert self._seen is not None
-        best = self._seen.topk(self.top)
-        top = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        self.logprobs.append((token, float(self._seen[token]), top))

@@ -1,7 +1,7 @@
 """Checks of this machine and of a model before a sweep.
 
-Machine: versions, device, kernels, decoded tokens. Model: tokenizer, tags, layers, one step against transformers, keys
-in few bits, shorter weights, a generation.
+Machine: versions, device, kernels, decoded tokens. Model: tokenizer, tags, layers, one step against transformers, a
+generation.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import itertools
 import os
 import platform
 import re
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import benchmarks, models, policies
 from kvatlas.answers.reading import HARMONY, NEXT_MESSAGE, PUBLISHED
-from kvatlas.core import Check, CheckResult, KvatlasError, Sampling, Setting, Storage, first_difference, reason
+from kvatlas.core import Check, CheckResult, KvatlasError, Sampling, Setting, first_difference, reason
 from kvatlas.cpu import native
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
@@ -28,11 +26,9 @@ from kvatlas.models.checks import check_tokenizer
 from kvatlas.models.load_options import Options
 from kvatlas.noise import stream_key
 from kvatlas.sweeps.plan import FULL
-from kvatlas.sweeps.short_weights import can_be_short, weights_check
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     from kvatlas.engine import Engine, Generation
@@ -40,14 +36,6 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 #: Steps that are decoded with and without kernels.
 STEPS = 64
-#: Compared steps of a model: the prompt's, and of single tokens after it.
-COMPARED = 4
-#: Differences of logits in standard deviations: the largest certain rounding, and the largest possible one.
-ROUNDING = {"float32": (1e-3, 0.03), "bfloat16": (0.15, 0.6), "float16": (0.03, 0.2), "int8": (0.15, 0.6)}
-#: The bits at which keys are tried, and the largest loss of attention in nats that they survive. The losses of SmolLM2
-#: and Qwen2.5 at 4 bits are .07 and .13; those of Qwen2.5 with biases in its packed keys are 20.
-TRIED_BITS = (8, 4)
-KEY_LOSS = 0.25
 #: The question for a model without a benchmark, with words, numbers, lines and LaTeX.
 PROBE = (
     "Let $x$ and $y$ be real numbers with $x + y = 12$ and $xy \\le 35$.\n\nWhat is the largest value of "
@@ -85,8 +73,6 @@ def check_machine(where: str = "auto") -> Iterator[CheckResult]:
         yield from _decoding(model, model.load())
     except (KvatlasError, RuntimeError) as error:
         yield CheckResult("tokens", Check.FAILED, reason(error))
-    if device.type != "cpu":
-        yield _bfloat16(device)
 
 
 def _device(device: torch.device) -> CheckResult:
@@ -138,41 +124,6 @@ def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[CheckResu
         yield CheckResult("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
     else:
         yield CheckResult("tokens", Check.OK, f"equal in {len(fast)} sequences of {STEPS} steps ({name})")
-
-
-def _bfloat16(device: torch.device) -> CheckResult:
-    """Decode random models in bfloat16 with the heads of Llama 8B and of Qwen 7B, which compare their own logits."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    options = Options(device=str(device), dtype="bfloat16")
-    overrides = replace(models.ENDLESS, opens_thinking=True)
-    passes = 0
-    captured = 0
-    try:
-        for heads_per_kv_head in (4, 7):
-            # Two layers with two KV heads each.
-            config = LlamaConfig(
-                vocab_size=512,
-                hidden_size=64 * heads_per_kv_head,
-                intermediate_size=512,
-                num_hidden_layers=2,
-                num_attention_heads=2 * heads_per_kv_head,
-                num_key_value_heads=2,
-                head_dim=128,
-            )
-            torch.manual_seed(0)
-            with tempfile.TemporaryDirectory() as folder:
-                LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-                handle = ModelHandle("random weights", Path(folder), options, overrides=overrides)
-                engine, _ = _decode_greedily(handle, handle.load(), None)
-            passes += engine.passes
-            captured += engine.graphs.steps if engine.graphs is not None else 0
-    except (KvatlasError, RuntimeError) as error:
-        return CheckResult("bfloat16", Check.FAILED, reason(error))
-
-    message = f"logits as in transformers, heads of size 128 in groups of 4 and of 7; {captured} of {passes} passes"
-    return CheckResult("bfloat16", Check.OK if captured else Check.WARNING, f"{message} captured")
 
 
 def _decode_greedily(
@@ -253,17 +204,13 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
         return
 
     try:
-        model = handle.load()
-        tokens = handle.tokens(prompts[0])
-        logits, generation = _generate_with_logits(handle, model, tokens, new_tokens)
+        generation = _generate(handle, handle.load(), handle.tokens(prompts[0]), new_tokens)
     except KvatlasError as error:
         yield CheckResult("weights", Check.FAILED, str(error).rstrip("."))
         return
 
-    yield _first_steps(handle, model, tokens, logits, generation)
-    yield _keys_in_few_bits(handle, model, [*tokens, *generation.tokens])
-    if can_be_short(handle) and generation.tokens:
-        yield weights_check(handle, model, len(tokens), [*tokens, *generation.tokens])
+    # An engine compares prompts and single tokens with transformers before it decodes.
+    yield CheckResult("one step", Check.OK, "logits are those of transformers, up to rounding")
     yield _end_of_generation(handle, generation, new_tokens)
 
 
@@ -323,73 +270,13 @@ def _stop_tokens(model: ModelHandle) -> CheckResult:
     return CheckResult(name, Check.OK, " ".join(texts))
 
 
-def _generate_with_logits(
-    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], new_tokens: int
-) -> tuple[list[Tensor], Generation[int]]:
-    """Return the logits [vocabulary] of the first steps of a full-cache generation, and the generation."""
+def _generate(handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], new_tokens: int) -> Generation[int]:
+    """Return a generation under the full cache. Raises KvatlasError if its logits are not those of transformers."""
     from kvatlas.engine import Engine, Request
 
-    logits: list[Tensor] = []
-
-    def keep(_: Sequence[int], row: Tensor) -> Tensor:
-        if len(logits) < COMPARED:
-            logits.append(row.detach().float().clone())
-        return row
-
     engine = Engine(handle, model, [FULL], Sampling(max_new_tokens=new_tokens), 1)
-    request = Request(0, prompt, stream_key("check", 0), (FULL,), logits_processor=keep)
-    (generation,) = engine.run([request])
-    return logits, generation
-
-
-def _first_steps(
-    handle: ModelHandle,
-    model: PreTrainedModel,
-    prompt: tuple[int, ...],
-    logits: list[Tensor],
-    generation: Generation[int],
-) -> CheckResult:
-    """Compare the engine's logits with those of transformers over the same tokens."""
-    import torch
-
-    tokens = [*prompt, *generation.tokens[: len(logits) - 1]]
-    with torch.inference_mode():
-        ids = torch.tensor([tokens], device=model.device)
-        output = model(input_ids=ids, use_cache=False, logits_to_keep=len(logits))
-    expected = output.logits[0, -len(logits) :].float()
-
-    # In standard deviations of a step's logits, which differ from model to model.
-    differences = (torch.stack(logits) - expected).abs().amax(-1) / expected.std(-1)
-    difference = float(differences.max())
-    message = (
-        f"logits differ from transformers' own by at most {difference:.1e} standard deviations ({len(logits)} steps)"
-    )
-    certain, possible = ROUNDING[handle.precision]
-    if difference <= certain:
-        return CheckResult("one step", Check.OK, message)
-    # A difference that is not a number fails, too.
-    failed = not difference <= possible
-    return CheckResult("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
-
-
-def _keys_in_few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]) -> CheckResult:
-    """Compare attention to packed keys with attention to exact ones, layer by layer."""
-    from kvatlas.bits.outliers import key_divergences
-
-    losses = {bits: key_divergences(model, handle.shape, tokens, Storage(bits, bits)) for bits in TRIED_BITS}
-    texts = []
-    for bits, by_layer in losses.items():
-        layer = by_layer.index(max(by_layer))
-        layer_number = handle.shape.cached_layers[layer].layer_number
-        texts.append(f"{max(by_layer):.3f} nats at {bits} bits (layer {layer_number})")
-
-    message = f"keys alone change attention by at most {' and '.join(texts)}"
-    lost = [bits for bits, by_layer in losses.items() if not max(by_layer) <= KEY_LOSS]
-    if not lost:
-        return CheckResult("keys in few bits", Check.OK, message)
-    layers = sum(not loss <= KEY_LOSS for loss in losses[max(lost)])
-    message += f"; above {KEY_LOSS} in {layers} of {handle.shape.layers} layers at {max(lost)} bits"
-    return CheckResult("keys in few bits", Check.WARNING, message, "give key_bits: 16, and value_bits alone")
+    (generation,) = engine.run([Request(0, prompt, stream_key("check", 0), (FULL,))])
+    return generation
 
 
 def _end_of_generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> CheckResult:

@@ -9,7 +9,6 @@ import torch
 
 from kvatlas import models
 from kvatlas.core import grouped
-from kvatlas.engine.scheduler import cache_form
 from kvatlas.engine.timing import TimedEngine
 from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.sweeps.executors import cores, devices
@@ -52,8 +51,8 @@ def _seconds_for_a_token(plan: Plan, job: Job) -> float:
         rows = min(rows, TIMED_ROWS)
 
     total = 0.0
-    # Settings of unlike forms are decoded one after the other.
-    for together in grouped(chosen, lambda policy: cache_form(policy, model.device)).values():
+    # Settings of unlike storages are decoded one after the other.
+    for together in grouped(chosen, lambda policy: policy.storage).values():
         engine = TimedEngine(model, loaded, together, job.sampling, rows)
         seconds, tokens = engine.time_steps(together, plan.mean_cached(model), TIMED_STEPS)
         total += len(together) * (seconds / tokens + _compression_seconds(plan, engine, together))

@@ -27,7 +27,7 @@ from kvatlas.core import (
     usual_controls,
 )
 from kvatlas.models import ModelHandle
-from kvatlas.models.checks import Claims, key_bias_warning, notes_for
+from kvatlas.models.checks import Claims, notes_for
 from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.policies.audit import audit_policy, narrow_sentence, setting_facts, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
@@ -285,7 +285,6 @@ class Plan(PlannedProblems):
             no_choice_sentence(self.audit),
         ]
         has_few_bits = any(policy.storage.packed for policy, _ in self.policies)
-        has_packed_keys = any(policy.storage.key_bits < 16 for policy, _ in self.policies)
         for model in self.models:
             # Problems that a model is not made for.
             claims = Claims.read(model.folder)
@@ -303,8 +302,6 @@ class Plan(PlannedProblems):
                 sentences.append(uncompressed_sentence(*where, prompt + self._output(benchmark)))
                 sentences.append(narrow_sentence(*where))
 
-            if has_packed_keys:
-                sentences.append(key_bias_warning(model))
             if has_few_bits and model.device != "cpu":
                 sentences.append(PACKED_ON_GPU)
         return [sentence for sentence in sentences if sentence]

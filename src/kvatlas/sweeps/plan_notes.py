@@ -14,7 +14,6 @@ from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.policies.memory import stays
 from kvatlas.results.manifest import clusters_of
-from kvatlas.sweeps.short_weights import offer
 from kvatlas.text import counted
 
 
@@ -39,7 +38,12 @@ def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) ->
     slow = why_not() if any(model.device == "cpu" for model in models) else None
     if slow:
         notes.append(f"{slow} Decoding goes on in plain torch, more slowly.")
-    notes += filter(None, map(offer, models))
+    notes += [
+        f"The weights of the model {model.name!r} are in float32; --model-option weights=bfloat16 or int8 takes a half "
+        "or a quarter of the memory and of the time to read it, and changes texts: compare runs of both."
+        for model in models
+        if model.shares_weights and model.precision == model.dtype
+    ]
 
     # A number in float32 takes as many bytes as two in the usual types.
     compressing = [policy for policy in policies if isinstance(policy, CompressingPolicy)]
@@ -51,17 +55,6 @@ def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) ->
             "bits as on a GPU."
             for model in models
             if model.dtype == "float32"
-        ]
-
-    unequal = sum(policy.has_unequal_budgets for policy in policies)
-    if unequal:
-        named = "1 setting" if unequal == 1 else f"{unequal} settings"
-        notes += [
-            f"The {named} with unequal budgets (ada, pyramid) of {len(policies)} with the model {model.name!r} on "
-            f"{model.device} are decoded by themselves, after the others, in plain torch without captured steps, "
-            "several times slower."
-            for model in models
-            if model.device != "cpu"
         ]
     return notes
 

@@ -137,8 +137,8 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     chosen = list(settings.values())
     size = _batch_size(job, chosen, loaded=True)
     engine = Engine(job.model, model, chosen, job.sampling, size)
-    # Those of other forms come later.
-    first = [policy for policy in chosen if engine.form_of(policy) == engine.form]
+    # Those of other storages come later.
+    first = [policy for policy in chosen if policy.storage == engine.storage]
     engine.reserve(peak(job.model, first, size, len(job.units), job.prompt, job.sampling.max_new_tokens))
 
     by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}

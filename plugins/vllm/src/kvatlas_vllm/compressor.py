@@ -11,10 +11,9 @@ from torch import Tensor
 
 from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Sampling, Setting
-from kvatlas.engine.parts import CachedSequence
+from kvatlas.engine.cache import CachedSequence
 from kvatlas.engine.rows import Request, Row
-from kvatlas.policies import CacheView, CompressingPolicy, Signal, Step
-from kvatlas.policies.selection import make_selection
+from kvatlas.policies import CacheView, CompressingPolicy, Signal, Step, select_tokens
 from kvatlas_vllm.layout import LayerCache
 
 #: The signals that are collected.
@@ -36,12 +35,9 @@ def policy_of(values: Mapping[str, Any], model: models.ModelHandle) -> Compressi
         raise KvatlasError(f"The policy {policy.name!r} compresses nothing; leave the setting out for the full cache.")
     faults = {
         "random choices": policy.random,
-        "merged values": policy.merges,
-        "budgets other than 'equal'": policy.budget.is_unequal,
-        "refresh and carry": policy.budget.remembers,
         "keys and values of few bits": policy.storage.packed,
         "thinking_tokens": policy.cap is not None,
-        "the signals attention and logits": bool(policy.observes - SIGNALS),
+        "the signal attention": bool(policy.observes - SIGNALS),
     }
     refused = [name for name, is_asked in faults.items() if is_asked]
     if refused:
@@ -233,7 +229,7 @@ class Compressor:
         block_ids = torch.tensor(state.block_ids[0], device=self.runner.device)
         contents = [layer.read(block_ids, row.cached.length) for layer in self.layers]
         view = BlocksView(self.model, self.layers, sequence, self.policy, contents)
-        kept = make_selection(self.policy, view).kept
+        kept = select_tokens(self.policy, view)
         count = kept.shape[-1]
         if count == row.cached.length:
             return False

@@ -85,8 +85,6 @@ class _Batch(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in ("sequences", "page_size", "table_width", "watched_width")),
         *((name, c_void_p) for name in ("table", "starts", "lengths", "watched", "rows", "first", "scratch")),
-        *((name, c_int64) for name in ("layers", "parts_width")),
-        *((name, c_void_p) for name in ("parts", "missing")),
     ]
 
 
@@ -117,8 +115,6 @@ class PagedLayer(ctypes.Structure):
         *((name, c_double) for name in ("scaling", "softcap")),
         *((name, c_void_p) for name in ("bias", "angles")),
         ("positions_known", c_int64),
-        ("place", c_int64),
-        *((name, c_void_p) for name in ("key_pools", "value_pools")),
     ]
 
 
@@ -153,8 +149,7 @@ class PagedBatch:
     before. `longest` is the largest length, new tokens included. `watched` [sequences] int32: the row of `mass` for a
     sequence's attention, -1 for no row; `watched_width`: its last dimension. `rows` [sequences] int32 are their rows in
     the tensors of recent tokens, `first` [sequences] int32 the positions of their first new tokens; only packed pools
-    need them. `parts` [sequences, layers, KV heads, width] int32 and `missing` [sequences, layers, KV heads] int32 are
-    those of `engine.parts.PartTables`, for sequences whose heads have unlike numbers of tokens.
+    need them.
     """
 
     def __init__(
@@ -169,21 +164,13 @@ class PagedBatch:
         watched_width: int = 0,
         rows: Tensor | None = None,
         first: Tensor | None = None,
-        parts: Tensor | None = None,
-        missing: Tensor | None = None,
     ) -> None:
         self.tensors = (table, starts, lengths, watched, rows, first)
-        self.part_tensors = (parts, missing)
         self.longest = longest
         self.scratch: Tensor | None = None
         self.scratch_size = 0
         pointers = map(_pointer, self.tensors)
         self.struct = _Batch(len(lengths), page_size, table.shape[1], watched_width, *pointers)
-        if parts is not None:
-            self.struct.layers = parts.shape[1]
-            self.struct.parts_width = parts.shape[3]
-            self.struct.parts = _pointer(parts)
-            self.struct.missing = _pointer(missing)
         self.address = ctypes.addressof(self.struct)
 
 
@@ -302,7 +289,7 @@ class Native:
             "unpack_bytes": [pointer, integer, pointer, pointer, integer, integer],
             "shorten": [pointer, integer, integer],
             "unpack": [pointer, integer, pointer, pointer, *[integer] * 3],
-            "attend": [pointer, pointer],
+            "paged_attention": [pointer, pointer],
             "attention_scratch": [integer] * 3,
             "project": [pointer] * 2,
             "feed_forward": [pointer] * 2,
@@ -324,7 +311,7 @@ class Native:
         library.kvatlas_unpack_bytes.restype = c_int64
         library.kvatlas_unpack.restype = c_int64
         library.kvatlas_sample.restype = c_int64
-        self._attend = library.kvatlas_attend
+        self._attend = library.kvatlas_paged_attention
         self._scratch = library.kvatlas_attention_scratch
         self._compact = library.kvatlas_compact
         self._rms_norm = library.kvatlas_rms_norm
@@ -372,8 +359,6 @@ class Native:
         recent: Sequence[Tensor | None] = (None, None),
         bias: Tensor | None = None,
         angles: Tensor | None = None,
-        place: int = 0,
-        pools: tuple[int | None, int | None] = (None, None),
     ) -> PagedLayer:
         """Return a layer with so many query heads over its pools, for a call with this batch.
 
@@ -385,9 +370,7 @@ class Native:
         mean of a group's heads, is added to `mass` [watched, kv_heads, watched_width].
         Pools of fewer `bits` than 16 (of keys, of values) hold rows of `bits.storage.PackedRows`; `recent` [rows,
         kv_heads, residual, size] has the newest tokens before the new ones unpacked. With a `bias` [kv_heads, size],
-        rows of keys are without it, and `angles` [positions, size] has a row for each position. For sequences in parts,
-        `place` is the index of this layer and `pools` are the addresses of two arrays: of the pools
-        of keys and of values of all layers.
+        rows of keys are without it, and `angles` [positions, size] has a row for each position.
         """
         kv_heads, slots, _ = keys.shape
         size, value_size = sizes
@@ -403,7 +386,6 @@ class Native:
             *(None, _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)),
             *(window, scaling, softcap),
             *(_pointer(bias), _pointer(angles), 0 if angles is None else len(angles)),
-            *(place, *pools),
         )
 
     def make_scratch(self, batch: PagedBatch, largest: int) -> None:

@@ -636,10 +636,6 @@ struct batch {
     const int32_t *rows;    /* [sequences]: row of `recent` */
     const int32_t *first;   /* [sequences]: position of the first new token */
     float *scratch;
-    /* Null while all heads of each sequence have equally many tokens. */
-    int64_t layers, parts_width;
-    const int32_t *parts; /* [sequences][layers][kv_heads][parts_width]: see `place_of` */
-    const int32_t *missing; /* [sequences][layers][kv_heads]: tokens that a head has fewer than `lengths`; -1: of `table` */
 };
 
 /* Keys or values of one layer: the new ones, and the pool of the cached ones. A pool holds floats, or `bits` a number:
@@ -672,9 +668,6 @@ struct layer {
     const float *bias;   /* [kv_heads][key size] */
     const float *angles; /* [positions][key size]: cosines of the first half of the channels, then sines */
     int64_t positions_known;
-    /* For sequences in parts: the index of this layer, and the pools of all layers. */
-    int64_t place;
-    float *const *key_pools, *const *value_pools;
 };
 
 /* One tile of queries of a KV head. `padded` and `chunks` are a key's floats and vectors, `wide` a value's floats. */
@@ -949,31 +942,6 @@ INLINE int64_t slot_of(const struct batch *b, const int32_t *pages, int64_t toke
     return pages[page] * b->page_size + (token - page * b->page_size);
 }
 
-/* A slot of the pool of some layer, counted over all its heads. */
-struct place {
-    int64_t layer, slot;
-};
-
-/* Return the place of a head's token in its parts. Part (page * layers + layer) * kv_heads + head is what the page has of
- * that head in the pool of that layer: it may belong to any other layer and head. */
-INLINE struct place place_of(const struct batch *b, const struct layer *l, const int32_t *parts, int64_t token) {
-    uint32_t index = (uint32_t)token / (uint32_t)b->page_size, part = (uint32_t)parts[index];
-    uint32_t pair = part / (uint32_t)l->kv_heads, head = part - pair * (uint32_t)l->kv_heads;
-    uint32_t page = pair / (uint32_t)b->layers;
-    return (struct place){pair - page * (uint32_t)b->layers,
-                          head * l->slots + page * b->page_size + (token - index * b->page_size)};
-}
-
-/* The row of a sequence, layer and head in the tensors of parts. */
-INLINE int64_t parts_row(const struct batch *b, const struct layer *l, int64_t sequence, int64_t head) {
-    return (sequence * b->layers + l->place) * l->kv_heads + head;
-}
-
-/* True if a sequence's heads have parts. */
-INLINE int in_parts(const struct batch *b, const struct layer *l, int64_t sequence) {
-    return b->parts && b->missing[parts_row(b, l, sequence, 0)] >= 0;
-}
-
 /* Rows of packed numbers are words of 32 bits: codes, then a scale and a zero point (fp16) for each group. Codes of 8
  * and 2 bits follow each other; of 16 codes of 4 bits, those with even numbers are in the first word and the others in
  * the second; of 3 bits, the two low ones of all codes come before the high ones. */
@@ -1228,23 +1196,23 @@ static void packed_values(const struct batch *b, const struct layer *l, struct t
 }
 
 /* `after`: the slot, counted from this head's first, that is read when this tile is done. A `plain` one is neither packed
- * nor capped. With `scattered` the pages are parts, and no layer is packed or has a window. */
-INLINE void attend_tile(const int plain, const int scattered, const struct batch *b, const struct layer *l, const int32_t *pages,
-                        int64_t head, int64_t after, struct tile *t) {
+ * nor capped. */
+INLINE void attend_tile(const int plain, const struct batch *b, const struct layer *l, const int32_t *pages, int64_t head,
+                        int64_t after, struct tile *t) {
     int64_t limit = t->visible[t->count - 1], size = l->key.size, value_size = l->value.size;
     const float *keys = (const float *)l->key.pool + head * l->slots * size;
     const float *values = (const float *)l->value.pool + head * l->slots * value_size;
-    const int packed_key = !plain && !scattered && l->key.bits, packed_value = !plain && !scattered && l->value.bits;
+    const int packed_key = !plain && l->key.bits, packed_value = !plain && l->value.bits;
     const uint8_t *key_rows = (const uint8_t *)l->key.pool + head * l->slots * l->key.bytes;
     const uint8_t *value_rows = (const uint8_t *)l->value.pool + head * l->slots * l->value.bytes;
-    const int32_t *places = !scattered && l->places ? l->places + head * l->slots : 0;
+    const int32_t *places = l->places ? l->places + head * l->slots : 0;
     const int64_t distance = t->padded < 64 ? AHEAD_SMALL : AHEAD;
     for (int64_t block = 0; block < limit; block += BLOCK) {
         const float *key[QUARTERS], *value[QUARTERS], *next_key[QUARTERS], *next_value[QUARTERS];
         const int32_t *place[QUARTERS];
         int64_t slots[QUARTERS], next[QUARTERS];
         int64_t tokens = limit - block < BLOCK ? limit - block : BLOCK, quarters = (tokens + LANES - 1) / LANES;
-        for (int64_t s = 0; s < quarters && !scattered; s++) {
+        for (int64_t s = 0; s < quarters; s++) {
             slots[s] = slot_of(b, pages, block + s * LANES);
             if (places) place[s] = places + slots[s];
         }
@@ -1256,22 +1224,13 @@ INLINE void attend_tile(const int plain, const int scattered, const struct batch
             for (int i = 0; i < LANES; i++) found |= any[i];
             if (!found && !t->scores) continue;
         }
-        for (int64_t s = 0; s < QUARTERS && scattered; s++) {
-            int64_t token = block + s * LANES, ahead = token + distance;
-            struct place own = place_of(b, l, pages, token < limit ? token : block);
-            struct place later = place_of(b, l, pages, ahead < limit ? ahead : block);
-            key[s] = l->key_pools[own.layer] + own.slot * size;
-            value[s] = l->value_pools[own.layer] + own.slot * value_size;
-            next_key[s] = l->key_pools[later.layer] + later.slot * size;
-            next_value[s] = l->value_pools[later.layer] + later.slot * value_size;
-        }
-        for (int64_t s = 0; s < QUARTERS && !scattered; s++) {
+        for (int64_t s = 0; s < QUARTERS; s++) {
             int64_t ahead = block + distance + s * LANES;
             next[s] = ahead < limit ? slot_of(b, pages, ahead) : after + (ahead - limit) / LANES * LANES;
             next_key[s] = keys + next[s] * size, next_value[s] = values + next[s] * value_size;
         }
         for (int64_t s = 0; s < quarters; s++) {
-            if (!scattered) key[s] = keys + slots[s] * size, value[s] = values + slots[s] * value_size;
+            key[s] = keys + slots[s] * size, value[s] = values + slots[s] * value_size;
             if (size != t->padded && !packed_key) {
                 pad_rows(key[s], size, t->key_copy + s * LANES * t->padded, t->padded);
                 key[s] = t->key_copy + s * LANES * t->padded;
@@ -1304,13 +1263,7 @@ INLINE void attend_tile(const int plain, const int scattered, const struct batch
 /* Packed or capped tiles apart from plain ones, which would spill registers beside them. */
 static __attribute__((noinline)) void attend_other_tile(const struct batch *b, const struct layer *l, const int32_t *pages,
                                                         int64_t head, int64_t after, struct tile *t) {
-    attend_tile(0, 0, b, l, pages, head, after, t);
-}
-
-static __attribute__((noinline)) void attend_parts_tile(const struct batch *b, const struct layer *l, const int32_t *parts,
-                                                        int64_t head, struct tile *t) {
-    if (t->softcap != 0.0f) attend_tile(0, 1, b, l, parts, head, 0, t);
-    else attend_tile(1, 1, b, l, parts, head, 0, t);
+    attend_tile(0, b, l, pages, head, after, t);
 }
 
 /* Add the weights of the tile's queries, averaged over the heads of the group, to those of earlier tokens. */
@@ -1383,17 +1336,6 @@ INLINE void write_row(const struct side *s, int64_t token, int64_t head, int64_t
     else write_floats(s, token, head, (float *)s->pool + at * s->size);
 }
 
-static void write_into_parts(const struct batch *b, const struct layer *l, int64_t sequence) {
-    for (int64_t head = 0; head < l->kv_heads; head++) {
-        int64_t row = parts_row(b, l, sequence, head), first = b->lengths[sequence] - b->missing[row];
-        for (int64_t token = b->starts[sequence]; token < b->starts[sequence + 1]; token++) {
-            struct place at = place_of(b, l, b->parts + row * b->parts_width, first + token - b->starts[sequence]);
-            write_floats(&l->key, token, head, l->key_pools[at.layer] + at.slot * l->key.size);
-            write_floats(&l->value, token, head, l->value_pools[at.layer] + at.slot * l->value.size);
-        }
-    }
-}
-
 static void write_tokens(const struct batch *b, const struct layer *l, int64_t sequence) {
     const int32_t *pages = b->table + sequence * b->table_width;
     for (int64_t token = b->starts[sequence]; token < b->starts[sequence + 1]; token++) {
@@ -1411,7 +1353,7 @@ static void write_tokens(const struct batch *b, const struct layer *l, int64_t s
     }
 }
 
-API void kvatlas_attend(const struct batch *b, const struct layer *l) {
+API void kvatlas_paged_attention(const struct batch *b, const struct layer *l) {
     int64_t group = l->heads / l->kv_heads, residual = l->key.bits ? l->key.residual : l->value.bits ? l->value.residual : 0;
     struct tile t;
     t.chunks = (l->key.size + LANES - 1) / LANES, t.padded = t.chunks * LANES;
@@ -1438,17 +1380,13 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
         int32_t watched = l->mass && b->watched ? b->watched[sequence] : -1;
         t.scores = watched < 0 ? 0 : scratch;
         t.score_stride = (longest + BLOCK - 1) / BLOCK * BLOCK;
-        const int scattered = in_parts(b, l, sequence);
-        if (scattered) write_into_parts(b, l, sequence);
-        else write_tokens(b, l, sequence);
+        write_tokens(b, l, sequence);
         t.sequence = sequence, t.start = start, t.length = b->lengths[sequence];
         const int32_t *pages = b->table + sequence * b->table_width;
         const int32_t *following = sequence + 1 < b->sequences ? pages + b->table_width : pages;
         for (int64_t head = 0; head < l->kv_heads; head++) {
             int64_t after = head + 1 < l->kv_heads ? l->slots + pages[0] * b->page_size
                                                    : following[0] * b->page_size - head * l->slots;
-            int64_t row = scattered ? parts_row(b, l, sequence, head) : 0;
-            int64_t missing = scattered ? b->missing[row] : 0;
             for (int64_t first = 0; first < queries; first += t.count) {
                 /* Each token has its own newest ones. */
                 int64_t end = residual ? (first / group + 1) * group : queries;
@@ -1468,13 +1406,12 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
                     store(t.parts + i * LANES, splat(0.0f));
                     if (l->sinks) t.parts[i * LANES] = 1.0f;
                     t.top[i] = l->sinks ? l->sinks[head * group + (first + i) % group] : -__FLT_MAX__;
-                    t.visible[i] = (int32_t)(b->lengths[sequence] - missing + token - start + 1);
+                    t.visible[i] = (int32_t)(b->lengths[sequence] + token - start + 1);
                     t.earliest[i] = l->places ? (int32_t)(l->positions[token] - l->window) : 0;
                 }
                 t.recent = residual ? t.visible[0] - residual : INT64_MAX;
-                if (scattered) attend_parts_tile(b, l, b->parts + row * b->parts_width, head, &t);
-                else if (l->key.bits || l->value.bits || t.softcap != 0.0f) attend_other_tile(b, l, pages, head, after, &t);
-                else attend_tile(1, 0, b, l, pages, head, after, &t);
+                if (l->key.bits || l->value.bits || t.softcap != 0.0f) attend_other_tile(b, l, pages, head, after, &t);
+                else attend_tile(1, b, l, pages, head, after, &t);
                 float totals[TILE];
                 for (int64_t i = 0; i < t.count; i++) {
                     int64_t token = start + (first + i) / group;
@@ -1488,7 +1425,7 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
                     }
                 }
                 if (t.scores)
-                    add_mass(&t, first, totals, l->mass + (watched * l->kv_heads + head) * b->watched_width + missing,
+                    add_mass(&t, first, totals, l->mass + (watched * l->kv_heads + head) * b->watched_width,
                              1.0f / (float)group);
             }
         }
@@ -1627,7 +1564,7 @@ static void compute_layer(const struct decoder_layer *d, const struct pass *p, c
     l->key.fresh = l->query + l->heads * l->key.size;
     l->value.fresh = l->key.fresh + l->kv_heads * l->key.size;
     l->out = p->seen;
-    kvatlas_attend(b, l);
+    kvatlas_paged_attention(b, l);
     kvatlas_feed_forward(d, p);
 }
 
