@@ -120,9 +120,11 @@ class Endpoint:
             raise self._nonsense("models", body)
         by_name: dict[str, dict[str, int | str]] = {}
         for row in rows:
-            if not isinstance(row, dict) or not self._is_model_name(row.get("id")):
+            model = row.get("id") if isinstance(row, dict) else None
+            # A name that holds the key, or is long or unprintable, cannot be stored and asked for.
+            if not model or self.short_text(model) != model:
                 continue
-            about = by_name[row["id"]] = {}
+            about = by_name[model] = {}
             for name, value in row.items():
                 if isinstance(value, int | str) and value != "":
                     about[self.short_text(name)] = value if isinstance(value, int) else self.short_text(value)
@@ -290,10 +292,6 @@ class Endpoint:
         """Return a value of the server as a short text that can be stored and printed."""
         text = self.masked(str(value))
         return (text if text.isprintable() else ascii(text)[1:-1])[:_LONGEST_NAME]
-
-    def _is_model_name(self, name: object) -> bool:
-        """Return True for a name that can be stored and asked for; one that holds the key cannot."""
-        return isinstance(name, str) and name != "" and self.short_text(name) == name
 
     def masked(self, text: str) -> str:
         """Return words of the server without the key, however it is written; usual finish reasons are no keys."""

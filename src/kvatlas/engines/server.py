@@ -121,12 +121,7 @@ class Server:
             path.write_text(text, "utf-8")
         self.session["port"] = self.port
         self._group = _Group(self.launch, self.start_folder / LOG, self.ended)
-        self._write_live()
-
-    def _write_live(self) -> None:
-        """Note what the next sweep must end if driver and guard are killed; secrets by their names."""
-        if self._group is None:
-            return
+        # What the next sweep must end if driver and guard are killed; secrets by their names.
         record = {
             "group": self._group.id,
             "start_time": guard.start_time(self._group.id),
