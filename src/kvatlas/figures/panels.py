@@ -104,28 +104,6 @@ class Panel:
     states: Mapping[CellCoord, State] = field(default_factory=dict)
     key: tuple[KeyEntry, ...] = ()
 
-    @property
-    def memory(self) -> list[list[float]]:
-        """The mean KV bytes of each cell by rows, for lines of equal memory across a map of bits and another axis.
-
-        Empty for other maps, for a budget in bytes, of which each value is such a line, and where bytes are unknown.
-        """
-        (vertical, rows), (horizontal, columns) = self.map.axes
-        names = (vertical, horizontal)
-        has_words = str in set(map(type, (*rows, *columns)))
-        if "kv_bits" not in names or ("kv_budget" in names and has_words):
-            return []
-        if min(len(rows), len(columns)) < 2 or len(self.map.cells) < len(rows) * len(columns):
-            return []
-
-        table = []
-        for row in rows:
-            sizes = [self.map.cells[row, column].number("kv_memory") or 0.0 for column in columns]
-            if not all(sizes):
-                return []
-            table.append(sizes)
-        return table
-
 
 def problem_count(map_: Map) -> int | None:
     """Return the number of problems of each cell of a map; None where it differs or is unknown."""
