@@ -218,7 +218,7 @@ def _draw_points(
 
 
 def _ends(span: LossSpan) -> tuple[float, float]:
-    """Return the ends of an interval; the value itself where there is none."""
+    """Return the ends of an interval; the value itself without one."""
     return (span.value, span.value) if span.low is None or span.high is None else (span.low, span.high)
 
 
