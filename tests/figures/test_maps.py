@@ -9,7 +9,6 @@ from itertools import chain, product
 import pytest
 
 from kvatlas.core import Cell, Claim, Estimate, KvatlasError, Note, NoteKind, Setting
-from kvatlas.figures import colours
 from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.marks import KeyEntry, State
@@ -391,12 +390,3 @@ def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
     assert sum(row["loses_more"] == "1" for row in rows) == losing
     # It is a CSV map still.
     assert len(read_maps(path)) >= 2
-
-
-def test_full_is_black_and_random_grey_and_a_policy_has_one_identity():
-    assert colours.LIGHT.lines[colours.policy_identity("full")[0]] == "#000000"
-    assert colours.LIGHT.lines[colours.policy_identity("random")[0]] == "#7f7f7f"
-    assert colours.policy_identity("dynts@dynts-paper") == colours.policy_identity("dynts")
-    known = [colours.policy_identity(name) for name in colours._IDENTITIES]
-    assert len(set(known)) == len(known)
-    assert colours.policy_identity("MyOwn")[0] < len(colours.LINES) - 2
