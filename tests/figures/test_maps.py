@@ -8,8 +8,7 @@ from itertools import chain, product
 
 import pytest
 
-from kvatlas.core import Cell, Claim, Estimate, KvatlasError, Map, Note, NoteKind, Setting
-from kvatlas.figures import colours
+from kvatlas.core import Cell, Claim, Estimate, KvatlasError, Note, NoteKind, Setting
 from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.marks import KeyEntry, State
@@ -324,22 +323,6 @@ def test_the_margin_is_marked_before_the_plateau(llama):
     assert panels_title(metric_panels([every])).startswith("all 20 settings are proven")
 
 
-def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
-    def cell(budget, bits):
-        setting = Setting.from_parameters("rkv", kv_budget=budget, **({} if bits == 16 else {"kv_bits": bits}))
-        return Cell(setting, Estimate(0.5, 0.4, 0.6, 60, 1), {"kv_memory": 64.0 * budget * bits})
-
-    rows, bits = (128, 256, 512), (4, 8, 16)
-    cells = {(row, column): cell(row, column) for row in rows for column in bits}
-    map_ = Map("m", "B", "pass@1", "rkv", (("kv_budget", rows), ("kv_bits", bits)), cells)
-    (panel,) = metric_panels([map_])
-    assert panel.memory == [[64.0 * row * column for column in bits] for row in rows]
-    assert "dashed: equal mean KV memory" in " ".join(texts(plot([panel]), tmp_path))
-    unknown = replace(map_, cells={at: replace(one, numbers={}) for at, one in cells.items()})
-    assert not any(panel.memory for panel in metric_panels([unknown]))
-    assert "equal mean KV memory" not in " ".join(texts(map_figure([unknown]), tmp_path))
-
-
 def test_the_panels_of_a_benchmark_share_a_scale_and_a_grid_has_one_bar_a_column(llama):
     lower = {coord: replace(cell, estimate=Estimate(0.1, 0.05, 0.2, 30, 1)) for coord, cell in llama[0].cells.items()}
     maps = [*llama[:2], replace(llama[0], policy="random", cells=lower), replace(llama[1], policy="random")]
@@ -407,12 +390,3 @@ def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
     assert sum(row["loses_more"] == "1" for row in rows) == losing
     # It is a CSV map still.
     assert len(read_maps(path)) >= 2
-
-
-def test_full_is_black_and_random_grey_and_a_policy_has_one_identity():
-    assert colours.LIGHT.lines[colours.policy_identity("full")[0]] == "#000000"
-    assert colours.LIGHT.lines[colours.policy_identity("random")[0]] == "#7f7f7f"
-    assert colours.policy_identity("dynts@dynts-paper") == colours.policy_identity("dynts")
-    known = [colours.policy_identity(name) for name in colours._IDENTITIES]
-    assert len(set(known)) == len(known)
-    assert colours.policy_identity("MyOwn")[0] < len(colours.LINES) - 2

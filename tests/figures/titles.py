@@ -17,7 +17,7 @@ NUMBER = r"(\d+(?:\.\d+)?)"
 
 @dataclass
 class Drawn:
-    """What a figure draws: of each panel its name and its marks (state, loss, place), and the places of its boxes.
+    """The drawing of a figure: of each panel its name and its marks (state, loss, place), and the places of its boxes.
 
     `saves` are the percentages of boxed rows, `ends` the upper ends of the intervals by panel and place. Lines are
     points (x, y) by name, of each panel, `is_falling` where 0 is at the top. `pairs` are the outcomes of the tests of

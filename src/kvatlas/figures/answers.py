@@ -102,7 +102,7 @@ def _controls(choice: Choice) -> dict[str, Difference]:
         return [choice.settings[id_].values.get(name) for name in parameters]
 
     losses = choice.losses or {}
-    controls = [id_ for id_, loss in losses.items() if loss.is_control]
+    controls = [id_ for id_, loss in losses.items() if loss.is_control and id_ not in states_of_choice(choice)]
     found = {}
     for id_ in states_of_choice(choice):
         alike = next((control for control in controls if values(control) == values(id_)), None)
@@ -166,7 +166,8 @@ def answer_figure(
         reference="reference" if "reference" in choices[0].reference else "full",
         control=controls[0] if has_ticks else "",
         key=key,
-        title=title,
+        # Of controls alone nothing is claimed.
+        title=title or f"Points of {axis_label(metric)} lost against {choices[0].reference}",
         about=about_choices(choices),
         notes=notes,
         options=options,

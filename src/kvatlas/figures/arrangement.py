@@ -193,8 +193,6 @@ def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: boo
         words.append(f"half the 95 % interval of the median cell: {shared_interval} points")
     elif options.intervals is None and any(panel.half_interval for panel in panels):
         words.append("±: half the 95 % interval of the median cell")
-    if any(panel.memory for panel in panels):
-        words.append("dashed: equal mean KV memory")
     return words
 
 

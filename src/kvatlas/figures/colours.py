@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
-
-from kvatlas.core import FULL, REFERENCE
 
 if TYPE_CHECKING:
     from matplotlib.colors import LinearSegmentedColormap
@@ -42,51 +39,8 @@ NOISE = "noise"
 ON_COLOUR = "#111111"
 #: The ring of the recommended cell, on a cell of any colour, and the halo around it.
 RING = ("#003f8f", "#ffffff")
-#: Distinct under all common colour deficiencies (Okabe and Ito 2008), for lines, and their markers.
+#: Distinct under all common colour deficiencies (Okabe and Ito 2008), for lines.
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
-MARKERS = "osD^vPX*"
-
-
-#: The colour and the marker of policies by their places in `LINES` and `MARKERS`: the same in all figures and pages.
-#: The last colour is the ink of the full cache, the one before it the grey of random tokens.
-_IDENTITIES = {
-    "full": (7, 2),
-    "random": (6, 1),
-    "dynts": (0, 0),
-    "window": (4, 3),
-    "streaming": (5, 4),
-    "h2o": (1, 1),
-    "cam": (1, 4),
-    "snapkv": (2, 0),
-    "rkv": (3, 5),
-    "keydiff": (4, 0),
-    "knorm": (4, 5),
-    "lagkv": (5, 3),
-    "tova": (1, 3),
-    "sepllm": (5, 2),
-    "lazyeviction": (2, 4),
-    "vase": (3, 3),
-    "triattention": (1, 5),
-    "expected_attention": (5, 0),
-    "caote": (2, 2),
-    "dropkv": (3, 1),
-    "entropy": (0, 3),
-    "learned": (0, 4),
-    "oracle": (2, 6),
-}
-
-
-def policy_identity(policy: str) -> tuple[int, int]:
-    """Return the colour and the marker of a policy by its name: their places in `LINES` and `MARKERS`.
-
-    A preset has those of its policy, the reference of servers those of the full cache. Other policies have what the
-    letters of their names give, never black or grey.
-    """
-    name = FULL.policy if policy == REFERENCE.policy else policy.partition("@")[0]
-    if name in _IDENTITIES:
-        return _IDENTITIES[name]
-    code = zlib.crc32(name.encode())
-    return code % (len(LINES) - 2), code // 7 % len(MARKERS)
 
 
 class Palette(NamedTuple):

@@ -329,20 +329,6 @@ def _draw_cells(
             corner = (columns.index(recommended[1]), rows.index(recommended[0]))
             _draw_ring(axes, corner, (width, height))
 
-    if panel.memory:
-        # Dashed lines of equal memory at three of the sizes between the smallest and the largest.
-        sizes = np.array(panel.memory)
-        axes.contour(
-            np.arange(len(columns)) + 0.5,
-            np.arange(len(rows)) + 0.5,
-            sizes,
-            np.geomspace(sizes.min(), sizes.max(), 5)[1:-1],
-            colors=colours.ON_COLOUR,
-            linewidths=0.7,
-            linestyles="dashed",
-            alpha=0.5,
-        )
-
 
 def _colour_map(panel: Panel, options: FigureOptions) -> Colormap:
     """Return the colours of a panel, and below them that of the margin."""

@@ -140,6 +140,9 @@ def cost_figure(
         if any(point.cost.low is not None for points in panels for point in points):
             about.append("costs: of these problems on this machine")
         axis = LossAxis.of([point.loss for points in panels for point in points], 100 * choices[0].margin)
+        # What is recommended by memory may save no time.
+        key = key_of_choices(choices, RING)
+        is_picked = any(point.is_picked for points in panels for point in points)
         figure, grid = named_panels(
             options,
             [options.named(model_name(choice.model)) for choice in choices],
@@ -151,7 +154,7 @@ def cost_figure(
             title=cost_title(choices, cost, ratios) or title,
             about=[*about_choices(choices), *about, *axis.words],
             notes=notes,
-            key=key_of_choices(choices, RING),
+            key=key if is_picked else [entry for entry in key if entry.kind != RING],
         )
         for panel, points in zip(grid, panels, strict=True):
             _draw_points(panel, points, 100 * choices[0].margin, cost, axis, options)
@@ -218,7 +221,7 @@ def _draw_points(
 
 
 def _ends(span: LossSpan) -> tuple[float, float]:
-    """Return the ends of an interval; the value itself where there is none."""
+    """Return the ends of an interval; the value itself without one."""
     return (span.value, span.value) if span.low is None or span.high is None else (span.low, span.high)
 
 

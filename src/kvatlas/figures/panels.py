@@ -104,52 +104,17 @@ class Panel:
     states: Mapping[CellCoord, State] = field(default_factory=dict)
     key: tuple[KeyEntry, ...] = ()
 
-    @property
-    def memory(self) -> list[list[float]]:
-        """The mean KV bytes of each cell by rows, for lines of equal memory across a map of bits and another axis.
-
-        Empty for other maps, for a budget in bytes, of which each value is such a line, and where bytes are unknown.
-        """
-        (vertical, rows), (horizontal, columns) = self.map.axes
-        names = (vertical, horizontal)
-        has_words = str in set(map(type, (*rows, *columns)))
-        if "kv_bits" not in names or ("kv_budget" in names and has_words):
-            return []
-        if min(len(rows), len(columns)) < 2 or len(self.map.cells) < len(rows) * len(columns):
-            return []
-
-        table = []
-        for row in rows:
-            sizes = [self.map.cells[row, column].number("kv_memory") or 0.0 for column in columns]
-            if not all(sizes):
-                return []
-            table.append(sizes)
-        return table
-
 
 def problem_count(map_: Map) -> int | None:
     """Return the number of problems of each cell of a map; None where it differs or is unknown."""
     return common([cell.estimate.problems for cell in map_.cells.values()])
 
 
-def framed_cells(map_: Map) -> tuple[frozenset[CellCoord], str]:
-    """Return the cells in the frame, and what they have in common.
-
-    They keep the margin; without a full cache they are the plateau.
-    """
+def outlined_cells(map_: Map) -> frozenset[CellCoord]:
+    """Return the cells that keep the margin; without a full cache those that are tied with the best."""
     if map_.keeps is not None and map_.margin is not None:
-        claim = f"proven to stay within {margin_text(map_.margin)} of {map_.reference}"
-        return map_.keeps, f"{claim}{_on_these(has_two_claims([map_]))}"
-    return map_.plateau or frozenset(), "statistically tied with the best"
-
-
-def has_two_claims(maps: Iterable[Map]) -> bool:
-    """Return whether a cell is proven on these problems, and not for problems like these."""
-    return any(map_.keeps_like < (map_.keeps or frozenset()) for map_ in maps)
-
-
-def _on_these(is_of_these: bool) -> str:
-    return " on these problems" if is_of_these else ""
+        return map_.keeps
+    return map_.plateau or frozenset()
 
 
 def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
@@ -172,8 +137,6 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
             small = interval_text(cell.estimate)
             texts[coord] = CellText(100 * value, percent_text(value, digits), small, value > best - 1e-9)
 
-        # The words about the marks.
-        region, _ = framed_cells(map_)
         about = [BEST]
         samples = max((cell.estimate.samples or 1 for cell in map_.cells.values()), default=1)
         if map_.claim is Claim.THESE and samples > 1:
@@ -193,7 +156,7 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
                 half_interval=half_interval(map_widths),
                 baselines=_percent_baselines(map_, digits),
                 notes=map_.remarks,
-                outlined=region,
+                outlined=outlined_cells(map_),
                 states=_states(map_, tested),
                 key=_key(map_, tested),
             )
@@ -470,7 +433,7 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
         silent_loss = None
         if is_to_full and map_.margin is not None:
             tested = _metric_tests(map_)
-            outlined, _ = framed_cells(map_)
+            outlined = outlined_cells(map_)
             silent_loss = 100 * map_.margin
             within = f"grey: within {margin_text(map_.margin)} of {map_.reference}"
             about = (*about, within)
