@@ -201,3 +201,14 @@ def test_permutation_is_left_to_maps_of_enough_benchmarks(tmp_path):
     many = grid_of(tmp_path, values, benchmarks=("A", "B", "C", "D"))
     assert {effect.maps for effect in few.effects} == {0}
     assert {effect.maps for effect in many.effects} == {4}
+
+
+@pytest.mark.parametrize("lower", [100.0, 80.0])
+def test_one_limit_is_told_of_a_level_and_none_that_says_nothing(tmp_path, lower):
+    """The binomial bound of the whole map is no second answer beside the limits of the levels."""
+    values = np.array([[lower, 100.0, 100.0]] * 3)
+    page = one_page(grid_of(tmp_path, values))
+    assert "no effect of ratio is proven" in page
+    assert page.count("a level may lie up to") == 2
+    assert "a level of an axis may lie up to" not in page
+    assert "100.0 points" not in page
