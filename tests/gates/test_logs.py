@@ -354,7 +354,7 @@ def test_logs_of_inspect_are_sides(tmp_path: Path) -> None:
     assert document["verdict"] == verdict
     assert (document["loses_low"], document["loses_high"]) == pytest.approx((100 * low, 100 * high), abs=0.5)
     assert document["before"]["kind"] == "Inspect log"
-    assert result.pairs.tasks[0].by_content
+    assert not result.pairs.tasks[0].by_name
     assert document["length"]["unit"] == "tokens"
 
 
