@@ -258,7 +258,7 @@ def test_a_cell_that_is_read_in_two_ways_is_refused_with_its_row_and_column(
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ([b"\xff\xfe"], "row 1, column 'answer', 'utf-8' codec"),
+        ([b"\xff\xfe"], "row 1, column 'answer', byte 1 of what was read, 0xff, is not UTF-8"),
         ([float("inf")], "row 1, column 'answer', holds inf"),
         ([pandas.Timestamp("2024-01-02")], "row 1, column 'answer', holds datetime"),
     ],

@@ -88,7 +88,7 @@ def lost_cell(answers: int, seconds: float | None) -> LostCell:
 def test_the_work_is_told_before_it_begins() -> None:
     cell = lost_cell(24, 8 / 17)
     done = set(map(key_of, cell.lost[:3]))
-    expected = "tiny-llama | CHAIN8-12: 24 lost answers, 17 to examine, 3 are done; about 12 minutes"
+    expected = "tiny-llama | CHAIN8-12: 24 lost answers, 17 to examine, 3 are done"
     assert work_text(cell, done, 20) == expected
     assert work_text(lost_cell(1, None), (), 20) == "tiny-llama | CHAIN8-12: 1 lost answer, 1 to examine"
 

@@ -12,7 +12,7 @@ import typer
 from kvatlas.cli import options
 from kvatlas.cli.output import note, print_text
 from kvatlas.cli.progress import count_display
-from kvatlas.text import counted, duration_text, model_name
+from kvatlas.text import counted, model_name
 
 if TYPE_CHECKING:
     from kvatlas.autopsy.driver import LostCell
@@ -79,23 +79,14 @@ def autopsy_command(
 
 
 def work_text(cell: LostCell, done: Container[tuple[str, ...]], most: int) -> str:
-    """Return what there is to do for the first `most` lost answers of a cell, with an estimate of the time.
-
-    `done` are the keys of autopsies that were made. There is no time if the store does not say how long answers took.
-    """
+    """Return how many of the first `most` lost answers of a cell are to be examined; `done` has those that were."""
     from kvatlas.autopsy.autopsies import key_of
-    from kvatlas.autopsy.driver import AUTOPSY_TRACES
 
     chosen = cell.lost[:most]
-    missing = [answer.trace.usage.seconds for answer in chosen if key_of(answer) not in done]
+    missing = [answer for answer in chosen if key_of(answer) not in done]
     lost = counted(len(cell.lost), "lost answer")
     text = f"{model_name(cell.model)} | {cell.benchmark}: {lost}, {len(missing)} to examine"
-    if len(missing) < len(chosen):
-        text += f", {len(chosen) - len(missing)} are done"
-    known_seconds = [seconds for seconds in missing if seconds is not None]
-    if missing and len(known_seconds) == len(missing):
-        text += f"; about {duration_text(AUTOPSY_TRACES * sum(known_seconds))}"
-    return text
+    return text if len(missing) == len(chosen) else f"{text}, {len(chosen) - len(missing)} are done"
 
 
 def autopsies_text(cells: Sequence[Mapping[str, Any]]) -> str:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 BATCH = 32
 #: Searches at a time: each holds the checkpoints of its trace.
 OPEN_SEARCHES = 8
-#: An autopsy takes about as long as so many stored traces: some 200 replays, most of which start at a checkpoint.
-AUTOPSY_TRACES = 90
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from kvatlas.autopsy.summary import luck_chance
 from kvatlas.core import Trace, is_reference
 from kvatlas.report.description import say
 from kvatlas.results import Manifest, Store
-from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.run_data import short_names
 
 #: The characters of a long line that are shown before and after a token.
@@ -35,7 +34,6 @@ def answer_paragraphs(folder: Path, cell: LostCell, autopsies: Sequence[Autopsy]
                 "streams": {arm: sum(outcomes) for arm, outcomes in autopsy.held_out.items()},
                 "count": len(autopsy.held_out.get("nothing", ())),
                 "chance": luck_chance(autopsy) if autopsy.held_out else 1.0,
-                "level": LEVEL,
             }
             if positions:
                 every_token = (*(cell.materials.prompt(trace) or ()), *trace.tokens)

@@ -88,11 +88,7 @@ def summarise(autopsies: Sequence[Autopsy], lost_share: float | None = None) -> 
         "held_out": _held_out(tried, lost_share),
         "in_right_answers": _in_right_answers(found),
         "replays": _median([item.replays for item in tried]),
-        "control_replays": _median([item.control_replays for item in tried]),
         "tokens": _median([len(item.tokens) for item in found]),
-        "distance": _median([token.distance for token in tokens]),
-        # 0 is the first token that the policy evicted, 100 the last one.
-        "rank_among_evicted": _median([100 * (token.rank - token.slots) / token.evicted for token in tokens]),
         "kinds": dict(Counter(token_kind(token.text) for token in tokens).most_common()),
     }
 
