@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import CellCoord, Claim, Map
-from kvatlas.figures import colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
