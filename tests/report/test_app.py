@@ -19,7 +19,7 @@ import pytest
 
 from kvatlas.core import EvictionTrace, KvatlasError, Outcome, Setting, Status
 from kvatlas.models.token_texts import token_texts
-from kvatlas.report import evidence, sources, view_options
+from kvatlas.report import evidence, sources
 from kvatlas.report.app.documents import LETTERS, MARKS, MISSING
 from kvatlas.report.app.local_server import AppServer
 from kvatlas.report.app.page import write_bundle, write_report
@@ -30,7 +30,6 @@ from kvatlas.report.result import open_result
 from kvatlas.report.sources import ReadOptions
 from kvatlas.results import Manifest, Store
 from kvatlas.results.store import FILE
-from kvatlas.stats import run_analysis
 from kvatlas.text import visible
 from tests.command_line import Call
 from tests.goldens import documents
@@ -419,9 +418,8 @@ def test_it_answers_what_the_store_holds(run: AppRun) -> None:
 
 def test_the_analysis_is_made_once_for_map_and_evidence(run: AppRun, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Counter[str] = Counter()
-    modules = {"fixed_run_tests": run_analysis, "maps_of_run": view_options}
-    modules |= dict.fromkeys(("losses_of", "comparisons", "with_regions"), evidence)
-    modules |= {"mean_maps": sources}
+    modules = dict.fromkeys(("fixed_run_tests", "losses_of", "comparisons", "with_regions"), evidence)
+    modules |= dict.fromkeys(("maps_of_run", "mean_maps"), sources)
     for name, module in modules.items():
         original = getattr(module, name)
 

@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import CellCoord, Claim, Map
-from kvatlas.figures import colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,12 +114,8 @@ def key_of(states: Collection[State], margin: str, claim: str = "") -> list[KeyE
 
 
 def page_marks() -> dict[str, dict[str, str]]:
-    """Return the sign, the words, and the colours on a light and a dark ground of each state, for pages."""
-    found = {}
-    for state, mark in MARKS.items():
-        light, dark = (palette.states[state] for palette in (colours.LIGHT, colours.DARK))
-        found[str(state)] = {"sign": mark.sign, "words": mark.words, "light": light, "dark": dark}
-    return found
+    """Return the sign and the words of each state, for pages."""
+    return {str(state): {"sign": mark.sign, "words": mark.words} for state, mark in MARKS.items()}
 
 
 def add_mark(

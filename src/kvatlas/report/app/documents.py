@@ -23,7 +23,8 @@ from kvatlas.core import (
     reference_words,
     rounded,
 )
-from kvatlas.figures.marks import state_of, states_of
+from kvatlas.figures.answers import states_of_choice
+from kvatlas.figures.marks import states_of
 from kvatlas.report.description import recommendation, say
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
@@ -163,15 +164,11 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
 _UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findings": []}
 
 
-#: The state of a cell of a map without a full cache that is statistically tied with the best.
-TIED = "tied"
-
-
 def _map_document(map_: Map, differences: Mapping[CellCoord, Difference], cells: PageCells) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
     # Without a full cache cells have no state but that of the plateau.
     places = list(product(reversed(rows), columns))
-    states: Mapping[CellCoord, str] = states_of(map_) or dict.fromkeys(map_.plateau or (), TIED)
+    states: Mapping[CellCoord, str] = states_of(map_) or dict.fromkeys(map_.plateau or (), "tied")
     numbers: list[list[int | None]] = []
     for row in reversed(rows):
         in_row: list[int | None] = []
@@ -277,16 +274,16 @@ def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
     are the losses of controls with the same parameters; other controls have rows of their own.
     """
     losses = choice.losses or {}
+    states = states_of_choice(choice)
     names = short_names(choice.settings[id_] for id_ in losses)
     # Settings of two policies stand beside each other where they are named by the same parameters.
     parameters = {id_: name.partition("(")[2] for id_, name in names.items()}
-    studied = {parameters[id_] for id_, loss in losses.items() if not loss.is_control}
     controls: dict[str, list[list[Any]]] = {}
-    for id_, loss in losses.items():
-        if loss.is_control:
-            control = [choice.settings[id_].policy_name, percent(loss.value)]
-            controls.setdefault(parameters[id_], []).append(control)
-    shown = [id_ for id_, loss in losses.items() if not loss.is_control or parameters[id_] not in studied]
+    for id_ in losses.keys() - states.keys():
+        control = [choice.settings[id_].policy_name, percent(losses[id_].value)]
+        controls.setdefault(parameters[id_], []).append(control)
+    studied = {parameters[id_] for id_ in states}
+    shown = [id_ for id_ in losses if id_ in states or parameters[id_] not in studied]
 
     rows = []
     for id_ in sorted(shown, key=lambda id_: choice.savings[id_].memory if id_ in choice.savings else math.inf):
@@ -300,8 +297,8 @@ def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
                 "name": in_words(names[id_]),
                 "memory": rounded(choice.savings[id_].memory, 4) if id_ in choice.savings else None,
                 "loss": _points_and_limits(loss),
-                "state": "control" if loss.is_control else state_of(loss, choice.margin, id_ in choice.untested),
-                "controls": [] if loss.is_control else controls.get(parameters[id_], []),
+                "state": states.get(id_, "control"),
+                "controls": controls.get(parameters[id_], []) if id_ in states else [],
                 "claims": _claim_rows(choice, id_, loss),
                 "risk": " ".join(say("risk", choice, id_)),
             }

@@ -36,7 +36,7 @@ function drawHeader() {
   drawView(page_);
 }
 
-/* What a page is about: model, policy, measure and colour scale; above what these change. */
+/* What a page is about: model, policy and measure; above what these change. */
 function drawView(page_) {
   const places = { answer: forestCards().length ? "forest" : data.tables.length ? "settings" : "maps", maps: "maps", compare: "comparisons", find: "list" };
   const box = byId("view"), place = places[page_], onMaps = place === "maps";
@@ -48,15 +48,12 @@ function drawView(page_) {
   const { query } = here(), models = unique(data.maps.map((map) => map.model));
   const policies = unique(data.maps.map((map) => map.policy)).filter(Boolean);
   const shown = Object.entries(measures).filter(([, one]) => data.cells.some((cell) => known(one.of(cell)))).map(([name, one]) => [name, one.label]);
-  const scales = [["row", "shared in a benchmark"], ["all", "shared by all"], ["own", "own for each map"]];
   const change = (name, common = usual[name]) => (value) => lead(withQuery(location.hash || to(state.run), { ...query, [name]: value === common ? "" : value }));
   const controls = [
     choice("Model", [["", "all"], ...models.map((name) => [name, shortOf(name)])].slice(models.length > 1 ? 0 : 1), view.model, change("model")),
     choice("Policy", [["", "all"], ...policies.map((name) => [name, name])].slice(policies.length > 1 ? 0 : 1), view.policy, change("policy")),
   ];
-  if (onMaps) {
-    controls.push(choice("Show", shown, nameShown(), change("show", usualMeasure())), choice("Colours", scales, view.scale, change("scale")));
-  }
+  if (onMaps) controls.push(choice("Show", shown, nameShown(), change("show", usualMeasure())));
   box.replaceChildren(...controls);
 }
 
@@ -250,7 +247,7 @@ async function drawAbout() {
   const items = (lines) => lines.map((line) => el("li", {}, line));
   byId("observations").replaceChildren(...items([...about.interpretation, ...about.observations]));
   byId("sentences").replaceChildren(...about.sentences.flatMap(([name, lines]) => [el("h3", {}, name),
-    el("div", { class: "evidence" }, ...data.maps.filter((map) => titleOf(map) === name).map((map) => panel(map, measureShown(), scaleOf(map, measureShown()))),
+    el("div", { class: "evidence" }, ...data.maps.filter((map) => titleOf(map) === name).map((map) => panel(map, measureShown())),
       el("ul", { class: "words" }, ...items(lines)))]));
   for (const [id, there] of [["summary", about.interpretation], ["analysis", about.sentences], ["comparisons", about.comparisons]]) {
     byId(id).hidden ||= !there.length;

@@ -48,23 +48,18 @@ function spanOf(maps, measure) {
   return span(values, measure.centred, measure.least);
 }
 
-/* The ends of a map's colour scale, the same wherever it stands; differences are on one scale around 0. */
-function scaleOf(map, measure) {
-  const all = view.scale === "all" || measure.centred, row = data.maps.filter((one) => one.benchmark === map.benchmark);
-  return spanOf(view.scale === "own" && !measure.centred ? [map] : all ? data.maps : row, measure);
-}
+/* The ends of a map's colour scale, shared by the maps of its benchmark; differences are on one scale around 0. */
+const scaleOf = (map, measure) => spanOf(measure.centred ? data.maps : data.maps.filter((one) => one.benchmark === map.benchmark), measure);
 
 /* All maps, or on the page with the answer the first ones: the means over benchmarks, where there are any. */
 function drawMaps(tab, wanted) {
-  const measure = measureShown(), used = new Set(), shown = data.maps.filter(isShown);
+  const measure = measureShown(), shown = data.maps.filter(isShown);
   const blocks = unique(shown.map((map) => map.model)).map((model) => {
     const own = shown.filter((map) => map.model === model), benchmarks = unique(own.map((map) => map.benchmark));
     return (tab === "maps" ? benchmarks : benchmarks.slice(0, 1)).flatMap((benchmark) => {
       const row = own.filter((map) => map.benchmark === benchmark);
       const panels = row.map((map) => {
-        const scale = scaleOf(map, measure);
-        used.add(scale.join());
-        const figure = panel(map, measure, scale), name = figure.querySelector("figcaption strong");
+        const figure = panel(map, measure), name = figure.querySelector("figcaption strong");
         name.replaceChildren(link(to(state.run, "map", data.maps.indexOf(map)), name.textContent));
         if (map === wanted) figure.classList.add("here");
         return figure;
@@ -73,7 +68,6 @@ function drawMaps(tab, wanted) {
     });
   });
   byId("maps-about").textContent = aboutMaps(shown);
-  byId("maps-scale").textContent = used.size > 1 ? "Colour scales differ between maps; each map says its own." : "";
   byId("maps-panels").replaceChildren(...blocks.flat());
   byId("maps-panels").querySelector("figure.here")?.scrollIntoView({ block: "center" });
 }
@@ -103,7 +97,7 @@ function aboutMaps(maps) {
 function mapAround(number) {
   const map = data.maps.find((one) => numbersIn(one).includes(number)) ?? data.maps.find((one) => one.beside.includes(number));
   if (!map) return [];
-  const figure = panel(map, measureShown(), scaleOf(map, measureShown()));
+  const figure = panel(map, measureShown());
   for (const node of figure.querySelectorAll(`td[data-cell="${number}"]`)) {
     node.classList.add("here");
     node.setAttribute("aria-current", "true");
@@ -162,8 +156,8 @@ function scaleBar([low, high], { steps, silent }) {
   return el("div", { class: "scale" }, brief(low), bar, brief(high));
 }
 
-function panel(map, measure, scale) {
-  const name = `${map.policy} on ${map.benchmark}: ${measure.label}`;
+function panel(map, measure) {
+  const scale = scaleOf(map, measure), name = `${map.policy} on ${map.benchmark}: ${measure.label}`;
   const table = el("table", { class: map.columns.length > 5 ? "heat wide" : "heat", role: "grid", "aria-label": name });
   table.style.setProperty("--columns", map.columns.length + 1);
   const best = Math.max(...numbersIn(map).map((number) => data.cells[number].value));

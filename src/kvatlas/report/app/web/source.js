@@ -14,7 +14,7 @@ const filters = {
 const to = (...parts) => withQuery(`#/${parts.map((part) => encodeURIComponent(part)).join("/")}`, view.chosen());
 
 /* What the header chooses; every address has what differs from the usual. */
-const usual = { model: "", policy: "", show: "", scale: "row" };
+const usual = { model: "", policy: "", show: "" };
 const view = {
   ...usual,
   read(query) { for (const name of Object.keys(usual)) this[name] = query[name] ?? usual[name]; },
