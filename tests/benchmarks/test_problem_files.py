@@ -352,11 +352,15 @@ def test_an_unknown_name_lists_what_is_there(name: str) -> None:
     [
         (None, "a.jsonl", "is not there"),
         ("", "a.jsonl", "holds no problems"),
-        ("[1, 2]", "a.json", "one object with named fields"),
+        ("[1, 2]", "a.json", "an object with named fields"),
         ("x", "a.parquet", "cannot be read"),
         ("x", "a.txt", "unknown suffix; expected .jsonl, .json"),
         ('{"question": "a"}', "a.jsonl", "has no column for the answer; there are: question"),
-        ('{"question": "", "answer": "a"}', "a.jsonl", "has an empty question (AIME24-001)"),
+        (
+            '{"question": "", "answer": "a"}',
+            "a.jsonl",
+            "row 1, has an empty question in 'question'; fill it, or leave the row out",
+        ),
         ('{"question": "a", "answer": ""}', "a.jsonl", "holds no problem with an answer"),
         ('{"question": "a", "answer": "x", "options": ["y"]}', "a.jsonl", "expected one of its options"),
         (

@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--against", "random"], ["CHAIN6", "Pass@1 minus random in points", "paired by problem", "KV budget 96: "]),
         (["--look", "intervals=false", "--look", "CHAIN6=Six"], ["Six"]),
         (["--metric", "seconds", "--look", "columns=1"], ["Time per answer in ms"]),
-        (["--fix", "local_window=8"], ["CHAIN6", "Ratio", "bands: 95 % intervals"]),
+        (["--fix", "local_window=8"], ["Ratio", "saves", "points of Pass@1 lost"]),
     ],
 )
 def test_every_kind_of_map(kvatlas: Call, run: Path, tmp_path: Path, options: list[str], texts: list[str]) -> None:

@@ -1,5 +1,6 @@
 """Settings as configurations of serving engines: exact, or refused by name with the nearest."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,11 @@ import pytest
 import torch
 import yaml
 
-from kvatlas import models
+from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.deploy.engine_config import TARGETS, OpenedThinking, export_setting
 from kvatlas.models import ModelHandle
+from kvatlas.policies import CompressingPolicy, Signal
 from kvatlas.policies.query_statistics import load_statistics
 from tests.command_line import Call
 from tests.stored import decode_run
@@ -20,6 +22,7 @@ from tests.stored import decode_run
 #: What each target can be told exactly.
 EXACT: dict[str, dict[str, Any]] = {
     "tensorrt-llm": {"policy": "triattention", "local_window": 1, "budget_over": "thinking", "every_from": "prompt"},
+    "kvatlas-vllm": {"policy": "dynts", "local_window": 128, "keep_prompt": True},
     "triattention-vllm": {"policy": "triattention", "local_window": 128, "budget_over": "thinking"},
     "r-kv-vllm": {
         "policy": "rkv", "local_window": 8, "every_from": "prompt", "keep_prompt": False, "scope": "global",
@@ -76,6 +79,34 @@ def test_every_target_takes_its_own_terms_as_they_are() -> None:
         "    base_press=SnapKVPress(window_size=32, kernel_size=7),\n    compression_interval=128,\n"
         "    target_size=2048,\n    hidden_states_buffer_size=256,\n)\n"
     )
+
+
+def test_the_plug_in_takes_every_policy_that_it_can_observe_as_it_is() -> None:
+    """Of kvatlas's policies, those that choose by hidden states and queries, without random numbers."""
+    seen = {Signal.HIDDEN, Signal.QUERIES}
+    budget = {"kv_budget": 512, "local_window": 64, "ratio": 0.5}
+    ours = {
+        name: policies.from_setting(Setting.from_parameters(name, **budget))
+        for name in policies.policies.ours
+        if name != "full"
+    }
+    fit = {
+        name
+        for name, policy in ours.items()
+        if isinstance(policy, CompressingPolicy) and not policy.random and policy.observes <= seen
+    }
+    assert set(TARGETS["kvatlas-vllm"].policies) == fit
+    for name in fit:
+        asked = Setting.from_parameters(name, **budget)
+        made = export_setting(asked, "kvatlas-vllm")
+        given = re.search(r"--additional-config '(.*)'", made.text)
+        assert given is not None
+        values = json.loads(given[1])["kvatlas"]
+        assert Setting.from_parameters(values.pop("policy"), **values) == asked
+
+    for lacking, named in (({"thinking_tokens": 256}, "thinking_tokens"), ({"kv_bits": 8}, "few bits")):
+        with pytest.raises(KvatlasError, match=f"needs .*{named}.*, which kvatlas-vllm does not have"):
+            export_setting(Setting.from_parameters("rkv", **budget, **lacking), "kvatlas-vllm")
 
 
 def test_every_scope_that_an_engine_has_is_written_in_its_word() -> None:

@@ -4,7 +4,8 @@ Run by `make engines`, which installs it beside vLLM.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from kvatlas.engines.command import Command
 from kvatlas.engines.server import Server
 from kvatlas.results import Store
 from tests.command_line import Call
-from tests.engines.test_real_engines import ENVIRONMENT, MOST, tokens_of_server, vllm_command
+from tests.engines.test_real_engines import ENVIRONMENT, MOST, vllm_command
 
 pytestmark = pytest.mark.engines
 PROBLEMS = 32
@@ -44,6 +45,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = {"models": ["embedded:tiny-qwen"], "benchmarks": ["LEDGER12-18"], "problems": PROBLEMS}
     sweep(spec | {"sampling": {"temperature": 0, "max_new_tokens": MOST}, "settings": parameters, "axes": axes}, out)
     return out
+
+
+def tokens_of_server(server: Server, questions: Sequence[str]) -> list[list[int]]:
+    """The token ids of greedy answers, of which 16 are asked for at once."""
+
+    def ask(question: str) -> list[int]:
+        message = {"role": "user", "content": question}
+        request = {"model": server.endpoint.model, "messages": [message], "temperature": 0, "max_tokens": MOST}
+        request["return_token_ids"] = True
+        answer = httpx.post(f"{server.endpoint.url}/chat/completions", json=request, timeout=600)
+        (choice,) = answer.json()["choices"]
+        ids: list[int] = choice["token_ids"]
+        return ids
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(ask, questions))
 
 
 def metric(server: Server, name: str) -> float:

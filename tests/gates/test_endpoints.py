@@ -128,6 +128,28 @@ def test_one_failed_question_ends_nothing(serve: Served, gate: Call, tmp_path: P
     assert (code, f"Of {2 * PROBLEMS} questions 1 failed, {2 * PROBLEMS - 1} answers were stored." in err) == (2, True)
 
 
+def test_a_context_that_is_too_short_is_told_and_the_next_try_finds_no_other_comparison(gate: Call) -> None:
+    """vLLM's words for it. The folder of answers is free while it holds none, and is not when it has some."""
+    room = 512
+
+    def reply(body: Mapping[str, Any]) -> Answer:
+        if body["max_tokens"] > room:
+            said = f"This model's maximum context length is {room} tokens. However, you requested more."
+            return 400, {}, json.dumps({"error": {"message": said}}).encode()
+        return completion(say(str(body["messages"][0]["content"])))
+
+    with standing(reply) as (before, _), standing(reply) as (after, _):
+        code, _, err = gate(before, after)
+        assert code == 2
+        assert "maximum context length is 512 tokens" in err
+        assert "ask for fewer new tokens, with --max-new-tokens" in err
+        assert gate(before, after, "--max-new-tokens", 300)[0] == 0
+        code, _, err = gate(before, after, "--max-new-tokens", 400)
+        assert code == 2
+        assert "holds answers of another comparison (sampling was" in err
+        assert err.count("max_new_tokens") == 2
+
+
 def test_a_run_is_compared_on_as_many_problems_as_are_asked(kvatlas: Call, serve: Served, tmp_path: Path) -> None:
     run = tmp_path / "run"
     kvatlas.succeed("run", "embedded:tiny-llama", "CHAIN3", "--problems", 5, "--max-new-tokens", 50, "--out", run)

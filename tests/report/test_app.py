@@ -524,7 +524,7 @@ def test_a_bundle_holds_what_the_app_answers(
 
 def test_what_is_wrong_is_a_sentence(tmp_path: Path, kvatlas: Call, run: AppRun) -> None:
     err = kvatlas.refuse("view", tmp_path / "none")
-    assert err.startswith(f"kvatlas: {str(tmp_path / 'none')!r} is no run: there is no run.sqlite in it; expected ")
+    assert err.startswith(f"kvatlas: There is no run {str(tmp_path / 'none')!r}; expected its folder.")
     with AppServer([]) as server, pytest.raises(KvatlasError, match="cannot be had; name another with --port"):
         AppServer([], server.server_port)
     names = [one.name for one in open_runs([run.folder, run.folder], {})]

@@ -180,7 +180,8 @@ def test_a_full_line_and_a_graceful_end(monkeypatch: pytest.MonkeyPatch) -> None
     with serving(*words) as (process, url), httpx.Client(base_url=url, timeout=60) as client:
         assert client.post("/v1/completions", json=body).status_code == 401
         assert client.get("/v1/models", headers={"Authorization": "Bearer sesame"}).status_code == 401
-        assert client.get("/health").json() == {"status": "ok", "waiting": 0, "decoding": 0}
+        idle = dict.fromkeys(("waiting", "decoding", "decoded_tokens", "evicted_tokens", "kv_tokens", "kv_bytes"), 0)
+        assert client.get("/health").json() == {"status": "ok", **idle}
         client.headers["Authorization"] = "Bearer open sesame"
         with (
             client.stream("POST", "/v1/completions", json=body) as first,

@@ -52,7 +52,9 @@ def print_text(text: str) -> None:
         wrapped = [line]
         if not line.startswith(("|", "    ")):
             remark = re.match(r".*\S {2,}(?=\()", line)
-            indent = "  " if line.startswith("- ") else " " * (remark.end() if remark else 0)
+            indent = " " * remark.end() if remark else ""
+            if line.startswith("- "):
+                indent = "  "
             wrapper = textwrap.TextWrapper(
                 console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
             )

@@ -86,7 +86,9 @@ def deploy_export_command(
     to: Annotated[
         str,
         typer.Option(
-            metavar="TARGET", callback=_known_engine, help="tensorrt-llm, triattention-vllm, r-kv-vllm, kvpress."
+            metavar="TARGET",
+            callback=_known_engine,
+            help="tensorrt-llm, kvatlas-vllm, triattention-vllm, r-kv-vllm, kvpress.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the configuration.")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,6 +122,7 @@ class Target:
     scopes: the engine's word for each scope that it has, for those that have several.
     cap: what follows the configuration of a setting with a cap on thinking, a template.
     at_most: by policy, parameters that can be no greater than another one.
+    runs_ours: it runs kvatlas's own policies, and takes the parameters of a setting as they are.
     """
 
     policies: tuple[str, ...]
@@ -137,6 +139,7 @@ class Target:
     scopes: Mapping[str, str] = field(default_factory=dict)
     cap: str = ""
     at_most: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    runs_ours: bool = False
 
 
 TARGETS = {
@@ -215,6 +218,14 @@ def export_setting(
     base = policy.name.partition("@")[0]
     if base not in target.policies:
         raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(target.policies)}. Make a map of those.")
+
+    if target.runs_ours:
+        lacking = {"thinking_tokens": policy.cap is not None, "keys and values of few bits": policy.storage.packed}
+        if any(lacking.values()):
+            needs = ", ".join(what for what, is_asked in lacking.items() if is_asked)
+            raise KvatlasError(f"{setting} needs {needs}, which {name} does not have.")
+        values = {"policy": setting.policy, **setting.values}
+        return Exported(target.text.format(setting=json.dumps(values)), setting, ())
 
     values, changed = _values_with_every(policy, target.only.get("budget_over"), prompt)
     expressible = _expressible_values(target, policy, base, values)

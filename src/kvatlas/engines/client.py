@@ -52,6 +52,8 @@ _FIRST_PAUSE = 1.0
 _LONGEST_NAME = 200
 #: Larger counts and costs are unknown ones.
 _MAX_COUNT = 2**53
+#: What servers say where prompt and new tokens are more than the context.
+_TOO_LONG = re.compile(r"context.length|maximum context|positions", re.IGNORECASE)
 _KEPT = "earlier answers are kept, and the same command goes on from there"
 
 
@@ -276,6 +278,8 @@ class Endpoint:
             refusal = "redirects to another address; give that one, keys are not sent on"
         elif status == 404 and path == "models":
             refusal = "does not exist, so this is not an OpenAI-compatible API"
+        elif said and _TOO_LONG.search(said):
+            refusal += "; ask for fewer new tokens, with --max-new-tokens or sampling.max_new_tokens of a spec"
         elif status in _AGAIN:
             refusal = f"is busy or failed {_TRIES} times; {_KEPT}"
         raise self._error(f"{self.url}/{path} (HTTP {status}) {refusal}.")

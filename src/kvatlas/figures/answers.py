@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Claim, Note, differing
@@ -59,7 +60,8 @@ def about_choices(choices: Sequence[Choice]) -> list[str]:
     problems = {choice.family.problem_count for choice in choices if choice.family is not None}
     if len(problems) == 1:
         about.append(counted(problems.pop(), "problem"))
-    budgets = {setting.values.get("kv_budget") for choice in choices for setting in choice.settings.values()}
+    settings = chain.from_iterable(choice.settings.values() for choice in choices)
+    budgets = {setting.values.get("kv_budget") for setting in settings}
     if len(budgets) == 1 and None not in budgets:
         about.append(f"KV budget {budgets.pop()}")
     about.append("lines: 95 % intervals, paired")
@@ -155,8 +157,9 @@ def answer_figure(
 ) -> Figure:
     """Return the forest of recommendations with a full cache: a panel for each model."""
     panels = list(map(answer_panel, choices))
-    controls = list(dict.fromkeys(name for choice in choices for name in choice.controls))
-    has_ticks = any(row.control is not None for panel in panels for row in panel.rows)
+    controls = list(dict.fromkeys(chain.from_iterable(choice.controls for choice in choices)))
+    rows = chain.from_iterable(panel.rows for panel in panels)
+    has_ticks = any(row.control is not None for row in rows)
     key = key_of_choices(choices, BOX)
     if has_ticks:
         key.append(KeyEntry(CONTROL, f"{' and '.join(controls)} with the same parameters"))
@@ -185,9 +188,9 @@ def answer_csv(choices: Sequence[Choice]) -> str:
         for id_ in _in_rows(choice):
             loss = (choice.losses or {})[id_]
             saved = 100 * (1 - choice.savings[id_].memory) if id_ in choice.savings else None
-            beside = 100 * controls[id_].value if id_ in controls else None
-            numbers = [saved, 100 * loss.value, 100 * loss.low, 100 * loss.high, beside]
-            texts = ["" if number is None else round(number, 4) for number in numbers]
+            of_control = 100 * controls[id_].value if id_ in controls else None
+            values = [saved, 100 * loss.value, 100 * loss.low, 100 * loss.high, of_control]
+            texts = ["" if value is None else round(value, 4) for value in values]
             is_picked = choice.is_judged and choice.recommended == choice.settings[id_]
             names = map(guarded, (choice.model, choice.benchmark, str(choice.settings[id_])))
             rows.append([*names, *texts, str(states[id_]), int(is_picked)])

@@ -84,7 +84,7 @@ def forest_figure(
         texts = [
             _lines_above(panel, widths, names_width, options) for panel, widths in zip(panels, columns, strict=True)
         ]
-        headings = max(style.height_of(column) for _, of_panel in texts for column in of_panel)
+        headings = max(map(style.height_of, chain.from_iterable(of_panel for _, of_panel in texts)))
         above = max(style.height_of(names) for names, _ in texts) + headings + 0.08
         margins = Margins(left, 0.12, names_width + 0.22, above, _BELOW)
         lines = []
@@ -141,7 +141,8 @@ def _lines_above(
     panel: RowPanel, widths: Sequence[float], names_width: float, options: FigureOptions
 ) -> tuple[list[Line], list[list[Line]]]:
     """Return the name of a panel with its facts, and the heading of each column, in lines."""
-    ink, soft = options.colours.ink, options.colours.soft
+    ink = options.colours.ink
+    soft = options.colours.soft
     room = names_width + _LEAST_WIDTH
     names = style.text_lines(options.named(panel.name), room, style.NAME_TYPE, ink, "bold")
     names += style.text_lines(panel.facts, room, style.SMALL_TYPE, soft)

@@ -318,7 +318,8 @@ def _draw_cells(
 
     if not options.plain:
         # The mark of each cell in its corner: cells are pale on any ground.
-        width, height = layout.inner / len(columns), layout.high / len(rows)
+        width = layout.inner / len(columns)
+        height = layout.high / len(rows)
         size = min(_MARK, 72 * _MARK_SHARE * min(width, height))
         inset = _RING_INSET + 0.75 * size / 72
         for (row, column), state in panel.states.items():

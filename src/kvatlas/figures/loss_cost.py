@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import Note, differing
@@ -111,7 +112,8 @@ def cost_title(choices: Sequence[Choice], cost: str, ratios: Mapping[str, Mappin
     if len(choices) == 1 and picked[0] is not None:
         subject = in_words(setting_words(picked[0], list(choices[0].settings.values())))
     proven = f"proven to lose at most {margin_text(choices[0].margin)}"
-    if not all(loss.keeps_like for choice in choices for setting, loss in choice.proven if setting in picked):
+    every_proven = chain.from_iterable(choice.proven for choice in choices)
+    if not all(loss.keeps_like for setting, loss in every_proven if setting in picked):
         proven += " on these problems"
     return f"{subject} {_TITLES[cost].format(' to '.join(ends))}, {proven}"
 
@@ -132,17 +134,21 @@ def cost_figure(
     """
     options = options or FigureOptions()
     panels = [cost_points(choice, cost, ratios[choice.model]) for choice in choices]
+    every_point = list(chain.from_iterable(panels))
     with options.applied():
         across = style.panels_in_row(len(panels), 2 if options.widest >= 5 else 1)
         width = options.inches or min(across * (_WIDTH + _LEFT), options.widest)
-        parameters = differing(choice.settings[id_].values for choice in choices for id_ in states_of_choice(choice))
+        values: list[Mapping[str, Any]] = []
+        for choice in choices:
+            values += [choice.settings[id_].values for id_ in states_of_choice(choice)]
+        parameters = differing(values)
         about = [f"beside the marks: {' / '.join(options.named(axis_label(name)) for name in parameters)}"]
-        if any(point.cost.low is not None for points in panels for point in points):
+        if any(point.cost.low is not None for point in every_point):
             about.append("costs: of these problems on this machine")
-        axis = LossAxis.of([point.loss for points in panels for point in points], 100 * choices[0].margin)
+        axis = LossAxis.of([point.loss for point in every_point], 100 * choices[0].margin)
         # What is recommended by memory may save no time.
         key = key_of_choices(choices, RING)
-        is_picked = any(point.is_picked for points in panels for point in points)
+        is_picked = any(point.is_picked for point in every_point)
         figure, grid = named_panels(
             options,
             [options.named(model_name(choice.model)) for choice in choices],
@@ -180,7 +186,8 @@ def _draw_points(
     has_origin = min(costs) - origin < 1.5 * (max(costs) - min(costs)) or min(costs) < origin
     shown = ends if has_origin else costs
     room = 0.08 * (max(shown) - min(shown)) or 1.0
-    low, high = min(shown) - room, max(shown) + room
+    low = min(shown) - room
+    high = max(shown) + room
     panel.set_yscale("function", functions=(axis.forward, axis.inverse))
     panel.set(xlim=(low, high), ylim=(axis.high, axis.low), xticks=style.round_values(low, high))
     panel.minorticks_off()
@@ -249,10 +256,7 @@ def _write_names(
             for place in candidates
             if half <= place[0] <= width - half
             and line / 2 <= place[1] <= _HEIGHT - line / 2
-            and not any(
-                abs(place[0] - x_) < half + wide and abs(place[1] - y_) < 0.45 * line + high
-                for x_, y_, wide, high in taken
-            )
+            and not _covers(place, (half, 0.45 * line), taken)
         ]
         chosen = (free or candidates)[0]
         taken.append((*chosen, half, 0.45 * line))
@@ -262,6 +266,13 @@ def _write_names(
             color=options.colours.picked if point.is_picked else options.colours.ink,
             path_effects=[withStroke(linewidth=2, foreground=options.colours.ground, alpha=0.7)],
         )  # fmt: skip
+
+
+def _covers(
+    place: tuple[float, float], half: tuple[float, float], taken: Sequence[tuple[float, float, float, float]]
+) -> bool:
+    """Return whether a box around a place covers a taken one; of taken ones these are middles and halves."""
+    return any(abs(place[0] - x) < half[0] + wide and abs(place[1] - y) < half[1] + high for x, y, wide, high in taken)
 
 
 def cost_csv(choices: Sequence[Choice], cost: str, ratios: Mapping[str, Mapping[str, CostRatio]]) -> str:

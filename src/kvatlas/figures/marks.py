@@ -138,6 +138,11 @@ def add_mark(
     if mark is not None:
         colour = palette.states[kind]
         face = colour if mark.is_filled else palette.ground
+    edge = _EDGE * min(1.0, size / SIZE)
+    if kind in (RING, BOX):
+        edge = _RING
+    elif kind == State.BEYOND:
+        edge = 0.4
     style = MarkerStyle(_MARKERS[kind] if mark is None else mark.marker)
     collection = PathCollection(
         [style.get_path().transformed(style.get_transform())],
@@ -148,7 +153,7 @@ def add_mark(
         facecolors=face,
         # An edge of the ground sets a cross off from lines below it.
         edgecolors=palette.ground if kind == State.BEYOND else colour,
-        linewidths=0.4 if kind == State.BEYOND else _RING if kind in (RING, BOX) else _EDGE * min(1.0, size / SIZE),
+        linewidths=edge,
         linestyles=[_DOTS] if mark is not None and mark.is_dotted else "solid",
         zorder=4,
         clip_on=False,

@@ -190,7 +190,7 @@ def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord,
             assert baseline.value is not None
             is_full = map_.baselines[baseline.name] is map_.full
             lost = 0.0 if is_full else 100 * map_.full.estimate.value - baseline.value
-            text = f"{baseline.text} %" if is_full else f"{_loss_text(lost, digits)} lost"
+            text = f"{baseline.text} %" if is_full else f"loses {_loss_text(lost, digits)}"
             baselines.append(Baseline(baseline.name, text, value=lost))
         colour = "grey: lost, and nothing proven" if is_noise else f"red: more than {margin_text(map_.margin)} lost"
         about = (colour, *(words for words in metric.about if words != BEST))
@@ -263,9 +263,8 @@ def _metric_tests(map_: Map) -> TestedCells | None:
         return None
     if map_.keeps is not None and map_.margin is not None:
         states = states_of(map_)
-        good, bad = (
-            frozenset(at for at, one in states.items() if one is state) for state in (State.WITHIN, State.BEYOND)
-        )
+        good = frozenset(at for at, state in states.items() if state is State.WITHIN)
+        bad = frozenset(at for at, state in states.items() if state is State.BEYOND)
         return TestedCells(CellQuestion.MARGIN, margin_text(map_.margin), good, bad)
     if map_.plateau is not None:
         return TestedCells(CellQuestion.BEST, "the best", bad=frozenset(map_.cells) - map_.plateau)

@@ -146,11 +146,22 @@ def _check_same_comparison(folder: Path, manifest: Manifest) -> None:
         return
     with Store.open(folder) as store:
         spec = store.manifest(manifest).spec
-    if spec != manifest.spec:
-        raise KvatlasError(
-            f"{str(folder)!r} holds answers of another comparison ({dict(spec)}; now: {dict(manifest.spec)}); name "
-            "another folder with --answers."
-        )
+        has_answers = next(iter(store.traces()), None) is not None
+    if spec == manifest.spec:
+        return
+    if not has_answers:
+        # Left by a first try that was refused.
+        (folder / FILE).unlink()
+        return
+    changed = [
+        f"{name} was {spec.get(name)}, now {manifest.spec.get(name)}"
+        for name in dict.fromkeys((*spec, *manifest.spec))
+        if spec.get(name) != manifest.spec.get(name)
+    ]
+    raise KvatlasError(
+        f"{str(folder)!r} holds answers of another comparison ({'; '.join(changed)}); name another folder with "
+        "--answers."
+    )
 
 
 def _endpoint_side(side: Side, endpoint: Endpoint, answers: AskedAnswers, traces: Sequence[Trace], most: int) -> Side:

@@ -7,6 +7,7 @@ The engine decodes; transformers prepares prompts, generation config, logits pro
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -100,7 +101,8 @@ def generate(
     for index, mask in enumerate(_token_mask(input_ids, prepared)):
         prompt = tuple(input_ids[index][mask].tolist())
         room_for(handle, setting, prompt, sampling.max_new_tokens)
-        row = _PaddedRow(input_ids[index], prompt, processors, criteria)
+        row_processors = [_processor_of_row(processor, index, len(input_ids)) for processor in processors]
+        row = _PaddedRow(input_ids[index], prompt, row_processors, criteria)
         requests.append(
             Request(
                 index,
@@ -158,10 +160,7 @@ def _check_supported(config: GenerationConfig, processors: Sequence[Any]) -> Non
     done = 0
     for processor in processors:
         name = type(processor).__name__
-        # The lengths of prompts that a repetition penalty ignores may be those of all rows.
-        is_supported = isinstance(processor, (*_OURS, *_ROWWISE)) and not isinstance(
-            getattr(processor, "prompt_ignore_length", None), Tensor
-        )
+        is_supported = isinstance(processor, (*_OURS, *_ROWWISE))
         if type(processor).__module__.startswith("transformers.") and not is_supported:
             raise KvatlasError(
                 f"The logits processor {name} is not supported; expected one that treats each row alone, before "
@@ -217,6 +216,18 @@ def _generation_sampling(
         top_p=float(top_p.top_p) if top_p else 1.0,
         max_new_tokens=most,
     )
+
+
+def _processor_of_row(processor: Any, row: int, rows: int) -> Any:
+    """Return a processor for one of `rows` alone: a repetition penalty ignores the padding of each row."""
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    if not isinstance(ignored, Tensor):
+        return processor
+    # `num_return_sequences` rows after one another share an entry.
+    index = row * len(ignored) // rows
+    row_processor = copy.copy(processor)
+    row_processor.prompt_ignore_length = ignored[index : index + 1]
+    return row_processor
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from kvatlas.columns import cell_document
@@ -14,7 +13,7 @@ from kvatlas.stats.controls import Changes
 from kvatlas.stats.losses import LossFamily, Required
 from kvatlas.stats.map_tests import MapTests, PooledEffect
 from kvatlas.stats.numerics.arrays import Difference
-from kvatlas.stats.numerics.looks import ONE_LOOK
+from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.windows_at_memory import EqualMemory
@@ -74,13 +73,18 @@ def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily
         "units": loss.units or None,
         "pairs": loss.pairs or None,
         "missing": loss.missing,
-        "look": asdict(family.look) if family and family.look != ONE_LOOK else None,
+        "look": _look_document(family.look) if family else None,
         "limits": limits_document(loss, family.refused if family else ""),
         "by_benchmark": {name: percent(lost) for name, lost in loss.about["by_benchmark"].items()},
         "traces": loss.about["traces"],
         "compressed": loss.about["compressed"],
         "loses_where_compressed": contrast_document(among, "loses") if among else None,
     }
+
+
+def _look_document(look: Look) -> Json | None:
+    """Return a look as data; None where a run is read once, after all its declared samples."""
+    return None if look == ONE_LOOK else {"share": look.share, "extensions": look.extensions}
 
 
 def limits_document(loss: Difference, refused: str = "") -> Json:

@@ -182,7 +182,10 @@ def _draw_answer(result: Evidence, out: Path, show: MapOptions) -> list[Path]:
     metric = result.opened_runs[0].metric
     title = short_headline(result.choices, result.comparisons)
     if show.forest:
-        rows = max(sum(not loss.is_control for loss in (choice.losses or {}).values()) for choice in choices)
+        rows = 0
+        for choice in choices:
+            losses = (choice.losses or {}).values()
+            rows = max(rows, sum(not loss.is_control for loss in losses))
         if rows > MOST_ROWS:
             raise KvatlasError(
                 f"--forest: {rows} settings are more rows than the {MOST_ROWS} that a figure holds; draw their map "
@@ -192,10 +195,13 @@ def _draw_answer(result: Evidence, out: Path, show: MapOptions) -> list[Path]:
         return save(figure, out, data=answer_csv(choices))
 
     assert show.cost is not None
+    run_of_model: dict[str, RunData] = {}
+    for run in result.runs:
+        for cell in run.cells:
+            run_of_model.setdefault(cell.model, run)
     ratios = {}
     for choice in choices:
-        run = next(run for run in result.runs if any(cell.model == choice.model for cell in run.cells))
-        ratios[choice.model] = cost_ratios(run, choice.model, show.cost, choice.settings)
+        ratios[choice.model] = cost_ratios(run_of_model[choice.model], choice.model, show.cost, choice.settings)
     figure = cost_figure(choices, show.cost, ratios, metric, title=title, options=show.figure)
     return save(figure, out, data=cost_csv(choices, show.cost, ratios))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -68,11 +69,11 @@ def _declared(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> CostRa
     """Return the bytes of a token as the spec of a server declares them, where no trace has counted its tokens."""
     if any((cell.numbers("mean_kv_tokens") > 0).any() for cell in (*cells, *full)):
         return None
-    sizes = [[cell.expected.kv_bytes[0] for cell in side if cell.expected.kv_bytes] for side in (cells, full)]
-    if not all(sizes):
+    sizes = [cell.expected.kv_bytes[0] for cell in cells if cell.expected.kv_bytes]
+    of_full = [cell.expected.kv_bytes[0] for cell in full if cell.expected.kv_bytes]
+    if not (sizes and of_full):
         return None
-    mine, of_full = (math.fsum(side) / len(side) for side in sizes)
-    return CostRatio(mine / of_full)
+    return CostRatio(fmean(sizes) / fmean(of_full))
 
 
 def _ratio(cells: Sequence[CellTraces], full: Sequence[CellTraces], cost: str) -> CostRatio | None:
@@ -105,7 +106,8 @@ def _ratio(cells: Sequence[CellTraces], full: Sequence[CellTraces], cost: str) -
         units.append(of_units[:, ~np.isnan(of_units[0])])
         strata += [stratum] * units[-1].shape[1]
 
-    signs = np.array([side * sign for side in (1, -1) for sign, _ in _TERMS[cost]], float)
+    signs_of_side = [sign for sign, _ in _TERMS[cost]]
+    signs = np.array([*signs_of_side, *(-sign for sign in signs_of_side)], float)
     means = np.mean(means_by_benchmark, axis=0)
     if not (means > 0).all():
         return None

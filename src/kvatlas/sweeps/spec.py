@@ -597,9 +597,9 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         unknown = [str(other["loc"][-1]) for other in error.errors() if other["type"] == "extra_forbidden"]
         near = get_close_matches(where, unknown, n=1)
         instead = f"; there is {near[0]!r}, which is no key" if near else ""
-        beside = ", ".join(map(str, first["input"])) if "." in where else ""
-        if beside:
-            instead = f", which has {beside} there"
+        given = ", ".join(map(str, first["input"])) if "." in where else ""
+        if given:
+            instead = f", which has {given} there"
         name = where.rpartition(".")[2]
         example = f"; write it as {name}: {_KEY_EXAMPLES[name]}" if name in _KEY_EXAMPLES else ""
         return f"The key {where!r} is missing in {source}{instead}{example}."

@@ -39,7 +39,7 @@ def decision_document(
     """
     run = result.only_run
     models: list[Json] = []
-    for number, choice in enumerate(result.choices):
+    for card, choice in enumerate(result.choices):
         if not (choice.is_judged and choice.savings):
             continue
         full = [cell for cell in select(run.cells, model=choice.model) if is_reference(cell.setting) and cell.stored]
@@ -48,7 +48,7 @@ def decision_document(
         size = weights.get(choice.model)
         models.append(
             {
-                "card": number,
+                "card": card,
                 "full": cells.get((choice.model, choice.benchmark, full[0].setting.id)),
                 "token_bytes": (full[0].expected.kv_bytes or (None, None))[0],
                 "tokens": None if np.isnan(tokens) else rounded(tokens, 1),

@@ -170,12 +170,13 @@ def _map_document(map_: Map, differences: Mapping[CellCoord, Difference], cells:
     places = list(product(reversed(rows), columns))
     states: Mapping[CellCoord, str] = states_of(map_) or dict.fromkeys(map_.plateau or (), "tied")
     numbers: list[list[int | None]] = []
+    in_rows = []
     for row in reversed(rows):
+        in_rows.append([states.get((row, column)) for column in columns])
         in_row: list[int | None] = []
         for column in columns:
             cell = map_.cells.get((row, column))
-            number = None if cell is None else cells.number(map_, cell, differences.get((row, column)))
-            in_row.append(number)
+            in_row.append(None if cell is None else cells.number(map_, cell, differences.get((row, column))))
         numbers.append(in_row)
 
     return {
@@ -189,7 +190,7 @@ def _map_document(map_: Map, differences: Mapping[CellCoord, Difference], cells:
         "rows": [str(value) for value in reversed(rows)],
         "columns": [str(value) for value in columns],
         "cells": numbers,
-        "states": [[states.get((row, column)) for column in columns] for row in reversed(rows)],
+        "states": in_rows,
         "recommended": None if map_.recommended is None else places.index(map_.recommended),
         "recommendedFor": "" if map_.recommended_for == map_.benchmark else map_.recommended_for,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
@@ -233,7 +234,7 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
     losses = list((choice.losses or {}).values())
     of_model = [one for one in result.comparisons if one.model == choice.model]
     setting = None if choice.vacuous is not None else choice.offered
-    number = None if setting is None else cells.numbers.get((choice.model, choice.benchmark, setting.id))
+    cell = None if setting is None else cells.numbers.get((choice.model, choice.benchmark, setting.id))
     card: Json = {
         "model": model_name(choice.model),
         "headline": headline([choice], of_model),
@@ -242,7 +243,7 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
         "broken": sum(loss.is_broken for loss in losses),
         "benchmark": choice.benchmark,
         "shown": choice.shown is not False and choice.by_memory is not None,
-        "cell": number,
+        "cell": cell,
         "saved": None if choice.saving is None else rounded(100 * (1 - choice.saving.memory), 1),
         **dict.fromkeys(("loss", "limit", "compressed", "traces", "above_random")),
         "margin": percent(choice.margin),
@@ -288,12 +289,12 @@ def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
     rows = []
     for id_ in sorted(shown, key=lambda id_: choice.savings[id_].memory if id_ in choice.savings else math.inf):
         loss = losses[id_]
-        number = cells.numbers.get((choice.model, choice.benchmark, id_))
-        if number is None:
+        cell = cells.numbers.get((choice.model, choice.benchmark, id_))
+        if cell is None:
             continue
         rows.append(
             {
-                "cell": number,
+                "cell": cell,
                 "name": in_words(names[id_]),
                 "memory": rounded(choice.savings[id_].memory, 4) if id_ in choice.savings else None,
                 "loss": _points_and_limits(loss),
