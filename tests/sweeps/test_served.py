@@ -391,6 +391,7 @@ def test_commands_read_such_a_run(tmp_path: Path, kvatlas: Call) -> None:
     assert document["maps"][0]["axes"]["kv_cache_dtype"] == ["fp8", "bf16"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [7, *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(5))])
 def test_a_sweep_that_is_killed_leaves_no_process_and_loses_no_answer(seed: int, tmp_path: Path) -> None:
     """Ten times at random moments, in every second round together with the guard of its server."""
@@ -451,6 +452,7 @@ def is_guard(process: Path, folder: Path) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_texts_of_kvatlas_serve_are_those_of_the_native_sweep(tmp_path: Path) -> None:
     """Greedy texts are equal up to the tags of thinking and white space; draws at a temperature are not."""
     native = {
