@@ -1,6 +1,6 @@
 """The problems of MATH500, levels 1 and 2, that no pilot has: every fourth of a level, from its first on, is a pilot's.
 
-    python recipes/engines/panel.py math500.jsonl panel.jsonl
+python recipes/engines/panel.py math500.jsonl panel.jsonl
 """
 
 import json

@@ -119,8 +119,10 @@ def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
     """
     # The folder of the process may have changed since another file of this name was loaded.
     path = Path(file).absolute()
+    if not path.is_file():
+        raise KvatlasError(f"There is no file {str(path)!r}; names of files begin at the folder of the command.")
     is_permitted = path.resolve() in _permitted
-    if not is_permitted and not (path.is_file() and _note_of_trust(path).exists()):
+    if not is_permitted and not _note_of_trust(path).exists():
         raise KvatlasError(
             f"A run or another file names a policy or a benchmark that is the code of the file {file!r}; if you trust "
             "that file add --allow-code, or name the file yourself (in Python: allow_code=True, "

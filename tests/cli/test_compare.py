@@ -41,7 +41,7 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
     out = tmp_path / "new" / "pairs.svg"
     said = kvatlas.succeed("compare", run, "--out", out)
     assert said.splitlines()[:2] == [str(out), str(out.with_suffix(".data.csv"))]
-    assert said.splitlines()[2].startswith("A full is ahead of A window by ")
+    assert said.splitlines()[2].startswith("A full is above A window by ")
     assert len(said.splitlines()) == 6
     said = kvatlas.succeed("compare", run, "window", "A full", "--out", out, "--json")
     (pair,) = json.loads(said)["pairs"]
@@ -62,7 +62,7 @@ def test_two_systems_are_compared_in_words(kvatlas: Call, tmp_path: Path) -> Non
     run = maze_run(tmp_path / "run", solvers, problems=40)
     forward = kvatlas.succeed("compare", run, "A full", "A window")
     (line,) = forward.splitlines()
-    assert re.match(r"full is ahead of window by \d+\.\d points \(\+.* to \+.*\) on 40 problems, proven\. ", line)
+    assert re.match(r"full is above window by \d+\.\d points \(\+.* to \+.*\) on 40 problems, proven\. ", line)
     backward = kvatlas.succeed("compare", run, "A window", "A full")
     assert backward.partition("proven. ")[0] == forward.partition("proven. ")[0]
     close = kvatlas.succeed("compare", run, "A full", "B")
@@ -75,7 +75,7 @@ def test_a_setting_that_was_chosen_has_the_name_that_figures_give_it(kvatlas: Ca
     ratios = [Setting.from_parameters("window", kv_budget=90, ratio=ratio) for ratio in (0.1, 0.3)]
     solvers = {("A", FULL): 0.02, ("A", ratios[0]): 0.3, ("A", ratios[1]): 0.2}
     said = kvatlas.succeed("compare", maze_run(tmp_path / "run", solvers, problems=40), "full", "window")
-    assert said.startswith("full is ahead of window ratio=0.3 by ")
+    assert said.startswith("full is above window ratio=0.3 by ")
     assert "Note: each system is one setting of a policy, of up to 2" in said
 
 

@@ -76,6 +76,9 @@ def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:
     result = systems_of([run])
     assert choose(result, []) == result
     assert choose(result, ["dynts ratio=0.5", "A-7B full", "B"]) == [result[2], result[0], result[3]]
+    # As results print a setting: with parentheses and commas, or in words.
+    for printed in ("dynts(ratio=0.5)", "a-7b DynTS(ratio=0.5)", "dynts ratio 0.5"):
+        assert choose(result, [printed]) == [result[2]]
     for name, sentence in [
         ("full", "'full' fits 2 of the systems and must fit one: hf:lab/A-7B full; B full."),
         ("dynts", "'dynts' fits 2 of the systems and must fit one: dynts ratio=0.1; dynts ratio=0.5."),
@@ -95,6 +98,8 @@ def test_a_setting_is_chosen_by_a_value_that_it_does_not_name() -> None:
     plan = manifest(settings, benchmarks=("CHAIN6",), problems=2)
     usual, other, _ = systems_of([RunData(plan, traces(plan))])
     assert choose([usual, other], ["snapkv plan_prefix=2", "snapkv plan_prefix=0"]) == [other, usual]
+    for printed in ("snapkv(plan_prefix=2, ratio=0.3)", "snapkv plan_prefix 2, ratio 0.3"):
+        assert choose([usual, other], [printed]) == [other]
     with pytest.raises(KvatlasError, match=r"must fit one: snapkv plan_prefix=0; snapkv plan_prefix=2\."):
         choose([usual, other], ["snapkv"])
 
@@ -102,7 +107,7 @@ def test_a_setting_is_chosen_by_a_value_that_it_does_not_name() -> None:
 def test_a_policy_of_a_file_is_chosen_by_its_class(run: RunData) -> None:
     (first, *others) = systems_of([run])
     of_file = replace(first, setting=Setting.from_parameters("sinks.py:Sinks", ratio=0.3))
-    for name in ("sinks", "Sinks", "sinks.py:Sinks", "sinks ratio=0.3"):
+    for name in ("sinks", "Sinks", "sinks.py:Sinks", "sinks ratio=0.3", "Sinks(ratio=0.3)", "Sinks ratio 0.3"):
         assert choose([of_file, *others], [name]) == [of_file]
 
 

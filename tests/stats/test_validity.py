@@ -58,10 +58,6 @@ def test_a_sound_run_has_nothing_to_say() -> None:
             lambda trace: replace(trace, grade=NO_ANSWER),
             Vacuous.UNANSWERED, Kind.UNANSWERED, "none of the 864 traces has an answer",
         ),
-        (
-            lambda trace: texts(trace, ""),
-            Vacuous.IDENTICAL, Kind.IDENTICAL, "all 18 settings with a KV budget wrote identical texts",
-        ),
     ],
 )  # fmt: skip
 def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous, kind: Kind, clause: str) -> None:
@@ -91,7 +87,19 @@ def test_settings_with_identical_texts_are_grouped() -> None:
     assert sorted(map(len, checked.identical)) == [9, 9]
     assert not checked.same
     (mean,) = (mean_map for mean_map in mean_maps(maps_of_run(result)) if mean_map.policy == "dynts")
-    assert mean.validity.vacuous is Vacuous.IDENTICAL
+    assert mean.validity.same
+
+
+def test_equal_texts_of_compressed_traces_can_show_a_loss_and_are_a_finding() -> None:
+    result = cells(lambda trace: texts(trace, ""))
+    assert {checked.vacuous for checked in validities(result)} == {None}
+    (choice,) = Result((result,)).choices
+    assert (choice.vacuous, len(choice.losses)) == (None, 18)
+    assert [finding.text for finding in findings(result.cells) if finding.kind is Kind.IDENTICAL] == [
+        f"{name}: all 18 settings with a KV budget wrote identical texts, those of the full cache; harsher settings "
+        "show where answers are lost."
+        for name in ("CHAIN6", "CHAIN8")
+    ]
 
 
 def test_missing_traces_and_unknown_texts_are_never_identical() -> None:

@@ -33,16 +33,15 @@ class Estimate:
 
 
 class Vacuous(StrEnum):
-    """A reason why traces cannot tell settings apart."""
+    """A reason why traces cannot show a loss."""
 
     UNCOMPRESSED = "uncompressed"
-    IDENTICAL = "identical"
     UNANSWERED = "unanswered"
 
 
 @dataclass(frozen=True)
 class Validity:
-    """Counts of traces from which follows if they can show a difference between settings.
+    """Counts of traces from which follows if they can show a loss.
 
     `bounded` traces belong to `settings` with a KV budget; `compressed` of these were compressed at least once.
     `no_answer` and `truncated` (traces that did not end) count over all traces. `identical` lists groups of setting
@@ -71,7 +70,7 @@ class Validity:
             return Vacuous.UNCOMPRESSED
         if self.traces and self.unanswered == self.traces:
             return Vacuous.UNANSWERED
-        return Vacuous.IDENTICAL if self.same else None
+        return None
 
     @property
     def reason(self) -> str | None:
@@ -80,8 +79,12 @@ class Validity:
             None: None,
             Vacuous.UNCOMPRESSED: f"none of the {self.bounded:,} traces under a KV budget was compressed",
             Vacuous.UNANSWERED: f"none of the {self.traces:,} traces has an answer",
-            Vacuous.IDENTICAL: f"all {self.settings} settings with a KV budget wrote identical texts",
         }[self.vacuous]
+
+    @property
+    def warnings(self) -> tuple[Note, ...]:
+        """The note that these traces can show no loss, if so."""
+        return (Note(NoteKind.VACUOUS, f"Can show no loss: {self.reason}"),) if self.vacuous else ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts with `vacuous` as data."""
@@ -260,9 +263,8 @@ class Map:
 
     @property
     def remarks(self) -> tuple[Note, ...]:
-        """The notes, preceded by the reason why the traces cannot show a difference, if any."""
-        reason = self.validity.reason if self.validity else None
-        return (Note(NoteKind.VACUOUS, f"VACUOUS: {reason}"), *self.notes) if reason else self.notes
+        """The notes, preceded by the reason why the traces can show no loss, if any."""
+        return (*self.validity.warnings, *self.notes) if self.validity else self.notes
 
     @property
     def best(self) -> CellCoord:

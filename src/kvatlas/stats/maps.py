@@ -314,6 +314,7 @@ def _single_column(metric: str, group: Sequence[CellTraces], notes: Sequence[Not
 
 def _notes_of_curves(curves: Sequence[Sequence[CellTraces]], notes: Sequence[Note]) -> tuple[Note, ...]:
     """Return the notes of the run behind those of its curves: what cannot be compared."""
-    reasons = [checked.reason for checked in map(validity_of, curves) if checked is not None]
-    vacuous = [Note(NoteKind.VACUOUS, f"VACUOUS: {reason}") for reason in reasons if reason]
-    return tuple(dict.fromkeys((*vacuous, *notes)))
+    found: list[Note] = []
+    for checked in map(validity_of, curves):
+        found += checked.warnings if checked is not None else ()
+    return tuple(dict.fromkeys((*found, *notes)))

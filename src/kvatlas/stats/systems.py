@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -134,13 +135,25 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
 def fitting_systems(systems: Sequence[ModelSetting], name: str) -> list[ModelSetting]:
     """Return the systems that a name fits, as `choose` reads it. Raises KvatlasError if there are none."""
     fits = list(systems)
-    for word in name.split():
+    for word in _words_of(name, systems):
         left = [system for system in fits if _fits(word, system)]
         if not left:
             where = "" if word == name else f"{word!r} fits none, "
             raise KvatlasError(f"{name!r} fits none of the systems; {where}{_why_none(systems, fits, word)}.")
         fits = left
     return fits
+
+
+def _words_of(name: str, systems: Sequence[ModelSetting]) -> list[str]:
+    """Return the words of a name, also as results print it: `dynts(ratio=0.3, ...)` or `dynts local_window 8, ratio 0.3`."""
+    parameters = {parameter for system in systems for parameter in system.all_values}
+    words: list[str] = []
+    for word in re.split(r"[()\s]+|,(?=\s|$)", name):
+        if words and words[-1] in parameters:
+            words[-1] += f"={word}"
+        elif word:
+            words.append(word)
+    return words
 
 
 def _why_none(systems: Sequence[ModelSetting], fits: Sequence[ModelSetting], word: str) -> str:
@@ -195,11 +208,9 @@ def _fits(word: str, system: ModelSetting) -> bool:
         values = system.all_values
         return parameter in values and str(values[parameter]) == value
     # Models are `embedded:NAME` or `OWNER/NAME` and may be given by the last part alone.
-    names = policy_names(system.setting.policy)
-    # A class may be given in small letters, as policies are named.
-    names += (system.setting.policy_name.lower(),)
     models = (system.model, system.model.rpartition(":")[2], system.model.rpartition("/")[2])
-    return any(fnmatchcase(text, word) for text in (*names, *models))
+    names = (*policy_names(system.setting.policy), *models)
+    return any(fnmatchcase(text.lower(), word.lower()) for text in names)
 
 
 #: Systems that are compared with each other without being named.
@@ -239,14 +250,14 @@ class Pair:
         return math.ceil(len(self.places) * ((z + POWER_QUANTILE) * error / difference.value) ** 2)
 
     def in_words(self, first: str, second: str) -> str:
-        """Return sentences: which system is ahead, by how many points, and what would decide it."""
+        """Return sentences: which system is above the other, by how many points, and what would decide it."""
         difference = self.difference
-        ahead = first
-        behind = second
+        higher = first
+        lower = second
         sign = 1
         if difference.value < -EQUAL:
-            ahead = second
-            behind = first
+            higher = second
+            lower = first
             sign = -1
 
         def limits(contrast: Difference) -> str:
@@ -264,12 +275,12 @@ class Pair:
             text = f"{first} and {second} are equal in the mean of {problems} ({own_limits} points)"
         else:
             points = f"{100 * abs(difference.value):.1f} points"
-            text = f"{ahead} is ahead of {behind} by {points} ({own_limits}) on {problems}"
+            text = f"{higher} is above {lower} by {points} ({own_limits}) on {problems}"
         if difference.excludes_zero:
             text += ", proven"
         elif self.needed:
             text += f", not proven; about {self.needed:,} would prove it if that is the difference"
-        elsewhere = f"{first} is ahead on {100 * self.below:.1f} %, {second} on {100 * self.above:.1f} %"
+        elsewhere = f"{first} is above on {100 * self.below:.1f} %, {second} on {100 * self.above:.1f} %"
         return f"{text}. {elsewhere}, equal on {100 * self.on:.1f} %."
 
     def to_json(self, first: str, second: str) -> dict[str, Any]:

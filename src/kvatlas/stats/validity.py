@@ -8,7 +8,16 @@ from enum import StrEnum
 
 import numpy as np
 
-from kvatlas.core import NO_ANSWERS, NOT_ENDED, AuditedCell, Outcome, Validity, grouped, no_choice_sentence
+from kvatlas.core import (
+    NO_ANSWERS,
+    NOT_ENDED,
+    AuditedCell,
+    Outcome,
+    Validity,
+    grouped,
+    is_reference,
+    no_choice_sentence,
+)
 from kvatlas.core.settings import CAP
 from kvatlas.stats.numerics.arrays import Flags
 from kvatlas.stats.table import CellTraces
@@ -158,7 +167,9 @@ def findings(cells: Sequence[CellTraces]) -> list[Limitation]:
             )
             found.append(Limitation(Kind.UNCOMPRESSED, model, benchmark, text))
         elif checked.same:
-            text = f"{subject}: all {checked.settings} settings with a KV budget wrote identical texts."
+            is_of_full = any(is_reference(cell.setting) and cell.setting.id in checked.identical[0] for cell in group)
+            whose = ", those of the full cache; harsher settings show where answers are lost" if is_of_full else ""
+            text = f"{subject}: all {checked.settings} settings with a KV budget wrote identical texts{whose}."
             found.append(Limitation(Kind.IDENTICAL, model, benchmark, text))
 
     audits = [(cell, cell.audit) for cell in cells]

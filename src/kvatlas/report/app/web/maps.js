@@ -173,7 +173,7 @@ function panel(map, measure) {
 
 function captionOf(map) {
   const caption = el("figcaption", {}, el("strong", {}, (map.policy || map.benchmark) + (map.control ? " (control)" : "")));
-  if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Vacuous: ${map.vacuous}.`));
+  if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Can show no loss: ${map.vacuous}.`));
   for (const note of map.notes) caption.append(el("br"), el("span", { class: note.warning ? "warn" : null }, note.text));
   return caption;
 }
