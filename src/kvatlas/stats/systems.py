@@ -145,7 +145,7 @@ def fitting_systems(systems: Sequence[ModelSetting], name: str) -> list[ModelSet
 
 
 def _words_of(name: str, systems: Sequence[ModelSetting]) -> list[str]:
-    """Return the words of a name, also as results print it: `dynts(ratio=0.3, ...)` or `dynts local_window 8, ratio 0.3`."""
+    """Return the words of a name, also as results print it: `dynts(ratio=0.3)` or `dynts local_window 8."""
     parameters = {parameter for system in systems for parameter in system.all_values}
     words: list[str] = []
     for word in re.split(r"[()\s]+|,(?=\s|$)", name):
