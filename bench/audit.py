@@ -19,6 +19,7 @@ from typing import Any
 import arena
 import autopsies
 import engine_maps
+import engines
 import error_rates
 import real_gpu
 import second_looks
@@ -37,6 +38,7 @@ AUDITABLE = {
     "equal_arms": autopsies,
     "second_looks": second_looks,
     "engine_maps": engine_maps,
+    "key_biases": engine_maps,
     "vllm_equality": vllm_equality,
     "vllm_plugin": vllm_plugin,
 }
@@ -100,6 +102,9 @@ def main() -> None:
     rates = error_rates.every_line()
     print(f"documents of error rates, {', '.join(error_rates.PAGES)}: {len(rates)} rows")
     faults += missing_lines(rates, error_rates.PAGES)
+    speeds = engines.lines()
+    print(f"{', '.join(engines.DOCUMENTS)}, bench/README.md: {len(speeds)} rows")
+    faults += missing_lines(speeds, ("bench/README.md",))
     print("\n".join(faults))
     sys.exit(bool(faults))
 

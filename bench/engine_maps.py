@@ -1,6 +1,7 @@
-"""The numbers of docs/findings/engines.md: a map of llama.cpp's cache types, from outcomes by problem.
+"""The numbers of docs/findings/engines.md: maps of llama.cpp's cache types, from outcomes by problem.
 
     python bench/engine_maps.py runs/llama-cpp --out bench/results/engine_maps.json
+    python bench/engine_maps.py runs/key-biases --out bench/results/key_biases.json
 
 The texts of a run written from outcomes stand for equal and changed ones, so that `kvatlas` counts both again.
 """
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from common import arguments, keep
 from kvatlas.core import Grade, Setting, Status, Trace
@@ -83,7 +85,7 @@ def write_run(outcomes: Json, folder: Path) -> None:
 
 
 def numbers_of(outcomes: Json) -> Json:
-    """Return Pass@1, loss and changed texts of each setting, and q4_0 keys minus q4_0 values, in points."""
+    """Return Pass@1, loss and changed texts of each setting, and differences of settings, in points."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         write_run(outcomes, run)
@@ -92,7 +94,7 @@ def numbers_of(outcomes: Json) -> Json:
     loss_of = {entry["setting"]: entry for entry in choice["losses"]}
 
     rows: list[Json] = []
-    right_of: dict[tuple[str, str], list[bool]] = {}
+    right_of: dict[tuple[str, ...], list[bool]] = {}
     for entry in outcomes["settings"]:
         right = from_hex(entry["right"])
         row = {
@@ -105,7 +107,7 @@ def numbers_of(outcomes: Json) -> Json:
         loss = loss_of.get(row["setting"])
         if loss is not None:
             row |= {name: loss[name] for name in ("loses", "loses_low", "loses_high", "shown", "broken")}
-            right_of[entry["values"]["k"], entry["values"]["v"]] = right
+            right_of[tuple(map(str, entry["values"].values()))] = right
         rows.append(row)
     return {
         "problems": len(outcomes["problems"]),
@@ -114,18 +116,25 @@ def numbers_of(outcomes: Json) -> Json:
             {name: effect[name] for name in ("axis", "p", "adjusted_p", "levels")} for effect in result["effects"]
         ],
         "keys_minus_values": keys_minus_values(right_of),
+        "unturned_minus_turned": points(right_of.get(("q4_0", "q8_0", "1")), right_of.get(("q4_0", "q8_0"))),
     }
 
 
-def keys_minus_values(right_of: dict[tuple[str, str], list[bool]]) -> Json | None:
+def keys_minus_values(right_of: dict[tuple[str, ...], list[bool]]) -> Json | None:
     """Return the mean of settings with q4_0 keys minus that of settings with q4_0 values; None if one is missing."""
-    types = list(dict.fromkeys(key for key, _ in right_of))
+    types = list(dict.fromkeys(setting[0] for setting in right_of))
     keys = [right_of.get(("q4_0", other)) for other in types]
     values = [right_of.get((other, "q4_0")) for other in types]
     if None in keys or None in values:
         return None
-    difference = np.mean(np.array(keys, float), axis=0) - np.mean(np.array(values, float), axis=0)
-    contrast = mean_difference(difference)
+    return points(np.mean(np.array(keys, float), axis=0), np.mean(np.array(values, float), axis=0))
+
+
+def points(first: ArrayLike | None, second: ArrayLike | None) -> Json | None:
+    """Return the difference of the means of two settings with its limits, in points; None if one is missing."""
+    if first is None or second is None:
+        return None
+    contrast = mean_difference(np.array(first, float) - np.array(second, float))
     return {name: round(100 * getattr(contrast, name), 4) for name in ("value", "low", "high")}
 
 

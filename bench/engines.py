@@ -47,6 +47,9 @@ from kvatlas.models import ENDLESS, ModelHandle, Options
 from kvatlas.policies import from_setting
 
 CASES = ["16x4096", "16x1024", "16x256", "1x4096", "1x1024", "1x256", "read1x1024", "read16x1024"]
+RESULTS = Path(__file__).parent / "results"
+#: Two runs of this program on an idle machine.
+DOCUMENTS = ("engines.json", "engines_again.json")
 #: Types of weights: the options of a model of ours, vLLM's name, and the GGUF files.
 DTYPES: dict[str, tuple[dict[str, str], str, list[str]]] = {
     "float32": ({}, "float32", ["f32"]),
@@ -249,6 +252,34 @@ def measured(case: str, dtype: str, arms: dict[str, Arm], turns: int) -> dict[st
         "ratio_by_least_times": {name: round(min(taken) / min(own), 2) for name, taken in peers.items()},
         "ratio_by_medians": {name: round(median(taken) / median(own), 2) for name, taken in peers.items()},
     }
+
+
+def lines() -> list[str]:
+    """Return the rows of the table in bench/README.md: ratios to the faster form of each peer in both stored runs.
+
+    Ratios that differ by more than 10 % between the runs are not quoted.
+    """
+    first, again = [json.loads((RESULTS / name).read_text())["results"] for name in DOCUMENTS]
+    rows = []
+    for entry, other in zip(first, again, strict=True):
+        assert [entry["case"], entry["weights"]] == [other["case"], other["weights"]]
+        cells = [entry["case"], entry["weights"], f"{entry['median_tokens_per_cpu_second']['kvatlas']:,.0f}"]
+        for peer in ("vLLM", "llama.cpp"):
+            ratios = [ratio_to(peer, one["median_tokens_per_cpu_second"]) for one in (entry, other)]
+            if None in ratios:
+                cells.append("")
+            elif max(ratios) > 1.1 * min(ratios):
+                cells.append("–")
+            else:
+                cells.append(" and ".join(f"{ratio:.2f}" for ratio in ratios))
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def ratio_to(peer: str, rates: dict[str, float]) -> float | None:
+    """Return kvatlas's tokens per second over those of the faster form of a peer; None where it was not measured."""
+    of_peer = [rate for name, rate in rates.items() if name.startswith(peer)]
+    return rates["kvatlas"] / max(of_peer) if of_peer else None
 
 
 def llama_version(server: Path) -> str:

@@ -363,7 +363,7 @@ def test_another_prompt_is_said_and_former_traces_are_not_shown(
     assert decoded("{question}") == 3
     assert not any("decoded again" in sentence for sentence in told)
     assert decoded("Think: {question}") == 3
-    assert any("1 cell of the run had other weights, prompts or versions" in sentence for sentence in told)
+    assert any("1 cell of the run had other weights, prompts, code or versions" in sentence for sentence in told)
     # The former traces come back with the former prompt.
     assert decoded("{question}") == 0
 

@@ -198,8 +198,9 @@ def _changes_of_stored_traces(now: Manifest, store: Store, replace: bool) -> Ite
     if count:
         cells = "1 cell" if count == 1 else f"{count:,} cells"
         yield (
-            f"Warning: {cells} of the run had other weights, prompts or versions and are decoded again; the former "
-            "traces stay in the store and are not shown."
+            f"Warning: {cells} of the run had other weights, prompts, code or versions and are decoded again; the "
+            "former traces stay in the store and are not shown. Where only a grader was changed, `kvatlas grade RUN "
+            "--allow-code` before that grades the stored texts."
         )
 
 
