@@ -39,6 +39,7 @@ AUDITABLE = {
     "second_looks": second_looks,
     "engine_maps": engine_maps,
     "key_biases": engine_maps,
+    "vllm_types": engine_maps,
     "vllm_equality": vllm_equality,
     "vllm_plugin": vllm_plugin,
 }

@@ -1,7 +1,8 @@
-"""The numbers of docs/findings/engines.md: maps of llama.cpp's cache types, from outcomes by problem.
+"""The numbers of docs/findings/engines.md: maps of llama.cpp's and vLLM's cache types, from outcomes by problem.
 
     python bench/engine_maps.py runs/llama-cpp --out bench/results/engine_maps.json
     python bench/engine_maps.py runs/key-biases --out bench/results/key_biases.json
+    python bench/engine_maps.py runs/vllm --out bench/results/vllm_types.json
 
 The texts of a run written from outcomes stand for equal and changed ones, so that `kvatlas` counts both again.
 """
