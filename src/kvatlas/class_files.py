@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from kvatlas.core import KvatlasError, reason, refusal
+from kvatlas.core.basics import OWN_FILE
 from kvatlas.machine import cache_folder
 from kvatlas.text import did_you_mean
 
@@ -149,7 +150,7 @@ def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
     """Run a Python file once, as `load_file` does."""
     # Files of the same name in other folders are other modules.
     folder = sha256(str(file.parent).encode()).hexdigest()[:12]
-    spec = spec_from_file_location(f"kvatlas_file_{file.stem}_{folder}", file)
+    spec = spec_from_file_location(f"{OWN_FILE}{file.stem}_{folder}", file)
     if spec is None or spec.loader is None:
         raise KvatlasError(f"{str(file)!r} is not a Python file.")
 

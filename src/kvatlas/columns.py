@@ -9,7 +9,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from kvatlas.core import BudgetAudit, Cell, Costs, Measure, Outcome
+from kvatlas.core import BudgetAudit, Cell, Costs, Measure, Outcome, refusal
 
 #: Beginning of a source that is a number of the traces, as in `traces.thinking_tokens`.
 TRACES = "traces."
@@ -78,7 +78,9 @@ class Column:
         if self.key in cell.numbers:
             return cell.numbers[self.key]
         if callable(self.source):
-            return self.source(cell)
+            where = f"The column {self.name!r} cannot be computed; a cell has cell.estimate.value and cell.number(NAME)"
+            with refusal(where):
+                return self.source(cell)
         return attrgetter(self.source)(cell) if self.estimate_field else cell.numbers.get(self.source)
 
     def of_traces(self, numbers: Callable[[str], Sequence[float]]) -> Any:

@@ -6,6 +6,7 @@ sweep fills those of its spec, `kvatlas grade RUN --measure NAME` those of a fin
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -29,7 +30,13 @@ def _fault(name: str, value: object) -> str:
     words = (value.title, value.unit)
     if not all(isinstance(one, str) for one in words) or {type(value.is_share), type(value.counts)} != {bool}:
         return "expected texts as title and unit, and true or false as is_share and counts"
-    return "" if callable(value.of) else f"its function is {value.of!r}; expected one of a trace and its reading"
+    if not callable(value.of):
+        return f"its function is {value.of!r}; expected one of a trace and its reading"
+    try:
+        inspect.signature(value.of).bind(None, None)
+    except TypeError as error:
+        return f"its function does not take (trace, reading): {error}"
+    return ""
 
 
 measures: Registry[Measure] = Registry("measure", "kvatlas.measures", {}, _fault)
@@ -50,6 +57,11 @@ def _measure_in_file(name: str) -> Measure:
     wanted = name.removeprefix(file).removeprefix(":")
     if not wanted and len(in_file) == 1:
         wanted = next(iter(in_file))
+    if callable(vars(module).get(wanted)) and wanted not in in_file:
+        raise KvatlasError(
+            f"The measure {name} cannot be used ({wanted} is a function); write the measure below it, as share = "
+            f"Measure('share', {wanted}), and name {file}:share."
+        )
     if wanted not in in_file:
         raise KvatlasError(
             f"The measure {name} cannot be loaded (expected the name of a measure in the file, it has "

@@ -153,6 +153,8 @@ def grade_answer(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
 
     with refusal(f"{where} cannot grade an answer to {problem.id!r}"):
         grade = benchmark.grade(problem, answer)
+        if not isinstance(grade, Grade):
+            raise TypeError(f"it is {grade!r}, expected a kvatlas.core.Grade")
         return Grade(
             bool(storable("correct", grade.correct)),
             storable("progress", grade.progress),

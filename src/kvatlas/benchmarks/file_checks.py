@@ -198,6 +198,11 @@ def _check_references(problems: Problems) -> CheckResult:
         warning = _warning(name, solutions, problems, "have a whole solution for a reference answer", advice)
         return replace(warning, status=Check.FAILED) if len(solutions) >= MANY * len(problems) else warning
 
+    commas = [p for p in problems if re.fullmatch(r"-?\d+,\d{1,2}", p.answer)]
+    if commas:
+        advice = "write the decimal point of English, as 1.5"
+        return _warning(name, commas, problems, "have a comma for a decimal point", advice)
+
     letters = [p for p in problems if re.fullmatch(r"\(?[A-E]\)?", p.answer) and not p.about.get("choices")]
     if len(letters) >= MANY * len(problems):
         advice = "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ..."

@@ -152,7 +152,8 @@ def _read_json_lines(file: TextIOWrapper) -> Iterator[Any]:
             try:
                 yield _parse_json(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"line {line_number}, column {error.colno}: {error.msg}") from error
+                comma = "; it ends with a comma, which lines of JSON do not" if line.rstrip().endswith(",") else ""
+                raise ValueError(f"line {line_number}, column {error.colno}: {error.msg}{comma}") from error
             except ValueError as error:
                 raise ValueError(f"line {line_number}: {error}") from error
 

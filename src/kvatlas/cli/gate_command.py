@@ -89,7 +89,10 @@ def gate_command(
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if given and not has_address:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise KvatlasError(f"{named}: for endpoints alone, and neither side is an address; logs have their answers.")
+        raise KvatlasError(
+            f"{named}: for endpoints alone, and neither side is an address, as http://HOST:8000/v1; logs have their "
+            "answers."
+        )
     asking = Asking(
         benchmarks=tuple(benchmarks or ()),
         problems=problems,

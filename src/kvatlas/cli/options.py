@@ -80,7 +80,9 @@ class CommandOnce(TyperCommand):
         instead = []
         if any(name.strip("-") in (param.name, param.name.removesuffix("s")) for param in arguments):
             instead.append(f"{ctx.command_path} {_usage(arguments)}, without {name}")
-        instead += [text for text in _ways_out("instead").get(name, ()) if text.split()[0] in options]
+        instead += [
+            text for text in _ways_out("instead").get(name, ()) if text.split()[0] in (*options, ctx.command.name)
+        ]
         instead += [option for option in options if option.startswith(name)] or get_close_matches(name, options, n=1)
         # The options that a beginning fits are alike.
         instead = instead if instead and instead[0].startswith(name) else instead[:1]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+
+#: The beginning of the names of modules of users' files of code.
+OWN_FILE = "kvatlas_file_"
 
 
 class KvatlasError(Exception):
@@ -48,7 +52,16 @@ def reason(error: BaseException) -> str:
         text = key if isinstance(key, str) and " " in key.strip() else f"there is no {text}"
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     line = " ".join(lines) if lines[0].endswith(":") else lines[0]
-    return line if len(line) <= 300 else f"{line[:300]} ..."
+    return (line if len(line) <= 300 else f"{line[:300]} ...") + _place_in_own_file(error)
+
+
+def _place_in_own_file(error: BaseException) -> str:
+    """Return the innermost line of a user's file of code that an error came through, as a clause; else nothing."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).startswith(OWN_FILE):
+            place = f", line {line} of {Path(frame.f_code.co_filename).name}"
+    return place
 
 
 def described(error: BaseException) -> str:

@@ -95,7 +95,8 @@ class Endpoint:
             raise KvatlasError("The address has a user, a query or a fragment; keys come from the environment alone.")
         if self.key and not (self.key.isascii() and self.key.isprintable() and " " not in self.key):
             raise KvatlasError("The key in KVATLAS_API_KEY holds characters that no header can have.")
-        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/v1"
+        path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/chat").removesuffix("/v1")
+        self.url = f"{parts.scheme}://{parts.netloc}{path}/v1"
 
     @property
     def refused_fields(self) -> list[str]:

@@ -103,7 +103,7 @@ class Command:
                     values[key] = _text(key, value)
                     continue
                 if not isinstance(value, Mapping):
-                    raise KvatlasError(f"{key}: expected texts by name, {value!r} was given.")
+                    raise KvatlasError(f"{key}: expected texts by name, as {{NAME: '1'}}, {value!r} was given.")
                 texts = {str(name): _text(f"{key} {name}", text) for name, text in value.items()}
                 values[key] = {**values.get(key, {}), **texts}
         return cls(**values)

@@ -75,6 +75,11 @@ def gate(
     """
     if claim not in CLAIMS:
         raise KvatlasError(f"claim: expected {', '.join(CLAIMS)}, got {claim!r}.")
+    for name, side in (("before", before), ("after", after)):
+        if not isinstance(side, str | Path):
+            raise KvatlasError(
+                f"{name} is an object of {type(side).__name__}; expected a path, RUN@CELL or an address."
+            )
     margin = margin_from_points(lose_at_most)
     chosen = None if claim == "auto" else Claim(claim)
     options = SideOptions(metric, filter, tuple(tasks), tuple(allow))

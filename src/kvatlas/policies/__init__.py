@@ -106,6 +106,9 @@ def _plugin_fault(name: str, value: object) -> str:
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
 
+    if value.observe is not Policy.observe and value.observes == frozenset():
+        return "it has observe, and observes no signal; expected one, as in observes = frozenset({Signal.ATTENTION})"
+
     shared = {*RULE_PARAMETERS, *PRECISION_PARAMETERS, CAP, "budget", "precision", "preset"}
     taken = shared & {*vars(value), *vars(value).get("__annotations__", ())}
     if taken:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import chain, combinations
@@ -146,7 +147,7 @@ def fitting_systems(systems: Sequence[ModelSetting], name: str) -> list[ModelSet
 
 def _words_of(name: str, systems: Sequence[ModelSetting]) -> list[str]:
     """Return the words of a name, also as results print it: `dynts(ratio=0.3)` or `dynts local_window 8."""
-    parameters = {parameter for system in systems for parameter in system.all_values}
+    parameters = set(chain.from_iterable(system.all_values for system in systems))
     words: list[str] = []
     for word in re.split(r"[()\s]+|,(?=\s|$)", name):
         if words and words[-1] in parameters:
@@ -158,10 +159,15 @@ def _words_of(name: str, systems: Sequence[ModelSetting]) -> list[str]:
 
 def _why_none(systems: Sequence[ModelSetting], fits: Sequence[ModelSetting], word: str) -> str:
     """Return a clause on a word of a name that none of the systems fits which the words before it fit."""
-    parameter, equals, _ = word.partition("=")
+    parameter, equals, text = word.partition("=")
     values = dict.fromkeys(str(system.all_values[parameter]) for system in fits if parameter in system.all_values)
     if equals and values:
         return f"the values of {parameter} are {', '.join(values)}"
+
+    if equals:
+        known = dict.fromkeys(chain.from_iterable(system.all_values for system in systems))
+        near = get_close_matches(parameter, known, n=1)
+        return f"write {near[0]}={text}" if near else f"the parameters are {', '.join(known)}"
 
     models = ", ".join(dict.fromkeys(system.model for system in systems))
     policies = ", ".join(shown_policies(system.setting.policy for system in systems).values())

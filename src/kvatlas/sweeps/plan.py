@@ -378,6 +378,7 @@ def make_plan(spec: Spec) -> Plan:
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
     notes = settings_notes(found_models, chosen)
     notes += cap_notes(chosen, spec.sampling.max_new_tokens)
+    notes += spec.notes
     for benchmark in found_benchmarks:
         notes += _benchmark_notes(spec, benchmark, problems[benchmark.name])
         notes += cluster_notes(benchmark.name, problems[benchmark.name])

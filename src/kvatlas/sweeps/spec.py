@@ -375,6 +375,21 @@ class Spec(BaseModel):
         cells += [(spec.setting(), True) for spec in self.baseline]
         return cells
 
+    @property
+    def notes(self) -> list[str]:
+        """What the author of the spec may have meant otherwise."""
+        found = []
+        if self.lose_at_most < 0.5:
+            asked = f"was {100 * self.lose_at_most:g} meant, and not {self.lose_at_most:g}?"
+            found.append(f"lose_at_most counts points; {asked}")
+        for entry in self.settings:
+            own = [name for name in self.axes if name in entry.fixed_values]
+            if own:
+                found.append(
+                    f"A setting of {entry.policy} has values of its own, so that no axis varies {', '.join(own)}."
+                )
+        return found
+
     def crossed(self, spec: SettingSpec) -> dict[str, list[Value]]:
         """Return the axes that a setting is crossed with."""
         return {name: values for name, values in self.axes.items() if name not in spec.fixed_values}
@@ -575,6 +590,7 @@ _OTHER_KEYS = {
     "temperature": "'sampling' (as sampling: {temperature: 0.6})",
     "max_new_tokens": "'sampling' (as sampling: {max_new_tokens: 512})",
     "device": "a key of a model (as models: [{model: NAME, device: cuda}])",
+    "sampling.do_sample": "'sampling.temperature' (0 is greedy)",
 }
 
 
@@ -606,9 +622,13 @@ def _sentence_on(error: ValidationError, source: str) -> str:
 
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "list_type":
-        message = f"expected a list, as [{first['input']}]"
+        message = (
+            "expected a list, as [0.3, 0.5]" if where.startswith("axes.") else f"expected a list, as [{first['input']}]"
+        )
     field = where.partition(".")[0]
     if first["type"] in ("model_type", "dataclass_type", "dict_type") and field in _KEY_EXAMPLES:
         message = f"expected a mapping, as {_KEY_EXAMPLES[field]}"
     given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
+    if where == "problems":
+        given += "; without the key all are asked"
     return f"Wrong value in {source}, {where or 'as a whole'}: {message[0].lower()}{message[1:]}{given}."
