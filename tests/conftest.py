@@ -45,7 +45,7 @@ ARCHITECTURES = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect the tests without garbage collection, a third of its time, and leave them out of later ones: they stay."""
+    """Collect tests without garbage collection, a third of the time, and leave them out of later ones: they stay."""
     gc.disable()
     result = yield
     gc.freeze()

@@ -370,7 +370,7 @@ def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
 
 
 def find_apart(file: Path, cache: Path, said: Path, weights: str = "auto") -> BaseProcess:
-    """Start a process that finds and loads the model of a file; what it says and the digest of its weights go to `said`.
+    """Start a process that loads the model of a file; what it says and the digest of the weights go to `said`.
 
     It is a fork of this one: a new interpreter would spend seconds on importing torch.
     """
