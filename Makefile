@@ -26,7 +26,7 @@ help:
 	@echo "make oldest       tests with the oldest allowed version of every dependency"
 	@echo "make conformance  policies and the grader beside other people's"
 	@echo "make engines      maps of a real vLLM and llama.cpp on this CPU; builds for half an hour"
-	@echo "make deep         all tests, those of minutes among them, with coverage; mutants: SINCE=commit"
+	@echo "make deep         all tests, those of minutes among them, 90 % coverage; mutants: SINCE=commit"
 	@echo "make bench        what README and docs quote"
 	@echo "make audit        numbers of the findings again, from stored outcomes by problem"
 	@echo "make example      the demo's report, pictures and numbers in README and docs"
