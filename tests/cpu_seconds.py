@@ -43,20 +43,19 @@ class Measured:
         self.fixtures[f"{fixturedef.baseid}::{fixturedef.argname} ({fixturedef.scope})"] += cpu_seconds() - before
         return result
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
-        # The last fixtures end here.
-        result = yield
+    # After the last fixtures ended, and before a process of `-n` sends what it has.
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not session.config.getoption("numprocesses", None):
             self.tests[REST] = cpu_seconds() - self.tests.total()
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             output["cpu_seconds"] = dict(self.tests), dict(self.fixtures)
-        return result
 
     def pytest_testnodedown(self, node: Any) -> None:
         """Add what a process of `-n` measured."""
-        tests, fixtures = node.workeroutput["cpu_seconds"]
+        # One that was killed has none.
+        tests, fixtures = getattr(node, "workeroutput", {}).get("cpu_seconds", ({}, {}))
         self.tests.update(tests)
         self.fixtures.update(fixtures)
 
