@@ -1,7 +1,7 @@
 """CPU seconds of the tests by room, by fixture and by test: `python -m pytest -p tests.cpu_seconds -n 2`.
 
-Those of a process that a test starts and waits for are the test's. What a room does not have is spent on imports and
-on collecting the tests, once in each process of `-n`.
+Those of a process that a test starts and waits for are the test's; of one that several tests share, those of the test
+that ends it. What no room has is spent on imports and on collecting the tests, once in each process of `-n`.
 """
 
 import resource
