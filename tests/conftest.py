@@ -1,5 +1,6 @@
 """Small real models for the tests: random weights of two and more architectures, with a real tokenizer."""
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -40,6 +41,16 @@ ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3"),
     *("gemma2", "gpt_oss", "deepseek_v3", "qwen3_next"),
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without garbage collection, a third of the time, and leave them out of later ones: they stay."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -51,6 +51,10 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.S | re.M)
 
 
+#: Words that are in no docstring and no comment.
+RIDDLES = re.compile(r"\b(valid are|nobody|is none)\b")
+
+
 def test_docstrings_and_comments_are_plain_english() -> None:
     """Docstrings begin with a verb or a noun; some riddles are in no docstring and no comment."""
     found = []
@@ -62,10 +66,13 @@ def test_docstrings_and_comments_are_plain_english() -> None:
             for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         ]
-        words = tokenize.generate_tokens(io.StringIO(text).readline)
-        comments = [word.string for word in words if word.type == tokenize.COMMENT]
         found += [(file, item) for item in docstrings if re.match(r"(What|Who|Whether|Where|How)\b", item)]
-        found += [(file, item) for item in docstrings + comments if re.search(r"\b(valid are|nobody|is none)\b", item)]
+        comments = []
+        # Finding the comments of a file takes as long as all the rest.
+        if RIDDLES.search(text):
+            words = tokenize.generate_tokens(io.StringIO(text).readline)
+            comments = [word.string for word in words if word.type == tokenize.COMMENT]
+        found += [(file, item) for item in docstrings + comments if RIDDLES.search(item)]
     assert not found
 
 

@@ -118,7 +118,8 @@ def test_what_a_text_states_is_its_answer(path: Path) -> None:
     assert not [row for row in wrong if not row[3]]
 
 
-def test_no_answer_is_told_from_a_wrong_one() -> None:
+def test_no_answer_is_told_from_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judges, "ANSWER_SECONDS", 1.0)
     assert grade("7", "I do not know.").status is Status.NO_ANSWER
     assert grade("7", r"\boxed{8}") == Grade(False, 0.0, "8", Status.OK)
     assert grade("7", r"\boxed{7}") == Grade(True, 1.0, "7", Status.OK)
@@ -193,6 +194,14 @@ def test_time_and_memory_are_limited() -> None:
     assert process.poll() is not None
 
 
+@pytest.fixture(scope="module")
+def judge() -> Iterator[ComparisonProcess]:
+    """A process that compares for a second at most; one that fills its memory is replaced."""
+    process = ComparisonProcess(seconds=1)
+    yield process
+    process.close()
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -200,10 +209,8 @@ def test_time_and_memory_are_limited() -> None:
         *("(10^6)!", "10!!!", r"\binom{10^9}{10^8}", r"\cos(10^{10^6})"),
     ],
 )
-def test_numbers_that_would_fill_the_memory_are_not_computed(answer: str) -> None:
-    judge = ComparisonProcess(seconds=1)
+def test_numbers_that_would_fill_the_memory_are_not_computed(judge: ComparisonProcess, answer: str) -> None:
     assert judge.ask("7", answer) is Equality.UNEQUAL
-    judge.close()
 
 
 def test_the_parts_of_one_answer_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,12 @@
 """A GGUF becomes a model like any other, once; what is wrong with one is said in a sentence."""
 
 import json
-import os
-import signal
-import subprocess
+import multiprocessing
 import sys
 import time
 from collections.abc import Mapping
 from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -370,20 +369,36 @@ def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
     assert all(path.suffix == ".lock" for path in (tmp_path / "cache").iterdir())
 
 
+def find_apart(file: Path, cache: Path, said: Path, weights: str = "auto") -> BaseProcess:
+    """Start a process that loads the model of a file; what it says and the digest of the weights go to `said`.
+
+    It is a fork of this one: a new interpreter would spend seconds on importing torch.
+    """
+
+    def find() -> None:
+        with said.open("w") as sys.stderr:
+            model = models.find(f"hf:{file}", cache=str(cache), weights=weights)
+            model.load()
+            print(model.weights_digest, file=sys.stderr)
+
+    process = multiprocessing.get_context("fork").Process(target=find)
+    process.start()
+    return process
+
+
 @pytest.mark.parametrize("last", [pytest.param("model.safetensors", marks=pytest.mark.deep), "tokenizer.json"])
 def test_a_stopped_conversion_leaves_nothing_that_looks_finished(last: str, file: Path, tmp_path: Path) -> None:
     """Killed while files are there: what is left is no model, and the next conversion starts over."""
     whole = models.find(f"hf:{file}", cache=str(tmp_path / "whole")).folder
     sizes = {path.name: path.stat().st_size for path in whole.iterdir()}
     cache = tmp_path / "cache"
-    code = f"from kvatlas import models; models.find('hf:{file}', cache={str(cache)!r})"
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    process = find_apart(file, cache, tmp_path / "said")
     folder = cache / whole.name
     part = cache / f"{whole.name}.part" / last
-    while not part.exists() and process.poll() is None:
+    while not part.exists() and process.is_alive():
         time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert not folder.exists() or {path.name: path.stat().st_size for path in folder.iterdir()} == sizes
     found = models.find(f"hf:{file}", cache=str(cache))
     assert {path.name: path.stat().st_size for path in found.folder.iterdir()} == sizes
@@ -410,11 +425,11 @@ def test_a_folder_that_lacks_a_part_or_is_of_an_earlier_conversion_is_made_anew(
 @pytest.mark.parametrize("weights", ["auto", "int8"])
 def test_processes_that_need_one_conversion_share_it(weights: str, file: Path, tmp_path: Path) -> None:
     """One makes it, the other waits, and both read the same weights."""
-    words = f"'hf:{file}', cache={str(tmp_path / 'cache')!r}, weights={weights!r}"
-    code = f"from kvatlas import models; model = models.find({words}); model.load(); print(model.weights_digest)"
-    command = [sys.executable, "-c", code]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert len({digest for digest, _ in outputs}) == 1
-    assert sum(said.count("is converted once") for _, said in outputs) == 1
+    said = [tmp_path / "first", tmp_path / "second"]
+    processes = [find_apart(file, tmp_path / "cache", text, weights) for text in said]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    texts = [text.read_text().splitlines() for text in said]
+    assert len({lines[-1] for lines in texts}) == 1
+    assert sum("is converted once" in line for lines in texts for line in lines) == 1

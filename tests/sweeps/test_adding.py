@@ -2,6 +2,8 @@
 
 import csv
 import json
+import multiprocessing
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,13 +14,14 @@ import pytest
 
 import kvatlas as package
 from kvatlas.benchmarks.chain import Chain
+from kvatlas.cli import command
 from kvatlas.core import SERVED, KvatlasError, Problem, digest
 from kvatlas.results import Manifest, Store
 from kvatlas.results.store import FILE
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
-from tests.command_line import Call, run_apart
+from tests.command_line import Call
 from tests.sweeps.conftest import Build, contents
 
 
@@ -244,10 +247,18 @@ def received_runs(spec_data: Build, tmp_path_factory: pytest.TempPathFactory) ->
         file.write_text(PLUGIN)
         data = small(spec_data, f"{file}:Newest", axes={"local_window": [8], "ratio": [0.5]})
         (root / name / "theirs.yaml").write_text(json.dumps(data))
-    # By another user: here no code of these files has run, and no cache remembers them.
-    commands = [f"sweep {name}/theirs.yaml --out {name}/run --workers 1" for name in names]
-    for code, _, err in run_apart(commands, root, KVATLAS_CACHE=str(root / "their-cache")):
-        assert code == 0, err
+
+    def sweep_each() -> None:
+        os.environ["KVATLAS_CACHE"] = str(root / "their-cache")
+        for name in names:
+            words = ["sweep", f"{root / name}/theirs.yaml", "--out", f"{root / name}/run", "--workers", "1", "--quiet"]
+            command()(words, standalone_mode=False)
+
+    # By another user, in a fork: in this process no code of these files has run, and no cache remembers them.
+    user = multiprocessing.get_context("fork").Process(target=sweep_each)
+    user.start()
+    user.join()
+    assert user.exitcode == 0
     return iter([(root / name / "run", root / name / "newest.py", root / name / "newest.ran") for name in names])
 
 
