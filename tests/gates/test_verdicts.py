@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import kvatlas
+from kvatlas.core import Claim
 from kvatlas.gates.gate import GateResult
+from kvatlas.gates.judgement import Judgement, Verdict, judge_pairs
 from tests.command_line import Call
 from tests.gates.answer_files import Floats, numpy_verdict, write_answers
 
@@ -135,6 +137,65 @@ def test_nothing_is_proven_where_nothing_could_be_lost(tmp_path: Path) -> None:
     result = judged(tmp_path, before, before.copy(), 3.0)
     assert result.verdict == "cannot tell"
     assert "could not have been seen" in result.to_dict()["reasons"][0]
+
+
+def as_one_thing(folder: Path, before: Floats, after: Floats, margin: float, claim: Claim | None = None) -> Judgement:
+    result = judged(folder, before, after, 100 * margin)
+    return judge_pairs(result.pairs, margin, claim, result.before, result.after, both_ways=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problems", "decided"),
+    [
+        (0.6, 0.6, 4000, Verdict.KEEPS),
+        (0.6, 0.4, 400, Verdict.LOSES),
+        (0.4, 0.6, 400, Verdict.LOSES),
+        # Answers that were all wrong cannot be lost, and a gain is seen all the same.
+        (0.0, 0.6, 400, Verdict.LOSES),
+        (0.0, 0.0, 400, Verdict.CANNOT_TELL),
+        (0.6, 0.6, 40, Verdict.CANNOT_TELL),
+    ],
+)
+def test_two_sides_that_should_be_one_thing_may_not_gain_either(
+    tmp_path: Path, before: float, after: float, problems: int, decided: Verdict
+) -> None:
+    sides = [draw(share, problems, 1, 0.0, seed)[0] for seed, share in enumerate((before, after))]
+    judgement = as_one_thing(tmp_path, *sides, 0.05)
+    assert judgement.verdict is decided
+    # How many problems it takes is said where it is open, and nowhere else.
+    is_open = decided is Verdict.CANNOT_TELL and not judgement.reasons
+    assert (judgement.needed is not None) == is_open
+    assert judgement.needed is None or judgement.needed > problems
+
+
+def test_both_ways_each_limit_has_half_of_the_level_and_a_gain_is_as_far_from_its_margin(tmp_path: Path) -> None:
+    before, after = draw(0.8, 60, 2, 0.05, 7)
+    lost = as_one_thing(tmp_path, before, after, 0.1, Claim.THESE)
+    gained = as_one_thing(tmp_path, after, before, 0.1, Claim.THESE)
+    one_way = judged(tmp_path, before, after, 10, claim="these_problems").judgement
+    for claim in Claim:
+        first = lost.losses[claim]
+        second = gained.losses[claim]
+        assert (first.low, first.high) == pytest.approx((-second.high, -second.low))
+        assert first.low < one_way.losses[claim].low < one_way.losses[claim].high < first.high
+    assert lost.needed == gained.needed
+    assert lost.needed_other == gained.needed_other
+
+
+def test_many_samples_prove_equality_on_these_problems_alone(tmp_path: Path) -> None:
+    """Thirty problems of sixteen samples, nothing lost; missing pairs count at worst on both sides."""
+    scores = np.repeat(np.arange(30)[:, None] % 2, 16, axis=1).astype(float)
+    on_these = as_one_thing(tmp_path, scores, scores, 0.03, Claim.THESE)
+    assert on_these.verdict is Verdict.KEEPS
+    assert on_these.losses[Claim.THESE].high < 0.01 < 0.09 < on_these.losses[Claim.LIKE].high
+    assert as_one_thing(tmp_path, scores, scores, 0.03, Claim.LIKE).verdict is Verdict.CANNOT_TELL
+
+    lacking = scores.copy()
+    lacking[::5, 0] = np.nan
+    partly = as_one_thing(tmp_path, lacking, scores, 0.015, Claim.THESE)
+    assert partly.verdict is Verdict.CANNOT_TELL
+    assert partly.losses[Claim.THESE].high > 6 / 480
+    assert partly.losses[Claim.THESE].low < -6 / 480
 
 
 def test_lengths_and_endings_are_compared(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvatlas.core import Claim, KvatlasError, Setting
+from kvatlas.core import KvatlasError, Setting
 from kvatlas.stats.losses import losses_of
 from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
 from kvatlas.stats.numerics.texts import Departures, departure_p
 from kvatlas.stats.orders import kept_by_rule
-from kvatlas.stats.paired import Equivalence, paired_difference, problems_to_decide, standing
+from kvatlas.stats.paired import paired_difference
 from kvatlas.stats.power import provable
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import manifest
@@ -156,20 +156,6 @@ def test_as_many_problems_as_are_said_prove_it_in_four_of_five_cases():
     assert needed_problems(pilot[:30], ONE[:30], 0.0299, 0.03) is None
 
 
-@pytest.mark.parametrize(
-    ("lost", "gained", "decided"),
-    [(0, 0, "equivalent"), (30, 0, "worse"), (0, 30, "better"), (3, 3, "not decided")],
-)
-def test_the_interval_of_an_endpoint_decides(lost, gained, decided):
-    reference = {("A", str(n)): {0: float(n >= gained)} for n in range(150)}
-    served = {("A", str(n)): {0: float(n < 150 - lost)} for n in range(150)}
-    loss = paired_difference(reference, served)
-    assert standing(loss, 0.03) is Equivalence(decided)
-    assert loss.value == pytest.approx((lost - gained) / 150)
-    needed = problems_to_decide(reference, served, loss, 0.03)
-    assert (needed is not None) == (decided == "not decided")
-
-
 def text(near: tuple[int, int], before: float, after: float) -> Departures:
     other = (int(before > 0), int(after > 0))
     return Departures((100, 100), near, other, (0, 0), (before, after))
@@ -199,25 +185,6 @@ def test_numerics_alone_are_told_as_seldom_as_the_level_says() -> None:
         values.append(departure_p(texts))
     for level in (0.01, 0.05, 0.2):
         assert np.mean(np.array(values) < level) < level + 0.01
-
-
-def test_an_endpoint_is_judged_by_the_claim_of_the_run_and_missing_pairs_count_at_worst() -> None:
-    """Thirty problems of sixteen samples, nothing lost: proven within 3 points on these problems alone."""
-    reference = {("B", str(problem)): dict.fromkeys(range(16), float(problem % 2)) for problem in range(30)}
-    on_these = paired_difference(reference, reference, Claim.THESE, list(Claim))
-    assert standing(on_these, 0.03) is Equivalence.EQUIVALENT
-    assert standing(on_these.claims[Claim.LIKE], 0.03) is Equivalence.UNDECIDED
-    needed = problems_to_decide(reference, reference, on_these, 0.03)
-    assert needed is not None
-    assert needed > 30
-    assert on_these.high < 0.01 < 0.09 < on_these.claims[Claim.LIKE].high
-
-    lacking = {key: {**samples, 0: math.nan, 1: math.nan} for key, samples in reference.items()}
-    partly = paired_difference(lacking, reference, Claim.THESE, list(Claim))
-    assert standing(partly, 0.03) is Equivalence.UNDECIDED
-    assert partly.high > 2 / 16
-    assert partly.value == 0
-    assert partly.pairs == 14 * 30
 
 
 def test_budgets_beside_the_prompt_are_tested_from_the_largest_down(tmp_path: Path) -> None:

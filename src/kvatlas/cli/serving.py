@@ -122,10 +122,10 @@ def deploy_verify_command(
     The environment variable KVATLAS_API_KEY holds the endpoint's key.
     """
     from kvatlas.deploy.engine_config import MeasuredCell
-    from kvatlas.deploy.verify import ask_measured, by_sample, read_texts, report, verification_text
+    from kvatlas.deploy.verify import ask_measured, read_texts
     from kvatlas.engines.client import Endpoint
+    from kvatlas.gates.verification import UNDECIDED, verification, verification_text
     from kvatlas.results.store import check_new_folder
-    from kvatlas.stats.paired import Equivalence
     from kvatlas.stats.run_data import margin_from_points
 
     endpoint = Endpoint(url, served, os.environ.get(KEY))
@@ -145,9 +145,9 @@ def deploy_verify_command(
         note(f"Stopped. Answers that arrived are kept in {out}; the same command{without} goes on from there.")
         raise typer.Exit(130) from None
     note(str(answers))
-    result = report(reference, by_sample(traces), margin, read)
-    typer.echo(json.dumps(result, indent=2) if as_json else verification_text(result, endpoint.url))
+    result = verification(reference, endpoint, out, traces, margin, read)
+    typer.echo(json.dumps(result, indent=2) if as_json else verification_text(result))
     if result["alarmed"]:
         raise typer.Exit(1)
-    if result["cell"]["verdict"] == Equivalence.UNDECIDED:
+    if result["cell"]["verdict"] == UNDECIDED:
         raise typer.Exit(3)

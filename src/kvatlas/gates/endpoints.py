@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__, benchmarks
 from kvatlas.class_files import permit
-from kvatlas.core import KvatlasError, Trace
+from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.engines.asking import (
     AskedAnswers,
     AskedCell,
@@ -25,6 +25,9 @@ from kvatlas.gates.runs import side_of_setting
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import contents_of
 from kvatlas.results.store import FILE
+
+if TYPE_CHECKING:
+    from kvatlas.deploy.engine_config import MeasuredCell
 
 #: The default folder of the answers.
 ANSWERS = Path("gate-answers")
@@ -104,8 +107,9 @@ def endpoint_sides(
     sides = []
     for endpoint in endpoints:
         side = side_of_setting(asking.answers, endpoint.model, served_setting(endpoint), endpoint.url, options)
-        sides.append(_endpoint_side(side, endpoint, answers, traces, asking.max_new_tokens))
-    return _with_prompts(sides[0], traces), _with_prompts(sides[1], traces)
+        side = _endpoint_side(side, endpoint, answers, traces, asking.max_new_tokens)
+        sides.append(_asked_side(side, {(trace.benchmark, trace.problem) for trace in traces}, traces))
+    return sides[0], sides[1]
 
 
 def run_and_endpoint_sides(
@@ -127,17 +131,31 @@ def run_and_endpoint_sides(
         again=asking.again,
         on_trace=on_trace,
     )
-    measured = side_of_setting(Path(folder), reference.model, reference.setting, run, options)
-    side = side_of_setting(asking.answers, reference.model, served_setting(endpoint), endpoint.url, options)
-    served = _endpoint_side(side, endpoint, answers, traces, reference.sampling["max_new_tokens"])
+    before, after = measured_sides(reference, reference.setting, endpoint, asking.answers, traces, options, run)
+    return before, _endpoint_side(after, endpoint, answers, traces, reference.sampling["max_new_tokens"])
 
-    # Of the run the same problems: all, or the first ones.
+
+def measured_sides(
+    reference: MeasuredCell,
+    setting: Setting,
+    endpoint: Endpoint,
+    folder: Path,
+    traces: Sequence[Trace],
+    options: SideOptions,
+    name: str,
+) -> tuple[Side, Side]:
+    """Return the sides of a setting of a run and of an endpoint that was asked the questions of that run.
+
+    Its answers are `traces`, and stored in `folder`; `name` is that of the side of the run.
+    """
+    measured = side_of_setting(Path(reference.run.folder or ""), reference.model, setting, name, options)
+    served = side_of_setting(folder, reference.model, served_setting(endpoint), endpoint.url, options)
+    served = replace(served, independent=reference.sampling["temperature"] > 0)
+
+    # Both may hold more problems than were asked now.
     problems = {(trace.benchmark, trace.problem) for trace in traces}
-    both = [*traces, *reference.traces(reference.setting).values()]
-    first = replace(measured, read=lambda: (each for each in measured.read() if (each.task, each.problem) in problems))
-    return _with_prompts(first, both), _with_prompts(
-        replace(served, independent=reference.sampling["temperature"] > 0), both
-    )
+    both = [*traces, *reference.traces(setting).values()]
+    return _asked_side(measured, problems, both), _asked_side(served, problems, both)
 
 
 def _check_same_comparison(folder: Path, manifest: Manifest) -> None:
@@ -174,13 +192,17 @@ def _endpoint_side(side: Side, endpoint: Endpoint, answers: AskedAnswers, traces
     return replace(side, kind="endpoint", notes=tuple(note.removesuffix(".") for note in notes if note))
 
 
-def _with_prompts(side: Side, traces: Sequence[Trace]) -> Side:
-    """Return a side whose answers tell which of their prompts had other tokens on the other side."""
+def _asked_side(side: Side, problems: Collection[tuple[str, str]], traces: Sequence[Trace]) -> Side:
+    """Return a side with the answers to some problems.
+
+    They tell which of their prompts had other tokens on the other side; `traces` are those of both sides.
+    """
     unlike = set(differing_prompts(traces))
 
     def read() -> Iterator[GradedAnswer]:
         for answer in side.read():
-            is_unlike = (answer.task, answer.problem) in unlike
-            yield answer._replace(prompt=side.name) if is_unlike else answer
+            place = answer.task, answer.problem
+            if place in problems:
+                yield answer._replace(prompt=side.name) if place in unlike else answer
 
     return replace(side, read=read)

@@ -114,13 +114,20 @@ class Judgement:
 
 
 def judge_pairs(
-    pairs: PairedAnswers, margin: float, claim: Claim | None, before: Side, after: Side, disagreement: str = ""
+    pairs: PairedAnswers,
+    margin: float,
+    claim: Claim | None,
+    before: Side,
+    after: Side,
+    disagreement: str = "",
+    both_ways: bool = False,
 ) -> Judgement:
     """Return the verdict on the pairs of two sides.
 
     Without a claim it is that on these problems where several independent samples allow it. `disagreement` is a reason
-    why nothing can be told, if there is one already. Raises KvatlasError for a claim on these problems that the samples
-    cannot make.
+    why nothing can be told, if there is one already. With `both_ways` the sides should be one thing: a gain above the
+    margin counts as a loss does, and each of the two has half of the level. Raises KvatlasError for a claim on these
+    problems that the samples cannot make.
     """
     copied = 0.0
     for task in pairs.tasks:
@@ -131,12 +138,14 @@ def judge_pairs(
     samples = max(task.losses.shape[1] for task in pairs.tasks)
     decides = claim or (Claim.THESE if samples > 1 and not refused else Claim.LIKE)
     claims = [Claim.LIKE] if refused else list(Claim)
-    level = LEVEL / 2 if len(pairs.tasks) > 1 else LEVEL
-    losses = {each: _mean_loss(pairs.tasks, each, margin, (level, LEVEL)) for each in claims}
-    tasks = _task_verdicts(pairs.tasks, claims, decides, margin, level)
+    level = LEVEL / 2 if both_ways else LEVEL
+    levels = (level / 2 if len(pairs.tasks) > 1 else level, level)
+    losses = {each: _mean_loss(pairs.tasks, each, margin, levels) for each in claims}
+    tasks = _task_verdicts(pairs.tasks, claims, decides, margin, levels)
+    is_gain = both_ways and losses[decides].high < -margin
 
-    # Where something speaks against every proof of keeping, no task keeps anything.
-    reasons = _reasons(pairs, decides, margin)
+    # Where something speaks against every proof of keeping, no task keeps anything; a gain is proven all the same.
+    reasons = [] if is_gain else _reasons(pairs, decides, margin)
     if disagreement:
         reasons.insert(0, disagreement)
     if reasons:
@@ -145,17 +154,17 @@ def judge_pairs(
         ]
     verdict = Verdict.CANNOT_TELL
     if not reasons:
-        if losses[decides].low > margin or any(task.verdict is Verdict.LOSES for task in tasks):
+        if is_gain or losses[decides].low > margin or any(task.verdict is Verdict.LOSES for task in tasks):
             verdict = Verdict.LOSES
-        elif losses[decides].high <= margin:
+        elif losses[decides].high <= margin and (not both_ways or losses[decides].low >= -margin):
             verdict = Verdict.KEEPS
 
     needed = None
     needed_other = None
     if verdict is Verdict.CANNOT_TELL and not reasons:
-        needed = _settling_size(pairs.tasks, decides, margin)
+        needed = _settling_size(pairs.tasks, decides, margin, both_ways)
         if decides is Claim.THESE:
-            needed_other = _settling_size(pairs.tasks, Claim.LIKE, margin)
+            needed_other = _settling_size(pairs.tasks, Claim.LIKE, margin, both_ways)
 
     return Judgement(
         verdict,
@@ -239,20 +248,20 @@ def _mean_loss(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: 
 
 
 def _task_verdicts(
-    tasks: Sequence[TaskPairs], claims: Sequence[Claim], decides: Claim, margin: float, level: float
+    tasks: Sequence[TaskPairs], claims: Sequence[Claim], decides: Claim, margin: float, levels: tuple[float, float]
 ) -> list[TaskVerdict]:
-    levels = (level / len(tasks), LEVEL / len(tasks))
+    shared = (levels[0] / len(tasks), levels[1] / len(tasks))
     verdicts = []
     for task in tasks:
-        losses = {claim: _mean_loss([task], claim, margin, levels) for claim in claims}
+        losses = {claim: _mean_loss([task], claim, margin, shared) for claim in claims}
         verdicts.append(TaskVerdict(task, losses))
 
     kept = holm([verdict.losses[decides].about["p_kept"] for verdict in verdicts])
     broken = holm([verdict.losses[decides].about["p_broken"] for verdict in verdicts])
     for index in range(len(verdicts)):
-        if broken[index] <= level:
+        if broken[index] <= levels[0]:
             verdicts[index] = replace(verdicts[index], verdict=Verdict.LOSES)
-        elif kept[index] <= LEVEL:
+        elif kept[index] <= levels[1]:
             verdicts[index] = replace(verdicts[index], verdict=Verdict.KEEPS)
     return verdicts
 
@@ -283,7 +292,7 @@ def _reasons(pairs: PairedAnswers, claim: Claim, margin: float) -> list[str]:
 # -- what would settle it ----------------------------------------------------------------------------------------------
 
 
-def _settling_size(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | None:
+def _settling_size(tasks: Sequence[TaskPairs], claim: Claim, margin: float, both_ways: bool = False) -> int | None:
     """Return the samples of each problem (these problems) or the problems (problems like these) that settle it.
 
     None if the loss is the margin itself, or if more than 20 times as many are needed. Unlike samples, problems of
@@ -293,16 +302,19 @@ def _settling_size(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> i
     values = group.highest[0]
     strata = group.strata
     loss = float(values @ weights(strata))
+    # A gain is as near to its margin as the same loss.
+    loss = abs(loss) if both_ways else loss
     gap = abs(margin - loss)
     error = float(standard_error(values, strata))
     if gap < 1e-9 or not math.isfinite(error):
         return None
 
-    quantile = normal_quantile(LEVEL) + POWER_QUANTILE
+    limits = 2 if both_ways else 1
+    quantile = normal_quantile(LEVEL / limits) + POWER_QUANTILE
     times: float = max(1.0, (quantile * error / gap) ** 2)
     if loss < margin:
         sizes = np.bincount(strata).tolist()
-        least: float = sum(provable_sizes(sizes, margin - max(loss, 0.0))) / sum(sizes)
+        least: float = sum(provable_sizes(sizes, margin - max(loss, 0.0), limits)) / sum(sizes)
         times = max(times, least)
 
     if times > MOST_TIMES:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property
 from itertools import chain
 
@@ -24,9 +23,7 @@ from kvatlas.stats.numerics.arrays import (
     strata_of_clusters,
     strata_of_sizes,
 )
-from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
-from kvatlas.stats.numerics.planning import needed_problems
 from kvatlas.stats.numerics.units import Units, units_of_problems, units_of_traces
 from kvatlas.stats.table import CellTraces, ProblemKey, check_same_problems, with_samples
 from kvatlas.stats.table import units_of_problems as names_of_units
@@ -39,22 +36,14 @@ _NOTHING_SHARED = "The two have no problem and sample in common, so there is not
 # -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
-def paired_difference(
-    first: Outcomes,
-    second: Outcomes,
-    claim: Claim = Claim.LIKE,
-    claims: Iterable[Claim] = (Claim.LIKE,),
-    clusters: Mapping[str, Mapping[str, str]] | None = None,
-) -> Difference:
+def paired_difference(first: Outcomes, second: Outcomes) -> Difference:
     """Compare two settings: `first[benchmark, problem][sample]` is a grade in [0, 1], NaN where a trace is missing.
 
     The difference is the mean over benchmarks of the mean over problems of (first - second), on `pairs` of samples that
-    both have. The limits are those of the `claim`, and by each of the `claims` that can be made. Benchmarks weigh
-    equally, and so do the problems of one, or their `clusters[benchmark][problem]`. Raises KvatlasError where the two
-    have no pair in common.
+    both have, with the limits for problems like these. Benchmarks weigh equally, and so do the problems of one. Raises
+    KvatlasError where the two have no pair in common.
     """
-    problems, by_sample = _shared(first, second)
-    return _difference_of(_as_values(problems, by_sample, clusters), claim, claims)
+    return _difference_of(_as_values(*_shared(first, second)), Claim.LIKE, [Claim.LIKE])
 
 
 def difference_of_cells(
@@ -92,11 +81,7 @@ def _shared(first: Outcomes, second: Outcomes) -> tuple[list[ProblemKey], list[d
     return list(by_problem), list(by_problem.values())
 
 
-def _as_values(
-    problems: Sequence[ProblemKey],
-    by_sample: Sequence[Mapping[int, float]],
-    clusters: Mapping[str, Mapping[str, str]] | None = None,
-) -> PairedValues:
+def _as_values(problems: Sequence[ProblemKey], by_sample: Sequence[Mapping[int, float]]) -> PairedValues:
     """Return differences by sample as the values of a single pair, NaN where one is missing."""
     samples = sorted(set(chain.from_iterable(by_sample)))
     traces = np.full((len(by_sample), len(samples)), math.nan)
@@ -106,72 +91,9 @@ def _as_values(
             if sample in of_problem:
                 traces[row, column] = of_problem[sample]
                 promised[row, column] = True
-    names: list[Hashable] = []
-    for benchmark, problem in problems:
-        names += names_of_units(clusters or {}, benchmark, [problem])
-    return PairedValues(traces[None], promised[None], tuple(problems), strata_of(problems), cluster_numbers(names))
-
-
-def _differences(
-    first: Outcomes, second: Outcomes, clusters: Mapping[str, Mapping[str, str]] | None = None
-) -> tuple[Floats, Ints]:
-    """Return the mean of first - second of each problem, or cluster, and the number of its benchmark."""
-    paired = _as_values(*_shared(first, second), clusters)
-    means = paired.unit_values[0]
-    is_known = ~np.isnan(means)
-    return means[is_known], paired.unit_strata[is_known]
-
-
-def strata_of(problems: Iterable[ProblemKey]) -> Ints:
-    """Return the number, from 0, of each problem's benchmark."""
     numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(benchmark, len(numbers)) for benchmark, _ in problems])
-
-
-class Equivalence(StrEnum):
-    """The interval of a loss against the margin on both sides."""
-
-    EQUIVALENT = "equivalent"
-    WORSE = "worse"
-    BETTER = "better"
-    UNDECIDED = "not decided"
-
-
-def problems_to_decide(
-    reference: Outcomes,
-    served: Outcomes,
-    loss: Difference,
-    margin: float,
-    clusters: Mapping[str, Mapping[str, str]] | None = None,
-) -> int | None:
-    """Return the problems in all that would decide the `loss` of an endpoint for problems like these.
-
-    With a power of 0.8 at the observed loss; None if it is decided, or if that is not practicable.
-    """
-    if standing(loss.claims[Claim.LIKE], margin) is not Equivalence.UNDECIDED:
-        return None
-    lost, strata = _differences(reference, served, clusters)
-    # Each of the two limits errs in 2.5 % of cases, as with two sequences.
-    upper = needed_problems(lost, strata, loss.value, margin, sequences=2)
-    lower = needed_problems(-lost, strata, -loss.value, margin, sequences=2)
-    return None if upper is None or lower is None else max(upper, lower)
-
-
-def standing(loss: Difference, margin: float) -> Equivalence:
-    """Return what the limits of a loss decide about a margin on both sides."""
-    if loss.low > margin:
-        return Equivalence.WORSE
-    if loss.high < -margin:
-        return Equivalence.BETTER
-    if -margin <= loss.low and loss.high <= margin:
-        return Equivalence.EQUIVALENT
-    return Equivalence.UNDECIDED
-
-
-def length_shift(reference: Outcomes, served: Outcomes) -> Difference:
-    """Return the mean change of output lengths (given as shares of the most new tokens), with the p-value of none."""
-    differences, strata = _differences(reference, served)
-    return mean_difference(-differences, strata)
+    strata = np.array([numbers.setdefault(benchmark, len(numbers)) for benchmark, _ in problems])
+    return PairedValues(traces[None], promised[None], tuple(problems), strata)
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------
