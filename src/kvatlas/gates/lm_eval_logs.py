@@ -12,7 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,18 +27,16 @@ from kvatlas.gates.cards import (
     card_entries,
     check_direction,
     entry_text,
-    is_drawn,
     more_is_better,
-    shared_card,
 )
 from kvatlas.gates.outcomes import (
     GradedAnswer,
     Side,
     SideOptions,
     digest_of,
-    file_sources,
     reference_digest,
 )
+from kvatlas.gates.task_logs import TaskLog, side_of_logs
 from kvatlas.integrations.answer_rows import number_of, score_of
 
 #: The name of a file of samples: its task and its date.
@@ -64,13 +62,12 @@ _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class SampleLog:
-    """A file of samples with its task, its date, the results file of that date ({} without one), and its grading."""
+    """A file of samples with its task, its date, and the results file of that date ({} without one)."""
 
     path: Path
     task: str
     date: str
     results: Mapping[str, Any]
-    grading: SampleGrading = field(default_factory=lambda: SampleGrading("", "", ()))
 
     def of_results(self, *names: str) -> Mapping[str, Any]:
         """Return an object inside the results file, {} if it is not there; KvatlasError if it is of another type."""
@@ -97,33 +94,25 @@ def is_results(document: Any) -> bool:
 
 def side_of_samples(files: Sequence[Path], name: str, options: SideOptions) -> Side:
     """Return the side of files of samples."""
-    logs = _logs_of_tasks(files, name, options)
-    cards = {}
-    tasks_by_note: dict[str, list[str]] = {}
-    for task, of_task in logs.items():
-        cards_of_logs = {log.path.name: _card_of_log(log) for log in of_task}
-        cards[task] = shared_card(cards_of_logs, [log.date for log in of_task], f"{name!r} ({task})")
-        for note in _grading_notes(of_task[0].grading):
-            tasks_by_note.setdefault(note, []).append(task)
-    notes = [f"{', '.join(tasks)}: {note}" for note, tasks in tasks_by_note.items()]
+    folders = {file.parent for file in files}
+    if len(folders) > 1:
+        named = ", ".join(sorted(str(folder) for folder in folders))
+        raise KvatlasError(f"{name!r} holds lm-eval's samples in {len(folders)} folders ({named}); name one.")
 
-    every_log = list(chain.from_iterable(logs.values()))
-    # Several logs of one seed are perhaps one draw.
-    has_one_seed = any(
-        len(logs[task]) > 1 and card.entry("seed") not in (NONE, UNKNOWN) for task, card in cards.items()
-    )
-    return Side(
-        name,
-        "lm-eval",
-        partial(_sample_answers, every_log),
-        cards,
-        length_unit="characters",
-        independent=None if has_one_seed else is_drawn(cards.values()),
-        mean_of={log.task: log.grading.responses for log in every_log if log.grading.is_mean},
-        begun=min(log.date for log in every_log),
-        sources=file_sources(log.path for log in every_log),
-        notes=tuple(notes),
-    )
+    logs = [_sample_log(file) for file in files]
+    options.check_tasks(name, [log.task for log in logs])
+    task_logs = []
+    for log in logs:
+        if options.has_task(log.task):
+            grading = _scan_log(log, options)
+            card = _card_of_log(log, grading)
+            read = partial(_sample_answers, log, grading)
+            notes = list(_grading_notes(grading))
+            mean_of = grading.responses if grading.is_mean else 1
+            task_logs.append(
+                TaskLog(log.path, log.task, log.date, log.date, card, grading.samples, read, notes, mean_of)
+            )
+    return side_of_logs(task_logs, name, "lm-eval", "characters")
 
 
 def _grading_notes(grading: SampleGrading) -> Iterator[str]:
@@ -134,22 +123,6 @@ def _grading_notes(grading: SampleGrading) -> Iterator[str]:
         yield f"compared by {grading.metric}, filter {grading.filter}; the log also has {', '.join(others)}"
     if grading.responses > 1 and grading.samples == 1 and not grading.is_mean:
         yield f"each score is of one answer, made of {grading.responses} responses: do the others count nowhere?"
-
-
-def _logs_of_tasks(files: Sequence[Path], name: str, options: SideOptions) -> dict[str, list[SampleLog]]:
-    """Return the logs of each task in the order of their dates."""
-    folders = {file.parent for file in files}
-    if len(folders) > 1:
-        named = ", ".join(sorted(str(folder) for folder in folders))
-        raise KvatlasError(f"{name!r} holds lm-eval's samples in {len(folders)} folders ({named}); name one.")
-
-    every = [_sample_log(file) for file in files]
-    logs: dict[str, list[SampleLog]] = {}
-    for log in sorted(every, key=lambda log: log.date):
-        if options.has_task(log.task):
-            logs.setdefault(log.task, []).append(replace(log, grading=_scan_log(log, options)))
-    options.check_tasks(name, [log.task for log in every])
-    return logs
 
 
 def _sample_log(file: Path) -> SampleLog:
@@ -364,9 +337,8 @@ def _grades_by_target(row: Mapping[str, Any]) -> list[float]:
 # -- the card ----------------------------------------------------------------------------------------------------------
 
 
-def _card_of_log(log: SampleLog) -> Card:
+def _card_of_log(log: SampleLog, grading: SampleGrading) -> Card:
     """Return what a results file and the rows say about the conditions of a log."""
-    grading = log.grading
     values: dict[str, str] = {"metric": grading.metric, "filter": grading.filter, "solver": NONE}
     values["task arguments"] = NONE
     sampling = None
@@ -418,19 +390,16 @@ def _card_of_log(log: SampleLog) -> Card:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def _sample_answers(logs: Sequence[SampleLog]) -> Iterator[GradedAnswer]:
-    """Yield the answers under the filter that counts; further logs of a task go on with the numbers of samples."""
-    begins: dict[str, int] = {}
-    for log in logs:
-        begin = begins.get(log.task, 0)
-        begins[log.task] = begin + log.grading.samples
-        for where, row in _log_rows(log):
-            if str(row.get("filter", "none")) == log.grading.filter:
-                yield from _row_answers(log, begin, where, row)
+def _sample_answers(log: SampleLog, grading: SampleGrading, begin: int) -> Iterator[GradedAnswer]:
+    """Yield the answers under the filter that counts."""
+    for where, row in _log_rows(log):
+        if str(row.get("filter", "none")) == grading.filter:
+            yield from _row_answers(log.task, grading, begin, where, row)
 
 
-def _row_answers(log: SampleLog, begin: int, where: str, row: Mapping[str, Any]) -> Iterator[GradedAnswer]:
-    grading = log.grading
+def _row_answers(
+    task: str, grading: SampleGrading, begin: int, where: str, row: Mapping[str, Any]
+) -> Iterator[GradedAnswer]:
     if grading.metric not in row:
         raise KvatlasError(f"{where} has no {grading.metric!r}, which other rows have.")
     texts = _responses(row)
@@ -450,7 +419,7 @@ def _row_answers(log: SampleLog, begin: int, where: str, row: Mapping[str, Any])
         # Of log-likelihoods their numbers tell logs apart, of a mean all its texts.
         every_text = "\0".join(written) if texts else json.dumps(row.get("resps"))
         yield GradedAnswer(
-            log.task,
+            task,
             str(row["doc_id"]),
             begin + sample,
             score,

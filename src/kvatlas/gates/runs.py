@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ from kvatlas.gates.cards import (
     entry_text,
     is_drawn,
     more_is_better,
-    shared_card,
 )
 from kvatlas.gates.outcomes import (
     AnswerName,
@@ -28,8 +27,8 @@ from kvatlas.gates.outcomes import (
     Side,
     SideOptions,
     digest_of,
-    file_sources,
 )
+from kvatlas.gates.task_logs import TaskLog, side_of_logs
 from kvatlas.results.records import STATUS
 from kvatlas.stats.metrics import rule
 from kvatlas.stats.run_data import RunData
@@ -170,38 +169,22 @@ def side_of_inspect_logs(paths: Sequence[Path], name: str, options: SideOptions)
     """
     from kvatlas.integrations.inspect_logs import read_graded_log
 
-    every = [read_graded_log(path, options.metric) for path in paths]
-    logs: dict[str, list[GradedLog]] = {}
-    for log in sorted(every, key=lambda log: log.created):
-        if options.has_task(log.cell.benchmark):
-            logs.setdefault(log.cell.benchmark, []).append(log)
-    options.check_tasks(name, [log.cell.benchmark for log in every])
-    systems = {f"{log.cell.model} {log.cell.setting}" for log in every}
+    logs = [read_graded_log(path, options.metric) for path in paths]
+    options.check_tasks(name, [log.cell.benchmark for log in logs])
+    systems = {f"{log.cell.model} {log.cell.setting}" for log in logs}
     if len(systems) > 1:
         raise KvatlasError(f"{name!r} holds logs of several models ({', '.join(sorted(systems))}); name those of one.")
 
-    cards = {}
-    notes = []
-    for task, of_task in logs.items():
-        cards_of_logs = {log.path.name: _log_card(log, options) for log in of_task}
-        cards[task] = shared_card(cards_of_logs, [log.eval_id for log in of_task], f"{name!r} ({task})")
-        others = of_task[0].task.other_scorers
-        if others:
-            notes.append(
-                f"{task}: compared by the scorer {of_task[0].task.scorer}; the log also has {', '.join(others)}"
-            )
-    return Side(
-        name,
-        "Inspect log",
-        partial(_logged_answers, logs.values()),
-        cards,
-        length_unit="tokens",
-        endings_known=True,
-        independent=is_drawn(cards.values()),
-        begun=min(log.created for log in every),
-        sources=file_sources(paths),
-        notes=tuple(notes),
-    )
+    task_logs = []
+    for log in logs:
+        task = log.cell.benchmark
+        if options.has_task(task):
+            card = _log_card(log, options)
+            read = partial(_logged_answers, log)
+            others = ", ".join(log.task.other_scorers)
+            notes = [f"compared by the scorer {log.task.scorer}; the log also has {others}"] if others else []
+            task_logs.append(TaskLog(log.path, task, log.created, log.eval_id, card, log.cell.samples, read, notes))
+    return side_of_logs(task_logs, name, "Inspect log", "tokens", endings_known=True)
 
 
 def _log_card(log: GradedLog, options: SideOptions) -> Card:
@@ -219,32 +202,28 @@ def _log_card(log: GradedLog, options: SideOptions) -> Card:
     return Card(entries, card_entries(log.generation), complete=True)
 
 
-def _logged_answers(logs_of_tasks: Iterable[Sequence[GradedLog]]) -> Iterator[GradedAnswer]:
-    """Yield the promised answers of the logs of each task, one log after the other; missing ones have no score."""
-    for logs in logs_of_tasks:
-        begin = 0
-        for log in logs:
-            cell = log.cell
-            traces = {(trace.problem, trace.sample): trace for trace in log.traces}
-            for problem, epoch in itertools.product(cell.problems, range(cell.samples)):
-                promised = GradedAnswer(
-                    cell.benchmark,
-                    problem,
-                    begin + epoch,
-                    float("nan"),
-                    log.task.contents.get(problem, ""),
-                    prompt=log.prompts.get((problem, epoch), ""),
-                    asked=log.questions.get(problem, ""),
-                )
-                trace = traces.get((problem, epoch))
-                if trace is None:
-                    yield promised
-                    continue
-                tokens = trace.usage.output_tokens
-                yield promised._replace(
-                    score=trace.grade.progress if log.task.metric else float(trace.grade.correct),
-                    ending="" if trace.grade.status.answered else str(Outcome[trace.grade.status.name]),
-                    length=float("nan") if tokens is None else float(tokens),
-                    text=trace.text,
-                )
-            begin += cell.samples
+def _logged_answers(log: GradedLog, begin: int) -> Iterator[GradedAnswer]:
+    """Yield the promised answers of a log; missing ones have no score."""
+    cell = log.cell
+    traces = {(trace.problem, trace.sample): trace for trace in log.traces}
+    for problem, epoch in itertools.product(cell.problems, range(cell.samples)):
+        promised = GradedAnswer(
+            cell.benchmark,
+            problem,
+            begin + epoch,
+            float("nan"),
+            log.task.contents.get(problem, ""),
+            prompt=log.prompts.get((problem, epoch), ""),
+            asked=log.questions.get(problem, ""),
+        )
+        trace = traces.get((problem, epoch))
+        if trace is None:
+            yield promised
+            continue
+        tokens = trace.usage.output_tokens
+        yield promised._replace(
+            score=trace.grade.progress if log.task.metric else float(trace.grade.correct),
+            ending="" if trace.grade.status.answered else str(Outcome[trace.grade.status.name]),
+            length=float("nan") if tokens is None else float(tokens),
+            text=trace.text,
+        )
