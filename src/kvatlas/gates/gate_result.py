@@ -107,9 +107,6 @@ class JudgedChange:
             found.append(f"The grader differs: {counted(self.regraded, 'answer')} of equal texts have unequal scores.")
         if 0 < self.judgement.copied <= MOST_COPIED:
             found.append(f"On a side {copies_clause(self.judgement.copied)}; they count as independent draws.")
-        means = sorted({task.mean_of for task in self.pairs.tasks if task.mean_of > 1})
-        if means:
-            found.append(f"Each score is a mean of {' or '.join(map(str, means))} responses, as the log has no other.")
         conditions = [] if self.repeat is None else [item.name for item in self.repeat.pairs.differences]
         if conditions and conditions != ["seed"]:
             found.append(f"The two runs of the base differ in {', '.join(conditions)}.")
@@ -195,7 +192,6 @@ class JudgedChange:
                 "verdict": task.verdict.value,
                 "problems": len(pairs.losses),
                 "samples": samples[0] if samples[0] == samples[1] else list(samples),
-                "mean_of": pairs.mean_of,
                 **dict(zip(("before", "after"), map(percent, pairs.right), strict=True)),
                 **dict(zip(("lost", "gained"), pairs.changed, strict=True)),
                 **task.losses[judgement.claim].in_percent(*_LOSES),
@@ -369,10 +365,8 @@ def gate_text(result: JudgedChange) -> str:
 
 
 def _samples_text(task: TaskPairs) -> str:
-    """Return the samples of a problem in words: 4, 1 and 4 on two sides, or the responses of each mean."""
+    """Return the samples of a problem in words: 4, or 1 and 4 on two sides."""
     before, after = task.samples
-    if task.mean_of > 1:
-        return str(task.mean_of * before)
     return str(before) if before == after else f"{before} and {after}"
 
 

@@ -188,8 +188,6 @@ def _dependence(
     if False in independents:
         return GREEDY
     for task in tasks:
-        if task.mean_of > 1:
-            return f"each score is a mean of {task.mean_of} responses"
         if task.samples[0] != task.samples[1]:
             return f"the sides have {task.samples[0]} and {task.samples[1]} samples of a problem"
     if max(task.losses.shape[1] for task in tasks) == 1:

@@ -108,10 +108,7 @@ def side_of_samples(files: Sequence[Path], name: str, options: SideOptions) -> S
             card = _card_of_log(log, grading)
             read = partial(_sample_answers, log, grading)
             notes = list(_grading_notes(grading))
-            mean_of = grading.responses if grading.is_mean else 1
-            task_logs.append(
-                TaskLog(log.path, log.task, log.date, log.date, card, grading.samples, read, notes, mean_of)
-            )
+            task_logs.append(TaskLog(log.path, log.task, log.date, log.date, card, grading.samples, read, notes))
     return side_of_logs(task_logs, name, "lm-eval", "characters")
 
 
@@ -121,7 +118,9 @@ def _grading_notes(grading: SampleGrading) -> Iterator[str]:
     others += [f"filter {name}" for name in grading.filters if name != grading.filter]
     if others:
         yield f"compared by {grading.metric}, filter {grading.filter}; the log also has {', '.join(others)}"
-    if grading.responses > 1 and grading.samples == 1 and not grading.is_mean:
+    if grading.is_mean:
+        yield f"each score is the mean of {grading.responses} responses, as the log has no other"
+    elif grading.responses > 1 and grading.samples == 1:
         yield f"each score is of one answer, made of {grading.responses} responses: do the others count nowhere?"
 
 

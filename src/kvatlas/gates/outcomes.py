@@ -50,9 +50,8 @@ class Side:
     tells truncated answers from others. `read` returns all answers, `stored_texts` the texts of some of them where
     `read` leaves them out. `independent` is True for samples drawn apart at a temperature above 0, False for greedy
     ones, None if unknown. `may_copy` is False where samples are known to have random numbers of their own, so that
-    equal texts are no copies. `mean_of` is the number of responses of which each score of a task is the mean. `begun`
-    is the time of the log, as text that sorts. `sources` are the files or cells that were read: two sides have none in
-    common.
+    equal texts are no copies. `begun` is the time of the log, as text that sorts. `sources` are the files or cells
+    that were read: two sides have none in common.
     """
 
     name: str
@@ -63,7 +62,6 @@ class Side:
     endings_known: bool = False
     independent: bool | None = None
     may_copy: bool = True
-    mean_of: Mapping[str, int] = field(default_factory=dict)
     begun: str = ""
     sources: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()

@@ -53,7 +53,7 @@ class TaskPairs:
     """The pairs of one task; both grids have the same problems.
 
     `by_name` counts the problems that were paired by name, since a side has no text of their questions, `no_prompt`
-    those of which a side has no prompt. `mean_of` is the number of responses of which each score is the mean.
+    those of which a side has no prompt.
     """
 
     task: str
@@ -61,7 +61,6 @@ class TaskPairs:
     after: AnswerGrid
     by_name: int = 0
     no_prompt: int = 0
-    mean_of: int = 1
     #: The number of the cluster of each problem; None if each stands for itself.
     clusters: Ints | None = None
 
@@ -73,7 +72,7 @@ class TaskPairs:
     @property
     def counts_answers(self) -> bool:
         """Return whether a pair is an answer before and one after, and no mean over several."""
-        return self.samples[0] == self.samples[1] and self.mean_of == 1
+        return self.samples[0] == self.samples[1]
 
     @property
     def right(self) -> tuple[float, float]:
@@ -257,8 +256,7 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
         # Equal questions under several names are one unit, as problems of a named cluster are.
         asked = {**second[other].asked(), **first[task].asked()}
         names_of_problems = [(named[name],) if name in named else asked.get(name, name) for name in pairs.problems]
-        mean_of = max(before.mean_of.get(task, 1), after.mean_of.get(other, 1))
-        pairs = replace(pairs, clusters=cluster_numbers(names_of_problems), mean_of=mean_of)
+        pairs = replace(pairs, clusters=cluster_numbers(names_of_problems))
         tasks.append(pairs)
         notes += _task_notes(pairs, (before.name, after.name))
     if "missing" not in allow:

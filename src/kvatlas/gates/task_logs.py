@@ -16,8 +16,7 @@ class TaskLog:
     """A log of one task.
 
     `begun` is its time as text that sorts, `run` tells which run it is of. `read` yields its answers, `samples` of each
-    problem, whose numbers begin with the given one. `mean_of` is the number of responses of which each score is the
-    mean.
+    problem, whose numbers begin with the given one.
     """
 
     path: Path
@@ -28,7 +27,6 @@ class TaskLog:
     samples: int
     read: Callable[[int], Iterable[GradedAnswer]]
     notes: Sequence[str] = ()
-    mean_of: int = 1
 
 
 def side_of_logs(logs: Iterable[TaskLog], name: str, kind: str, length_unit: str, endings_known: bool = False) -> Side:
@@ -63,7 +61,6 @@ def side_of_logs(logs: Iterable[TaskLog], name: str, kind: str, length_unit: str
         length_unit,
         endings_known,
         independent=None if has_one_seed else is_drawn(cards.values()),
-        mean_of={log.task: log.mean_of for log in every_log},
         begun=min(log.begun for log in every_log),
         sources=file_sources(log.path for log in every_log),
         notes=tuple(f"{', '.join(tasks)}: {note}" for note, tasks in tasks_by_note.items()),
