@@ -98,14 +98,6 @@ def tested_causes(autopsies: Sequence[Autopsy]) -> list[Autopsy]:
     return [item for item in autopsies if item.held_out and len(item.tokens) <= MOST_TOKENS]
 
 
-def _right(members: Sequence[Autopsy]) -> dict[str, Values | None]:
-    """Return the share of right answers of each arm."""
-    arms = {}
-    for arm in ARMS:
-        arms[arm] = _share_or_none(members, [_average(item.held_out[arm]) for item in members])
-    return arms
-
-
 def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, Any] | None:
     """Return the test under random numbers that no search used; None without a tested cause.
 
@@ -138,7 +130,7 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         "streams": len(tested[0].held_out["nothing"]),
         "most_tokens": MOST_TOKENS,
         "answers": len(tested),
-        "right": _right(tested),
+        "right": {arm: _share_or_none(tested, [_average(item.held_out[arm]) for item in tested]) for arm in ARMS},
         **{f"{first}_over_{second}": rise(first, second) for first, second in DIFFERENCES},
         "proven_alone": sum(p <= LEVEL for p in by_luck),
         "of_all_lost": of_all,

@@ -15,7 +15,7 @@ from kvatlas.gates.endpoints import Asking, endpoint_sides, run_and_endpoint_sid
 from kvatlas.gates.gate_result import JudgedChange
 from kvatlas.gates.judgement import Verdict, judge_pairs
 from kvatlas.gates.outcomes import Side, SideOptions
-from kvatlas.gates.pairing import PairedAnswers, pair_answers
+from kvatlas.gates.pairing import pair_answers
 from kvatlas.gates.runs import side_of_inspect_logs, side_of_run
 from kvatlas.results.store import FILE
 from kvatlas.stats.run_data import margin_from_points
@@ -96,7 +96,10 @@ def gate(
             disagreement = "the base does not agree with itself: its two runs differ by more than the margin"
     pairs = pair_answers(first, second, allow)
     if strict:
-        _check_sampling(pairs)
+        # Sampling that one side alone names counts, too.
+        unknown = [item for item in pairs.unknown if item.condition == "sampling" and item.before != item.after]
+        for row in (*pairs.sampling, *unknown):
+            raise KvatlasError(f"--strict: {row.name} is {row.before} before and {row.after} after.")
     judgement = judge_pairs(pairs, margin, chosen, first, second, disagreement)
     return GateResult(first, second, pairs, judgement, floor)
 
@@ -126,13 +129,6 @@ def _check_options(options: SideOptions, sides: Sequence[Side]) -> None:
         raise KvatlasError(
             f"--filter {options.filter}: {article} {sides[0].kind} has no filters; lm-eval's samples have."
         )
-
-
-def _check_sampling(pairs: PairedAnswers) -> None:
-    """Raise KvatlasError for sides whose sampling, solver or scorer differs, or whose sampling one alone names."""
-    unknown = [item for item in pairs.unknown if item.condition == "sampling" and item.before != item.after]
-    for row in (*pairs.sampling, *unknown):
-        raise KvatlasError(f"--strict: {row.name} is {row.before} before and {row.after} after.")
 
 
 def _open_sides(
@@ -231,4 +227,4 @@ def _kind_of_file(path: Path) -> str:
         return ""
     if {"eval", "status"} <= document.keys():
         return "Inspect log"
-    return "results" if lm_eval_logs.is_results(document) else ""
+    return "results" if {"results", "versions", "n-shot", "configs"} & document.keys() else ""

@@ -87,11 +87,6 @@ def is_row(row: Any) -> bool:
     return isinstance(row, dict) and "doc_id" in row and ("resps" in row or "doc" in row)
 
 
-def is_results(document: Any) -> bool:
-    """Return whether this is the content of a results file."""
-    return isinstance(document, dict) and bool({"results", "versions", "n-shot", "configs"} & document.keys())
-
-
 def side_of_samples(files: Sequence[Path], name: str, options: SideOptions) -> Side:
     """Return the side of files of samples."""
     folders = {file.parent for file in files}
@@ -404,8 +399,14 @@ def _row_answers(
     texts = _responses(row)
     filtered = _filtered(row)
     requests = _requests(row)
-    question, reference = _document_digests(row)
-    prompt = _prompt_digest(requests)
+    # Document and target by their texts, or as the log has them.
+    question = str(row.get("doc_hash") or "")
+    reference = str(row.get("target_hash") or "")
+    if "doc" in row:
+        question = digest_of(row["doc"])
+        reference = reference_digest(row.get("target"))
+    # All that the model read, but not the settings of the generation.
+    read = [value for value in chain.from_iterable(requests) if not isinstance(value, dict)]
     grades = grading.grades(row, where)
     for sample, score in enumerate(grades):
         # The responses and the filtered ones of this sample.
@@ -424,23 +425,10 @@ def _row_answers(
             score,
             question,
             reference,
-            prompt,
+            digest_of(read) if read else "",
             ending="no answer" if has_no_answer or (texts and not any(written)) else "",
             length=sum(map(len, written)) / len(written) if written else float("nan"),
             asked=str(requests[0][0]) if requests else "",
             text=written[0] if written else "",
             fingerprint=hash(every_text) if every_text else 0,
         )
-
-
-def _prompt_digest(requests: Sequence[Sequence[Any]]) -> str:
-    """Return the digest of all that the model read, but not of the settings of the generation."""
-    texts = [value for value in chain.from_iterable(requests) if not isinstance(value, dict)]
-    return digest_of(texts) if texts else ""
-
-
-def _document_digests(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the digests of document and target, from their texts or as the log has them."""
-    if "doc" in row:
-        return digest_of(row["doc"]), reference_digest(row.get("target"))
-    return str(row.get("doc_hash") or ""), str(row.get("target_hash") or "")
