@@ -28,7 +28,6 @@ def autopsy(problem: int, tokens: int, cause: int = 12, random: int = 4) -> Auto
         arms = {"nothing": 2, "random": random, "kind": random, "cause": cause, "no_compression": 14}
         arms |= {"cause_until_death": 6, "no_compression_until_death": 8}
         found.held_out = {arm: outcomes(right) for arm, right in arms.items()}
-        found.control = {"nothing": outcomes(16), "like": outcomes(12)}
     return found
 
 
@@ -82,7 +81,7 @@ def lost_cell(answers: int, seconds: float | None) -> LostCell:
         trace = Trace("embedded:tiny-llama", "CHAIN8-12", str(problem), 0, setting, (), "", grade, usage)
         key = ("run", setting.id, trace.benchmark, trace.problem, 0)
         lost.append(LostAnswer(key, trace, trace, LocatedDeath(Death.LOOP)))
-    return LostCell(None, RunMaterials(), "embedded:tiny-llama", "CHAIN8-12", setting, lost, [], 30)
+    return LostCell(None, RunMaterials(), "embedded:tiny-llama", "CHAIN8-12", setting, lost, 30)
 
 
 def test_the_work_is_told_before_it_begins() -> None:
@@ -96,11 +95,6 @@ def test_the_work_is_told_before_it_begins() -> None:
 def test_large_causes_are_no_part_of_the_main_figures() -> None:
     assert summarise([autopsy(0, 9), autopsy(1, 8)])["held_out"]["answers"] == 1
     assert summarise([autopsy(0, 9)])["held_out"] is None
-
-
-def test_right_answers_are_compared_in_pairs() -> None:
-    summary = summarise(AUTOPSIES)
-    assert summary["in_right_answers"]["like_over_nothing"]["value"] == -25
 
 
 def lines_of(examined: list[Autopsy]) -> list[str]:

@@ -43,8 +43,7 @@ class Autopsy:
     compression takes place until the death; None if nothing was tried.
 
     `held_out` has for each of the arms (`summary.ARMS`) whether the answer is right under each of the held-out random
-    streams, `control` the same for a right answer to another problem (nothing, like): tokens of the same kinds and
-    distances are put back.
+    streams.
     """
 
     key: tuple[str, ...]
@@ -55,11 +54,9 @@ class Autopsy:
     spans: int = 0
     saving: int = 0
     replays: int = 1
-    control_replays: int = 0
     random: tuple[bool, ...] = ()
     full: bool | None = None
     held_out: dict[str, tuple[bool, ...]] = field(default_factory=dict)
-    control: dict[str, tuple[bool, ...]] = field(default_factory=dict)
     version: int = VERSION
 
     @property

@@ -8,7 +8,7 @@ answers share one batch.
 
 from __future__ import annotations
 
-import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -42,7 +42,7 @@ OPEN_SEARCHES = 8
 
 @dataclass(frozen=True)
 class LostCell:
-    """The answers of a model to a benchmark that one setting lost, and its right answers that were compressed.
+    """The answers of a model to a benchmark that one setting lost.
 
     `answers` is the number of all answers of the cell.
     """
@@ -53,7 +53,6 @@ class LostCell:
     benchmark: str
     setting: Setting
     lost: list[LostAnswer]
-    right: list[Trace]
     answers: int
 
 
@@ -80,20 +79,16 @@ def find_lost(folder: Path, name: str) -> list[LostCell]:
     with run.store() as store:
         all_lost = lost_answers(store, materials.pieces, setting)
         lost = [item for item in all_lost if item.trace.model in models and item.trace.usage.compressions != 0]
-        of_setting = [trace for _, trace in store.traces() if trace.setting == setting]
+        traces = store.traces(texts=False)
+        answers = Counter((trace.model, trace.benchmark) for _, trace in traces if trace.setting == setting)
 
     keys: Mapping[tuple[str, str, Setting], str] = plan.compute_keys()
     for answer in lost:
         if keys.get((answer.trace.model, answer.trace.benchmark, answer.trace.setting)) != answer.key[0]:
             raise KvatlasError(f"{setting} was decoded by other weights, prompts or versions than today's.")
 
-    traces_of = grouped(of_setting, lambda trace: (trace.model, trace.benchmark))
-    cells = []
-    for cell, losses in grouped(lost, lambda answer: (answer.trace.model, answer.trace.benchmark)).items():
-        # Right although they were compressed.
-        right = [trace for trace in traces_of[cell] if trace.grade.correct and trace.usage.compressions]
-        cells.append(LostCell(plan, materials, *cell, setting, losses, right, len(traces_of[cell])))
-    return cells
+    by_cell = grouped(lost, lambda answer: (answer.trace.model, answer.trace.benchmark))
+    return [LostCell(plan, materials, *cell, setting, losses, answers[cell]) for cell, losses in by_cell.items()]
 
 
 def perform(
@@ -131,7 +126,6 @@ class Replayer:
         self.benchmark = for_model(benchmark, self.model.reads)
         self.problems = {problem.id: problem for problem in plan.problems[cell.benchmark]}
         self.tokenizer = quick_tokenizer(self.model.folder) or self.model.tokenizer
-        self.right = cell.right
 
     def case(self, trace: Trace) -> Case:
         """Return a trace ready to be replayed."""
@@ -152,17 +146,6 @@ class Replayer:
             restored=restored,
         )
 
-    def search(self, lost: LostAnswer) -> AutopsySearch:
-        """Return the search of a lost answer, with a right one to another problem beside it, if there is one."""
-        others = [trace for trace in self.right if trace.problem != lost.trace.problem]
-        control = random.Random(repr(key_of(lost))).choice(others) if others else None
-        return AutopsySearch(
-            lost,
-            self.case(lost.trace),
-            None if control is None else self.case(control),
-            is_greedy=self.plan.spec.sampling.sampling().temperature == 0,
-        )
-
     def run(self, lost: Sequence[LostAnswer]) -> Iterator[Autopsy]:
         """Yield the autopsies as they finish."""
         import torch
@@ -172,7 +155,8 @@ class Replayer:
         torch.set_num_threads(1)
         sampling = self.plan.spec.sampling.sampling()
         engine = Engine(self.model, self.model.load(), [self.policy], sampling, BATCH)
-        board = _ReplayBoard(map(self.search, lost))
+        searches = (AutopsySearch(item, self.case(item.trace), sampling.temperature == 0) for item in lost)
+        board = _ReplayBoard(searches)
         for generation in engine.run(board.requests()):
             yield from board.take(generation)
 

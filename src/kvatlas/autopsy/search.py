@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken, key_of, token_kind
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: The share of the competing slots that a span may take.
 SPAN_SHARE = 0.5
-#: The most replays of one search, without those of the held-out test and of the controls.
+#: The most replays of one search, without those of the held-out test.
 MOST_REPLAYS = 200
 #: Random sets for each cause under the stored random numbers.
 RANDOM_SETS = 4
@@ -159,16 +159,16 @@ def evictions_of_case(case: Case) -> list[Eviction]:
 
 
 def similar_tokens(
-    positions: Sequence[int], length: int, eviction: Eviction, rng: random.Random, is_like: Callable[[int, int], bool]
+    positions: Sequence[int], eviction: Eviction, rng: random.Random, is_like: Callable[[int, int], bool]
 ) -> Tokens:
-    """Return other evicted tokens for tokens evicted at `length`, each at half to twice the distance of its own.
+    """Return other evicted tokens for some of an eviction, each at half to twice the distance of its own.
 
     `is_like` tells whether a token may stand for another one. There are fewer tokens if the eviction has too few. The
     logarithms of distances are drawn alike, so that tokens are neither nearer nor farther than their own on average.
     """
     chosen: list[int] = []
     for position in positions:
-        distance = length - position
+        distance = eviction.length - position
         free = [token for token in eviction.tokens if token not in chosen and is_like(position, token)]
         near = [token for token in free if distance / 2 <= eviction.length - token <= 2 * distance]
         if free:
@@ -205,15 +205,13 @@ def shrink(
 
 @dataclass
 class AutopsySearch:
-    """The autopsy of a lost answer: its cause, the held-out test of it, and the controls.
+    """The autopsy of a lost answer: its cause, and the held-out test of it.
 
-    `control` is a right answer of the same setting to another problem. An answer that `is_greedy`, decoded at
-    temperature 0, has no held-out test.
+    An answer that `is_greedy`, decoded at temperature 0, has no held-out test.
     """
 
     lost: LostAnswer
     case: Case
-    control: Case | None = None
     is_greedy: bool = False
     replays: int = 0
     autopsy: Autopsy = field(init=False)
@@ -227,7 +225,7 @@ class AutopsySearch:
         return MOST_REPLAYS - self.replays
 
     def run(self) -> Generator[ReplayTasks, list[bool], Autopsy]:
-        """Look for the smallest set of evicted tokens that restores the answer, test it, and try the controls."""
+        """Look for the smallest set of evicted tokens that restores the answer, and test it."""
         autopsy = self.autopsy
         (autopsy.reproduced,) = yield [Trunk(self.case)]
         if autopsy.reproduced:
@@ -236,16 +234,8 @@ class AutopsySearch:
             if found:
                 yield from self._test(*found)
 
-        # The searches count their replays while they run.
-        autopsy.control_replays = self.replays - autopsy.replays
-        self.close()
-        return autopsy
-
-    def close(self) -> None:
-        """Give back what the search holds."""
         self.case.close()
-        if self.control is not None:
-            self.control.close()
+        return autopsy
 
     def _death(self) -> int:
         """Return the number of new tokens at the death."""
@@ -291,7 +281,7 @@ class AutopsySearch:
         return cause, eviction
 
     def _test(self, cause: Tokens, eviction: Eviction) -> Generator[ReplayTasks, list[bool], None]:
-        """Try random sets, the cause under held-out random numbers, and like tokens in a right answer."""
+        """Try random sets, and the cause under held-out random numbers."""
         rng = random.Random(repr(self.autopsy.key))
         sets = [self._random_set(cause, eviction, rng) for _ in range(RANDOM_SETS)]
         forks = [Fork(self.case, PutBack(tokens), eviction.length) for tokens in sets if len(tokens) == len(cause)]
@@ -303,24 +293,25 @@ class AutopsySearch:
         like_sets = [self._set_of_kinds(cause, eviction, rng) for _ in streams]
         if not self.is_greedy and all(len(tokens) == len(cause) for tokens in (*sets, *like_sets)):
             after_death = len(self.case.prompt) + self._death() + 1
-            self.autopsy.held_out = yield from _arms(
-                self.case,
-                eviction.length,
-                streams,
-                nothing=[PutBack() for _ in streams],
-                random=[PutBack(tokens) for tokens in sets],
-                kind=[PutBack(tokens) for tokens in like_sets],
-                cause=[PutBack(cause) for _ in streams],
-                no_compression=[PutBack(until=NEVER) for _ in streams],
-                cause_until_death=[PutBack(cause, released_at=after_death) for _ in streams],
-                no_compression_until_death=[self._no_compression_until_death() for _ in streams],
-            )
-
-        if self.control is not None:
-            yield from self._try_right_answer(self.control, cause, eviction, rng)
+            arms = {
+                "nothing": [PutBack() for _ in streams],
+                "random": [PutBack(tokens) for tokens in sets],
+                "kind": [PutBack(tokens) for tokens in like_sets],
+                "cause": [PutBack(cause) for _ in streams],
+                "no_compression": [PutBack(until=NEVER) for _ in streams],
+                "cause_until_death": [PutBack(cause, released_at=after_death) for _ in streams],
+                "no_compression_until_death": [self._no_compression_until_death() for _ in streams],
+            }
+            forks = []
+            for put_backs in arms.values():
+                forks += [
+                    Fork(self.case, put_back, eviction.length, stream) for stream, put_back in enumerate(put_backs)
+                ]
+            results = iter((yield forks))
+            self.autopsy.held_out = {arm: tuple(islice(results, HELD_OUT_STREAMS)) for arm in arms}
 
     def _random_set(self, cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
-        return similar_tokens(cause, eviction.length, eviction, rng, lambda _, token: token not in cause)
+        return similar_tokens(cause, eviction, rng, lambda _, token: token not in cause)
 
     def _set_of_kinds(self, cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
         """Return other tokens of the cause's kinds that the same compression evicted, at like distances."""
@@ -328,47 +319,4 @@ class AutopsySearch:
         def is_like(own: int, token: int) -> bool:
             return token not in cause and token_kind(self.case.text(token)) == token_kind(self.case.text(own))
 
-        return similar_tokens(cause, eviction.length, eviction, rng, is_like)
-
-    def _try_right_answer(
-        self, control: Case, cause: Tokens, eviction: Eviction, rng: random.Random
-    ) -> Generator[ReplayTasks, list[bool], None]:
-        """Put tokens of the same kinds and distances back in a right answer, at a compression after as many tokens."""
-        (is_reproduced,) = yield [Trunk(control)]
-        evictions = evictions_of_case(control)
-        if not is_reproduced or not evictions:
-            return
-
-        new_tokens = eviction.length - len(self.case.prompt)
-        nearest = min(evictions, key=lambda item: abs(item.length - len(control.prompt) - new_tokens))
-        kinds = {position: token_kind(self.case.text(position)) for position in cause}
-        like = similar_tokens(
-            cause, eviction.length, nearest, rng, lambda own, token: token_kind(control.text(token)) == kinds[own]
-        )
-        if len(like) < len(cause):
-            return
-
-        streams: Sequence[int | None] = (None,) if self.is_greedy else range(HELD_OUT_STREAMS)
-        self.autopsy.control = yield from _arms(
-            control,
-            nearest.length,
-            streams,
-            nothing=[PutBack() for _ in streams],
-            like=[PutBack(like) for _ in streams],
-        )
-
-
-def _arms(
-    case: Case, length: int, streams: Sequence[int | None], **arms: Sequence[PutBack]
-) -> Generator[ReplayTasks, list[bool], dict[str, tuple[bool, ...]]]:
-    """Return for each arm whether the answer is right under each of the random streams."""
-    forks = []
-    for put_backs in arms.values():
-        forks += [Fork(case, put_back, length, stream) for stream, put_back in zip(streams, put_backs, strict=True)]
-    results = yield forks
-
-    by_arm: dict[str, tuple[bool, ...]] = {}
-    for name, put_backs in arms.items():
-        by_arm[name] = tuple(results[: len(put_backs)])
-        results = results[len(put_backs) :]
-    return by_arm
+        return similar_tokens(cause, eviction, rng, is_like)

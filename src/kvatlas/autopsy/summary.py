@@ -1,4 +1,4 @@
-"""The summary of the autopsies of a cell: the held-out test, the controls, and the kinds of the saving tokens.
+"""The summary of the autopsies of a cell: the held-out test, and the kinds of the saving tokens.
 
 `AutopsiesOnPage` is what the app shows of it.
 """
@@ -86,7 +86,6 @@ def summarise(autopsies: Sequence[Autopsy], lost_share: float | None = None) -> 
         "by_luck": by_luck,
         "without_compression_until_the_death": _share_or_none(tried, [bool(item.full) for item in tried]),
         "held_out": _held_out(tried, lost_share),
-        "in_right_answers": _in_right_answers(found),
         "replays": _median([item.replays for item in tried]),
         "tokens": _median([len(item.tokens) for item in found]),
         "kinds": dict(Counter(token_kind(token.text) for token in tokens).most_common()),
@@ -145,23 +144,6 @@ def luck_chance(autopsy: Autopsy) -> float:
     worse = sum(other and not cause for cause, other in pairs)
     # The chance of so many successes or more in fair tosses.
     return float(special.bdtrc(better - 1, better + worse, 0.5)) if better else 1.0
-
-
-def _in_right_answers(found: Sequence[Autopsy]) -> dict[str, Any] | None:
-    """Return what like tokens do in right answers; None without one."""
-    tested = [item for item in found if item.control]
-    if not tested:
-        return None
-
-    right = {}
-    for arm in ("nothing", "like"):
-        right[arm] = [_average(item.control[arm]) for item in tested]
-    changes = [like - nothing for like, nothing in zip(right["like"], right["nothing"], strict=True)]
-    return {
-        "answers": len(tested),
-        "right": {arm: _share_or_none(tested, shares) for arm, shares in right.items()},
-        "like_over_nothing": _difference_in_points(tested, changes),
-    }
 
 
 def _share_or_none(items: Sequence[Autopsy], values: Sequence[float]) -> Values | None:
