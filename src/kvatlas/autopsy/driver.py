@@ -71,7 +71,12 @@ def find_lost(folder: Path, name: str) -> list[LostCell]:
             f"--policy {name!r} names {len(settings)} settings of the run; expected one: {names_to_choose(systems)}."
         )
     (setting,) = settings
-    _replayable(setting)
+    policy = from_setting(setting)
+    if not isinstance(policy, CompressingPolicy):
+        raise KvatlasError(
+            f"The setting {setting} cannot be replayed: policy is {policy.name!r}; expected one that compresses by "
+            "itself."
+        )
     models = {system.model for system in systems}
     plan = make_plan(parse_spec(dict(run.manifest.spec)))
     materials = RunMaterials.from_manifest(run.manifest)
@@ -121,7 +126,7 @@ class Replayer:
         plan = cell.plan
         self.plan = plan
         self.model = next(model for model in plan.models if model.name == cell.model)
-        self.policy = _replayable(cell.setting).bind(self.model)
+        self.policy = from_setting(cell.setting).bind(self.model)
         benchmark = next(item for item in plan.benchmarks if item.name == cell.benchmark)
         self.benchmark = for_model(benchmark, self.model.reads)
         self.problems = {problem.id: problem for problem in plan.problems[cell.benchmark]}
@@ -223,14 +228,3 @@ class _OpenSearch:
         self.running = search.run()
         self.replays: Sequence[ReplayTask] = ()
         self.results: dict[ReplayTask, bool] = {}
-
-
-def _replayable(setting: Setting) -> CompressingPolicy:
-    """Return the policy of a setting. Raises KvatlasError if its traces cannot be decoded with tokens put back."""
-    policy = from_setting(setting)
-    if not isinstance(policy, CompressingPolicy):
-        raise KvatlasError(
-            f"The setting {setting} cannot be replayed: policy is {policy.name!r}; expected one that compresses by "
-            "itself."
-        )
-    return policy

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from kvatlas.answers.reading import Tags
 from kvatlas.autopsy.autopsies import Autopsy, read_autopsies, token_kind
 from kvatlas.autopsy.kinds_of_death import Death, find_death
 from kvatlas.autopsy.lost_answers import Pieces, trace_text
-from kvatlas.core import Trace, percent
+from kvatlas.core import Trace, grouped, percent
 from kvatlas.report.description import say
 from kvatlas.results import Key, Manifest
 from kvatlas.stats.estimates import pass_at_1
@@ -71,8 +71,8 @@ def summarise(autopsies: Sequence[Autopsy], lost_share: float | None = None) -> 
 
     by_luck = None
     if controls:
-        chance = statistics.fmean(controls)
-        by_luck = percent(statistics.fmean(1 - (1 - chance) ** item.spans for item in tried))
+        chance = fmean(controls)
+        by_luck = percent(fmean(1 - (1 - chance) ** item.spans for item in tried))
     cause_of_at_most = {}
     for most in SIZES:
         cause_of_at_most[most] = _share_or_none(tried, [0 < size <= most for size in sizes])
@@ -109,17 +109,17 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
     if not tested:
         return None
 
-    def rise(first: str, second: str) -> Values:
-        return _difference_in_points(
-            tested, [_average(item.held_out[first]) - _average(item.held_out[second]) for item in tested]
-        )
+    rises_by_arms = {}
+    for first, second in DIFFERENCES:
+        rises = [fmean(item.held_out[first]) - fmean(item.held_out[second]) for item in tested]
+        rises_by_arms[f"{first}_over_{second}"] = _difference_in_points(tested, rises)
 
     by_luck = holm(list(map(luck_chance, tested)))
     tested_keys = {item.key for item in tested}
     rises = []
     for item in tried:
         is_tested = item.key in tested_keys
-        rises.append(_average(item.held_out["cause"]) - _average(item.held_out["random"]) if is_tested else 0.0)
+        rises.append(fmean(item.held_out["cause"]) - fmean(item.held_out["random"]) if is_tested else 0.0)
     of_all = _difference_in_points(tried, rises)
     room = None
     if lost_share is not None:
@@ -129,8 +129,8 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         "streams": len(tested[0].held_out["nothing"]),
         "most_tokens": MOST_TOKENS,
         "answers": len(tested),
-        "right": {arm: _share_or_none(tested, [_average(item.held_out[arm]) for item in tested]) for arm in ARMS},
-        **{f"{first}_over_{second}": rise(first, second) for first, second in DIFFERENCES},
+        "right": {arm: _share_or_none(tested, [fmean(item.held_out[arm]) for item in tested]) for arm in ARMS},
+        **rises_by_arms,
         "proven_alone": sum(p <= LEVEL for p in by_luck),
         "of_all_lost": of_all,
         "room": room,
@@ -153,25 +153,21 @@ def _share_or_none(items: Sequence[Autopsy], values: Sequence[float]) -> Values 
 
 def _problem_values(items: Sequence[Autopsy], values: Sequence[float]) -> dict[str, list[float]]:
     """Return the values of each problem."""
-    grouped: dict[str, list[float]] = {}
+    by_problem: dict[str, list[float]] = {}
     for item, value in zip(items, values, strict=True):
-        grouped.setdefault(item.problem, []).append(float(value))
-    return grouped
+        by_problem.setdefault(item.problem, []).append(float(value))
+    return by_problem
 
 
 def _difference_in_points(items: Sequence[Autopsy], differences: Sequence[float]) -> Values:
     """Return the mean of a difference for each item in points, with its interval and the p-value of 0."""
-    grouped = _problem_values(items, differences)
-    difference: Difference = mean_difference(np.array([_average(values) for values in grouped.values()]))
+    by_problem = _problem_values(items, differences)
+    difference: Difference = mean_difference(np.array([fmean(values) for values in by_problem.values()]))
     return {**difference.in_percent(), "p": difference.p}
 
 
-def _average(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
+    return median(values) if values else None
 
 
 class AutopsiesOnPage:
@@ -185,14 +181,11 @@ class AutopsiesOnPage:
         """Return for each cell of the run how many lost answers have a cause, and the held-out test of the causes."""
         cells = {(cell.run_key, cell.setting.id, cell.benchmark): cell for cell in self.manifest.expected}
         names = short_names(cell.setting for cell in self.manifest.expected)
-
-        def cell_of(autopsy: Autopsy) -> tuple[str, ...]:
-            return autopsy.key[:3]
+        by_cell = grouped(self.autopsies.values(), lambda autopsy: autopsy.key[:3])
 
         sentences = []
-        for key, group in groupby(sorted(self.autopsies.values(), key=cell_of), cell_of):
+        for key, members in sorted(by_cell.items()):
             cell = cells.get((key[0], key[1], key[2]))
-            members = list(group)
             summary = summarise(members)
             if cell is not None and len(members) >= FEWEST and summary["held_out"] is not None:
                 values = {

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin, GenerationMode
 from transformers.generation import logits_process as processing
@@ -259,9 +260,5 @@ def _padded_sequences(input_ids: Tensor, written: Mapping[int, Sequence[int]], c
     """Return the prompts with the tokens `written` after them, by the index of the row, padded to one length."""
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     padding = next((int(i) for i in (config.pad_token_id, *ends) if i is not None), 0)
-    longest = max(map(len, written.values()))
-    new = []
-    for index in range(len(input_ids)):
-        tokens = written[index]
-        new.append([*tokens, *[padding] * (longest - len(tokens))])
-    return torch.cat([input_ids, torch.tensor(new, device=input_ids.device, dtype=input_ids.dtype)], dim=1)
+    new = [input_ids.new_tensor(written[index]) for index in range(len(input_ids))]
+    return torch.cat([input_ids, pad_sequence(new, batch_first=True, padding_value=padding)], dim=1)
