@@ -109,6 +109,9 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
     if not tested:
         return None
 
+    right = {}
+    for arm in ARMS:
+        right[arm] = _share_or_none(tested, [fmean(item.held_out[arm]) for item in tested])
     rises_by_arms = {}
     for first, second in DIFFERENCES:
         rises = [fmean(item.held_out[first]) - fmean(item.held_out[second]) for item in tested]
@@ -129,7 +132,7 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         "streams": len(tested[0].held_out["nothing"]),
         "most_tokens": MOST_TOKENS,
         "answers": len(tested),
-        "right": {arm: _share_or_none(tested, [fmean(item.held_out[arm]) for item in tested]) for arm in ARMS},
+        "right": right,
         **rises_by_arms,
         "proven_alone": sum(p <= LEVEL for p in by_luck),
         "of_all_lost": of_all,
