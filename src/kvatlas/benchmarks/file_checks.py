@@ -199,7 +199,7 @@ def _check_references(problems: Problems) -> CheckResult:
         return replace(warning, status=Check.FAILED) if len(solutions) >= MANY * len(problems) else warning
 
     commas = [p for p in problems if re.fullmatch(r"-?\d+,\d{1,2}", p.answer)]
-    if commas:
+    if len(commas) >= MANY * len(problems):
         advice = "write the decimal point of English, as 1.5"
         return _warning(name, commas, problems, "have a comma for a decimal point", advice)
 

@@ -377,7 +377,7 @@ class Spec(BaseModel):
 
     @property
     def notes(self) -> list[str]:
-        """What the author of the spec may have meant otherwise."""
+        """Values of the spec that its author may have meant otherwise, as sentences."""
         found = []
         if self.lose_at_most < 0.5:
             asked = f"was {100 * self.lose_at_most:g} meant, and not {self.lose_at_most:g}?"
