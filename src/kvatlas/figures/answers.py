@@ -28,7 +28,7 @@ def states_of_choice(choice: Choice) -> dict[str, State]:
     Nothing is proven by traces that can show no loss, and in a run of which nothing is recommended.
     """
     untested = choice.untested
-    losses = choice.losses or {}
+    losses = choice.losses
     has_others = not all(loss.is_control for loss in losses.values())
     states = {}
     for id_, loss in losses.items():
@@ -44,7 +44,7 @@ def key_of_choices(choices: Sequence[Choice], recommended: str) -> list[KeyEntry
     states = set()
     for choice in choices:
         states |= set(states_of_choice(choice).values())
-    claims = {choice.family.claim for choice in choices if choice.family is not None and not choice.is_single}
+    claims = {choice.family.claim for choice in choices if not choice.is_single}
     claim = "on these problems" if claims == {Claim.THESE} else ""
     key = []
     if any(choice.recommended is not None and choice.is_judged for choice in choices):
@@ -57,7 +57,7 @@ def about_choices(choices: Sequence[Choice]) -> list[str]:
     """Return the clauses about all settings: benchmarks, problems, what they share, the intervals, the reference."""
     first = choices[0]
     about = [f"{first.benchmark} benchmarks" if first.benchmark.startswith("mean of") else first.benchmark]
-    problems = {choice.family.problem_count for choice in choices if choice.family is not None}
+    problems = {choice.family.problem_count for choice in choices}
     if len(problems) == 1:
         about.append(counted(problems.pop(), "problem"))
     settings = chain.from_iterable(choice.settings.values() for choice in choices)
@@ -65,15 +65,15 @@ def about_choices(choices: Sequence[Choice]) -> list[str]:
     if len(budgets) == 1 and None not in budgets:
         about.append(f"KV budget {budgets.pop()}")
     about.append("lines: 95 % intervals, paired")
-    solved = [percent_text(choice.family.full.value, 0) for choice in choices if choice.family and choice.family.full]
-    about.append(f"{first.reference} solves {' and '.join(dict.fromkeys(solved))} %")
+    solved = [percent_text(choice.family.full.value, 0) for choice in choices if choice.family.full]
+    about.append(f"{first.family.reference} solves {' and '.join(dict.fromkeys(solved))} %")
     return about
 
 
 def nearest_words(choice: Choice) -> str:
     """Return, where nothing is proven, the setting that is nearest to it, and what would decide it; else ""."""
     required = choice.required
-    if choice.shown or required is None or choice.family is None:
+    if choice.shown or required is None:
         return ""
     name = in_words(short_names(choice.settings.values())[required.setting.id])
     count = required.count_of(choice.family.claim)
@@ -103,7 +103,7 @@ def _controls(choice: Choice) -> dict[str, Difference]:
     def values(id_: str) -> list[Any]:
         return [choice.settings[id_].values.get(name) for name in parameters]
 
-    losses = choice.losses or {}
+    losses = choice.losses
     controls = [id_ for id_, loss in losses.items() if loss.is_control and id_ not in states_of_choice(choice)]
     found = {}
     for id_ in states_of_choice(choice):
@@ -116,7 +116,7 @@ def _controls(choice: Choice) -> dict[str, Difference]:
 def answer_panel(choice: Choice) -> RowPanel:
     """Return the rows of the settings of a choice, what saves most on top, beside the controls of like parameters."""
     states = states_of_choice(choice)
-    losses = choice.losses or {}
+    losses = choice.losses
     policies = shown_policies(choice.settings[id_].policy for id_ in states)
     parameters = _parameters(choice)
     controls = _controls(choice)
@@ -166,11 +166,11 @@ def answer_figure(
     return forest_figure(
         panels,
         f"points of {axis_label(metric)} lost",
-        reference="reference" if "reference" in choices[0].reference else "full",
+        reference="reference" if "reference" in choices[0].family.reference else "full",
         control=controls[0] if has_ticks else "",
         key=key,
         # Of controls alone nothing is claimed.
-        title=title or f"Points of {axis_label(metric)} lost against {choices[0].reference}",
+        title=title or f"Points of {axis_label(metric)} lost against {choices[0].family.reference}",
         about=about_choices(choices),
         notes=notes,
         options=options,
@@ -186,7 +186,7 @@ def answer_csv(choices: Sequence[Choice]) -> str:
         states = states_of_choice(choice)
         controls = _controls(choice)
         for id_ in _in_rows(choice):
-            loss = (choice.losses or {})[id_]
+            loss = choice.losses[id_]
             saved = 100 * (1 - choice.savings[id_].memory) if id_ in choice.savings else None
             of_control = 100 * controls[id_].value if id_ in controls else None
             values = [saved, 100 * loss.value, 100 * loss.low, 100 * loss.high, of_control]

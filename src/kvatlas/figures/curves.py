@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain, product
+from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Cell, KvatlasError, Map
 from kvatlas.figures import style
@@ -20,27 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class _CurveMeasure(NamedTuple):
-    """The metric of settings, or a cost in place of it, with its unit."""
-
-    label: str
-    unit: CostUnit
-    cost: str | None = None
-
-
-def cells_of_lines(curve: Map) -> dict[str, dict[Any, Cell]]:
-    """Return the cells of each policy's line by the values of the axis; without an axis all settings as one line."""
-    (_, names), (axis, values) = curve.axes
-    lines: dict[str, dict[Any, Cell]] = {}
-    for name in names:
-        for value in values:
-            if not axis:
-                lines.setdefault("", {})[name] = curve.cells[name, value]
-            elif (name, value) in curve.cells:
-                lines.setdefault(name, {})[value] = curve.cells[name, value]
-    return lines
-
-
 def curve_figure(
     curves: Sequence[Map], *, cost: str | None = None, title: str = "", options: FigureOptions | None = None
 ) -> Figure:
@@ -50,49 +29,57 @@ def curve_figure(
     axis and the same metric. The `title` is a finding about them; without one it says what is drawn.
     """
     options = options or FigureOptions()
-    first = curves[0]
-    measure = _measure_of(curves, cost)
-    policies = list(dict.fromkeys(chain.from_iterable(map(cells_of_lines, curves))))
-    axis = first.axes[1][0]
+    label, unit = _label_and_unit(curves, cost)
+    policies = list(dict.fromkeys(chain.from_iterable(curve.axes[0][1] for curve in curves)))
+    axis = curves[0].axes[1][0]
+    headings = _headings(curves, policies)
     panels = [
-        RowPanel(name, _headings(first, policies), _rows(curve, policies, measure, options))
+        RowPanel(name, headings, _rows(curve, len(headings), cost, unit, options))
         for curve, name in zip(curves, _curve_names(curves, options), strict=True)
     ]
-    what = f"{measure.label} by {axis_label(axis)}" if axis else f"{measure.label} of {len(panels[0].rows)} settings"
+    what = f"{label} by {axis_label(axis)}" if axis else f"{label} of {len(panels[0].rows)} settings"
     return forest_figure(
         panels,
-        f"{options.named(measure.label)}, {measure.unit.name}".removesuffix(", "),
+        f"{options.named(label)}, {unit.name}".removesuffix(", "),
         title=title or ": ".join(filter(None, [" under ".join(_subject(curves, policies, options)), what])),
-        about=_about_curves(curves, policies, measure, title, options),
+        about=_about_curves(curves, policies, f"{options.named(label)} in {unit.name}", cost, title, options),
         notes=list(chain.from_iterable(curve.notes for curve in curves)),
         options=options,
     )
 
 
-def _headings(curve: Map, policies: Sequence[str]) -> tuple[str, ...]:
+def _settings_of(curve: Map) -> list[tuple[str, Any, Cell]]:
+    """Return policy, value of the axis and cell of each setting, then of baselines, which have no value.
+
+    Without an axis settings have their name in place of the value.
+    """
+    (_, names), (axis, values) = curve.axes
+    found: list[tuple[str, Any, Cell]] = []
+    for name, value in product(names, values):
+        if (name, value) in curve.cells:
+            cell = curve.cells[name, value]
+            found.append((name, value, cell) if axis else ("", name, cell))
+    return [*found, *((name, "", cell) for name, cell in curve.baselines.items())]
+
+
+def _headings(curves: Sequence[Map], policies: Sequence[str]) -> tuple[str, ...]:
     """Return the headings of the names of rows: the axis, after the policy where there are several."""
-    axis = curve.axes[1][0]
+    axis = curves[0].axes[1][0]
     if not axis:
         return ("setting",)
-    return (*([POLICY] if len(policies) > 1 or curve.baselines else []), axis_label(axis))
+    has_policies = len(policies) > 1 or any(curve.baselines for curve in curves)
+    return (POLICY, axis_label(axis)) if has_policies else (axis_label(axis),)
 
 
-def _rows(curve: Map, policies: Sequence[str], measure: _CurveMeasure, options: FigureOptions) -> list[Row]:
-    """Return the rows of a curve, then those of its baselines."""
-    columns = len(_headings(curve, policies))
-    named: list[tuple[tuple[str, ...], Cell]] = []
-    for policy, line in cells_of_lines(curve).items():
-        for value, cell in line.items():
-            value_text = options.named(style.tick_text(value)) if columns == 2 else options.named(str(value))
-            named.append(((options.named(policy), value_text)[-columns:], cell))
-    for name, cell in curve.baselines.items():
-        named.append(((options.named(name), *[""] * (columns - 1)), cell))
-
+def _rows(curve: Map, columns: int, cost: str | None, unit: CostUnit, options: FigureOptions) -> list[Row]:
+    """Return the rows of a curve, those of its baselines last."""
     rows = []
-    for texts, cell in named:
-        numbers = [None if one is None else one / measure.unit.size for one in _curve_point(curve, cell, measure.cost)]
+    for policy, value, cell in _settings_of(curve):
+        text = str(value) if columns == 1 else style.tick_text(value)
+        names = (options.named(policy), options.named(text) if text else "")
+        numbers = [None if one is None else one / unit.size for one in _curve_point(curve, cell, cost)]
         assert numbers[0] is not None
-        rows.append(Row(texts, LossSpan(numbers[0], *numbers[1:])))
+        rows.append(Row(names[-columns:], LossSpan(numbers[0], *numbers[1:])))
     return rows
 
 
@@ -108,14 +95,14 @@ def _subject(curves: Sequence[Map], policies: Sequence[str], options: FigureOpti
 
 
 def _about_curves(
-    curves: Sequence[Map], policies: Sequence[str], measure: _CurveMeasure, title: str, options: FigureOptions
+    curves: Sequence[Map], policies: Sequence[str], measure: str, cost: str | None, title: str, options: FigureOptions
 ) -> list[str]:
     """Return the clauses about all panels: the measure, what they share, the problems, and the marks.
 
     A finding as the `title` does not name the only model and policy.
     """
     first = curves[0]
-    about = [f"{options.named(measure.label)} in {measure.unit.name}"]
+    about = [measure]
     if title:
         about += _subject(curves, policies, options)
     benchmarks = dict.fromkeys(curve.benchmark for curve in curves)
@@ -125,21 +112,20 @@ def _about_curves(
     if problems is not None:
         about.append(counted(problems, "problem"))
 
-    if options.intervals is not False and measure.cost is None:
+    if options.intervals is not False and cost is None:
         about.append("lines: 95 % intervals")
     return about
 
 
-def _measure_of(curves: Sequence[Map], cost: str | None) -> _CurveMeasure:
+def _label_and_unit(curves: Sequence[Map], cost: str | None) -> tuple[str, CostUnit]:
     """Return the metric of curves in percent, or a cost in the unit of its largest value."""
-    first = curves[0]
     if cost is None:
-        return _CurveMeasure(axis_label(first.metric), CostUnit("%"))
+        return axis_label(curves[0].metric), CostUnit("%")
     known_cost = cost_of(cost, curves)
     values = []
     for curve in curves:
-        values += [_curve_point(curve, cell, cost).value for cell in (*curve.cells.values(), *curve.baselines.values())]
-    return _CurveMeasure(known_cost.column.title, known_cost.unit(values), cost)
+        values += [_curve_point(curve, cell, cost).value for _, _, cell in _settings_of(curve)]
+    return known_cost.column.title, known_cost.unit(values)
 
 
 def _curve_names(curves: Sequence[Map], options: FigureOptions) -> list[str]:
@@ -187,11 +173,7 @@ def curves_csv(curves: Sequence[Map], cost: str | None = None) -> str:
     ]
 
     for curve in curves:
-        cells: list[tuple[str, Any, Cell]] = []
-        for policy, line in cells_of_lines(curve).items():
-            cells += [(policy, value, cell) for value, cell in line.items()]
-        cells += [(name, "", cell) for name, cell in curve.baselines.items()]
-        for policy, value, cell in cells:
+        for policy, value, cell in _settings_of(curve):
             names = map(guarded, (curve.model, curve.benchmark, policy, value, cost or curve.metric))
             numbers = ["" if limit is None else round(limit, 4) for limit in _curve_point(curve, cell, cost)]
             rows.append([*names, *numbers, cell.estimate.problems, cell.estimate.samples])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import Note
 from kvatlas.figures import marks, style
-from kvatlas.figures.loss_axis import LossAxis, LossSpan, tick_number
+from kvatlas.figures.loss_axis import LossAxis, LossSpan, draw_margin, tick_number
 from kvatlas.figures.marks import CONTROL, KeyEntry, State
 from kvatlas.figures.style import FigureOptions, Line, Margins, finish_texts, make_panels, text_width, wrapped
 
@@ -33,8 +33,9 @@ _NAMES = 0.4
 class Row:
     """A row of a forest: a text for each column, what is lost in points with its interval, and the state.
 
-    Without a state it is a value, of which nothing is claimed. `control` is what the control of the same parameters
-    loses, `note` a remark beside the interval. The `picked` row has the box, the `nearest` one is bold.
+    Without a state it is a value, of which nothing is claimed, or whether it `is_proven` to differ from 0. `control` is
+    what the control of the same parameters loses, `note` a remark beside the interval. The `picked` row has the box, the
+    `nearest` one is bold.
     """
 
     names: tuple[str, ...]
@@ -44,6 +45,7 @@ class Row:
     note: str = ""
     is_picked: bool = False
     is_nearest: bool = False
+    is_proven: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -183,14 +185,10 @@ def _draw_panel(
     heads = []
     if margin is not None:
         is_proven = any(row.state is State.WITHIN for row in panel.rows)
-        colour = palette.states[State.WITHIN] if is_proven else palette.soft
-        if is_proven:
-            axes.axvspan(axis.low, margin, color=palette.band, linewidth=0, zorder=0)
-        axes.axvline(margin, color=colour, linewidth=1.1, zorder=1, gid="margin")
-        axes.axvline(0, color=palette.ink, linewidth=0.6, zorder=1)
+        colour = draw_margin(axes, axis, margin, is_proven, palette)
         heads = [(0.0, options.named(sides[0]), palette.ink), (margin, f"margin {margin:g}", colour)]
-    if axis.closer > 1:
-        axes.axvspan(axis.turn, axis.high, color=palette.closer, linewidth=0, zorder=0)
+    if any(row.is_proven is not None for row in panel.rows):
+        axes.axvline(0, color=palette.ink, linewidth=0.6, zorder=1)
     controls = [row.control for row in panel.rows if row.control is not None]
     if controls and axis.closer > 1:
         heads.append((axis.middle_beyond, sides[1], palette.soft))
@@ -226,7 +224,10 @@ def _draw_row(axes: Axes, row: Row, place: int, options: FigureOptions) -> None:
         marks.draw_setting(axes, (value, place), row.state, palette, horizontal=ends)
     else:
         axes.plot(ends or (), (place, place) if ends else (), color=palette.ink, linewidth=1.0, zorder=3)
-        axes.plot(value, place, "|", color=palette.ink, markersize=6, markeredgewidth=1.2, zorder=4)
+        # Of differences filled marks are proven.
+        kind = "|" if row.is_proven is None else "o"
+        face = palette.ink if row.is_proven else palette.ground
+        axes.plot(value, place, kind, color=palette.ink, mfc=face, markersize=6, markeredgewidth=1.2, zorder=4)
     if row.control is not None:
         marks.add_mark(axes, (row.control, place), CONTROL, palette, axes.transData, 6.5)
     if row.note:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from kvatlas.figures import style
+from kvatlas.figures.marks import State
 from kvatlas.stats.numerics.arrays import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from kvatlas.figures.colours import Palette
 
 #: The share of a panel that the closer part of its axis takes.
 _CLOSER_SHARE = 0.2
@@ -95,3 +101,22 @@ class LossAxis:
             if all(inches * abs(self.place(value) - self.place(other)) > _TICK_STEP for other in found):
                 found.append(value)
         return sorted(found)
+
+
+def draw_margin(
+    axes: Axes, axis: LossAxis, margin: float, is_proven: bool, palette: Palette, is_vertical: bool = False
+) -> str:
+    """Draw the line of the margin with the reference at 0 and the closer part, and return the colour of the margin.
+
+    Where a setting `is_proven` to stay within the margin it has a band. An axis that `is_vertical` has losses downward.
+    """
+    line = axes.axhline if is_vertical else axes.axvline
+    span = axes.axhspan if is_vertical else axes.axvspan
+    colour = palette.states[State.WITHIN] if is_proven else palette.soft
+    if is_proven:
+        span(axis.low, margin, color=palette.band, linewidth=0, zorder=0)
+    line(margin, color=colour, linewidth=1.1, zorder=1, gid="margin")
+    line(0, color=palette.ink, linewidth=0.6, zorder=1)
+    if axis.closer > 1:
+        span(axis.turn, axis.high, color=palette.closer, linewidth=0, zorder=0)
+    return colour

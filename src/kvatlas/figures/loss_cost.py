@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvatlas.core import Note, differing
 from kvatlas.figures import style
 from kvatlas.figures.answers import about_choices, key_of_choices, nearest_words, states_of_choice
-from kvatlas.figures.loss_axis import LossAxis, LossSpan, tick_number
+from kvatlas.figures.loss_axis import LossAxis, LossSpan, draw_margin, tick_number
 from kvatlas.figures.marks import RING, State, draw_setting
-from kvatlas.figures.style import FigureOptions, Margins, finish_texts, named_panels, text_width
+from kvatlas.figures.style import FigureOptions, Margins, finish_texts, make_panels, text_width
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.costs import MEMORY, RATE, SECONDS, CostRatio
 from kvatlas.stats.run_data import setting_words, shown_policies
@@ -88,7 +88,7 @@ def cost_points(choice: Choice, cost: str, ratios: Mapping[str, CostRatio]) -> l
     points = []
     for id_, state in states.items():
         setting = choice.settings[id_]
-        loss = (choice.losses or {})[id_]
+        loss = choice.losses[id_]
         names = [policies[setting.policy]] if len(policies) > 1 or not parameters else []
         names += [style.tick_text(setting.values[name]) for name in parameters if name in setting.values]
         span = LossSpan(100 * loss.value, 100 * loss.low, 100 * loss.high)
@@ -149,20 +149,28 @@ def cost_figure(
         # What is recommended by memory may save no time.
         key = key_of_choices(choices, RING)
         is_picked = any(point.is_picked for point in every_point)
-        figure, grid = named_panels(
+        margins = Margins(_LEFT, 0.1, _LEFT + 0.06, 0.1, _BELOW)
+        inner = margins.inner(width, across)
+        heads = []
+        for choice in choices:
+            name = options.named(model_name(choice.model))
+            lines = style.text_lines(name, inner, style.NAME_TYPE, options.colours.ink, "bold")
+            nearest = style.text_lines(nearest_words(choice), inner, style.SMALL_TYPE, options.colours.soft)
+            heads.append([*lines, *nearest])
+        above = margins.above + max(map(style.height_of, heads))
+        figure, grid = make_panels(
             options,
-            [options.named(model_name(choice.model)) for choice in choices],
-            width,
+            (width, _HEIGHT),
+            len(choices),
             across,
-            Margins(_LEFT, 0.1, _LEFT + 0.06, 0.1, _BELOW),
-            (_HEIGHT, _HEIGHT),
-            facts=list(map(nearest_words, choices)),
+            margins._replace(above=above),
             title=cost_title(choices, cost, ratios) or title,
             about=[*about_choices(choices), *about, *axis.words],
             notes=notes,
             key=key if is_picked else [entry for entry in key if entry.kind != RING],
         )
-        for panel, points in zip(grid, panels, strict=True):
+        for panel, points, head in zip(grid, panels, heads, strict=True):
+            style.write_above(panel, head)
             _draw_points(panel, points, 100 * choices[0].margin, cost, axis, options)
             panel.set_ylabel(
                 f"points of {options.named(axis_label(metric))} lost", fontsize=style.NAME_TYPE, labelpad=2
@@ -196,14 +204,8 @@ def _draw_points(
     panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE)
     panel.spines[["top", "right"]].set_visible(False)
     is_proven = any(point.state is State.WITHIN for point in points)
-    colour = palette.states[State.WITHIN] if is_proven else palette.soft
+    colour = draw_margin(panel, axis, margin, is_proven, palette, is_vertical=True)
     panel.get_yticklabels()[-1].set_color(colour)
-    if is_proven:
-        panel.axhspan(axis.low, margin, color=palette.band, linewidth=0, zorder=0)
-    panel.axhline(margin, color=colour, linewidth=1.1, zorder=1, gid="margin")
-    panel.axhline(0, color=palette.ink, linewidth=0.6, zorder=1)
-    if axis.closer > 1:
-        panel.axhspan(axis.turn, axis.high, color=palette.closer, linewidth=0, zorder=0)
     if has_origin:
         panel.plot(origin, 0, "D", color=palette.ink, markersize=4.5, zorder=4)
     for point in points:

@@ -56,9 +56,9 @@ def loss_values(loss: Difference | None) -> Json:
     return {**values, "loses_limit": None} if loss and loss.is_control else values
 
 
-def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily | None) -> Json:
+def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily) -> Json:
     """Return what a setting loses against the full cache, and what it loses where it compressed."""
-    among = None if family is None else family.among_compressed(setting.id)
+    among = family.among_compressed(setting.id)
     return {
         "setting": str(setting),
         "policy": setting.policy,
@@ -68,13 +68,13 @@ def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily
         "broken": loss.is_broken,
         "joint_limit": None if loss.is_control else percent(loss.joint_limit),
         "control": loss.is_control,
-        "claim": family.claim.value if family else None,
-        "unit": family.claim.unit if family else None,
+        "claim": family.claim.value,
+        "unit": family.claim.unit,
         "units": loss.units or None,
         "pairs": loss.pairs or None,
         "missing": loss.missing,
-        "look": _look_document(family.look) if family else None,
-        "limits": limits_document(loss, family.refused if family else ""),
+        "look": _look_document(family.look),
+        "limits": limits_document(loss, family.refused),
         "by_benchmark": {name: percent(lost) for name, lost in loss.about["by_benchmark"].items()},
         "traces": loss.about["traces"],
         "compressed": loss.about["compressed"],
@@ -149,9 +149,9 @@ def choice_document(choice: Choice) -> Json:
         "candidates": choice.candidates,
         "plateau": choice.members,
         "by_time": chosen_document(choice.by_time, choice) if choice.by_time else None,
-        "proven_cheapest": str(choice.by_memory.setting) if choice.by_memory and choice.losses else None,
+        "proven_cheapest": str(choice.by_memory.setting) if choice.by_memory and choice.has_reference else None,
         "deployable": str(choice.deployable.setting) if choice.deployable else None,
-        "claim": choice.family.claim.value if choice.family else None,
+        "claim": choice.family.claim.value if choice.has_reference else None,
         "control": control_document(choice.control) if choice.control else None,
         "vacuous": choice.vacuous,
         "withheld": choice.withheld or None,
@@ -163,7 +163,7 @@ def choice_document(choice: Choice) -> Json:
         "shown": choice.shown,
         "losses": [
             setting_loss_document(choice.settings[id_], loss, choice.family)
-            for id_, loss in (choice.losses or {}).items()
+            for id_, loss in choice.losses.items()
         ],
         "provable": choice.provable.to_dict() if choice.provable else None,
         "required": required_document(choice.required) if choice.required and not choice.shown else None,

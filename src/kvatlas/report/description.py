@@ -253,7 +253,7 @@ def limits_table(choice: Choice) -> str:
     header += ["p", "Pairs", "Compressed"]
 
     rows = []
-    for id_, loss in (choice.losses or {}).items():
+    for id_, loss in choice.losses.items():
         name = setting_text(choice, choice.settings[id_]) + _loss_mark(loss)
         row = [name, percent_text(loss.value), f"{percent_text(loss.low)} to {percent_text(loss.high)}"]
         for claim in Claim:

@@ -208,7 +208,7 @@ class Evidence(Sources):
         tables: list[SettingTable] = []
         for run, choices_of_run in zip(self.runs, self._choices_of_runs, strict=True):
             if not run.has_maps:
-                tables += setting_tables(run, {choice.model: choice.losses or {} for choice in choices_of_run})
+                tables += setting_tables(run, {choice.model: choice.losses for choice in choices_of_run})
         if self.options.policy is not None:
             _check_policy(self.opened_runs, self.options.policy)
         return tuple(tables)
@@ -272,7 +272,7 @@ class Evidence(Sources):
         """
         floors = []
         for choice in self.choices:
-            if choice.family is not None and choice.family.is_floor:
+            if choice.family.is_floor:
                 text = f"{model_name(choice.model)} on {choice.benchmark}: {floor_reason(choice.family)}; take "
                 text += "easier problems, or more new tokens where traces are truncated."
                 floors.append(Limitation(Kind.FLOOR, choice.model, choice.benchmark, text))

@@ -73,7 +73,7 @@ def short_headline(choices: Sequence[Choice], comparisons: Sequence[Comparison])
 
 def _settings_that_keep(choices: Sequence[Choice]) -> str:
     """Return the cheapest settings proven to keep the margin and what they save; some model has one."""
-    proven = f"proven to stay within {margin_text(choices[0].margin)} of {choices[0].reference}"
+    proven = f"proven to stay within {margin_text(choices[0].margin)} of {choices[0].family.reference}"
     if not all(choice.loss.keeps_like for choice in choices if choice.shown and choice.loss is not None):
         proven += " on these problems"
     keeping = [choice for choice in choices if choice.shown and choice.by_memory is not None]
@@ -106,19 +106,19 @@ def _nothing_kept(choices: Sequence[Choice]) -> str:
     """Return that no setting is proven to keep the margin, or that all are proven to lose more."""
     losses: list[Difference] = []
     for choice in choices:
-        losses += [loss for loss in (choice.losses or {}).values() if not loss.is_control]
+        losses += [loss for loss in choice.losses.values() if not loss.is_control]
     broken = sum(loss.is_broken for loss in losses)
 
     margin = margin_text(choices[0].margin)
     population = ""
-    if choices[0].family is not None and choices[0].family.claim is Claim.LIKE and not choices[0].is_single:
+    if choices[0].family.claim is Claim.LIKE and not choices[0].is_single:
         population = " for problems like these"
     if not losses:
         return ""
     if broken == len(losses):
-        return f"every setting loses more than {margin} against {choices[0].reference}{population}"
+        return f"every setting loses more than {margin} against {choices[0].family.reference}{population}"
     more = f" ({broken} of {len(losses)} are proven to lose more)" if broken else ""
-    return f"no setting is proven to stay within {margin} of {choices[0].reference}{population}{more}"
+    return f"no setting is proven to stay within {margin} of {choices[0].family.reference}{population}{more}"
 
 
 def _policy_ahead(comparisons: Sequence[Comparison]) -> str:

@@ -184,7 +184,7 @@ def _draw_answer(result: Evidence, out: Path, show: MapOptions) -> list[Path]:
     if show.forest:
         rows = 0
         for choice in choices:
-            losses = (choice.losses or {}).values()
+            losses = choice.losses.values()
             rows = max(rows, sum(not loss.is_control for loss in losses))
         if rows > MOST_ROWS:
             raise KvatlasError(

@@ -78,7 +78,7 @@ def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[Equal
     except KvatlasError:
         return []
 
-    judged = [choice for choice in choices if choice.losses and (choice.vacuous is None or _is_floor(choice))]
+    judged = [choice for choice in choices if choice.losses and (choice.vacuous is None or choice.family.is_floor)]
     changed = list(chain.from_iterable(_changes_for(choice, spec) for choice in judged))
     changed += _equal_memory_grid(run, spec, memories)
     folder = run.folder or Path("RUN")
@@ -112,13 +112,9 @@ def spec_text(spec: Mapping[str, Any]) -> str:
 _SpecChange = tuple[str, str, str, Json]
 
 
-def _is_floor(choice: Choice) -> bool:
-    return choice.family is not None and choice.family.is_floor
-
-
 def _changes_for(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     """Yield what to try next for a model, by what is proven of it."""
-    if _is_floor(choice):
+    if choice.family.is_floor:
         yield from _easier_problems(choice, spec)
         return
     if choice.shown:
@@ -151,7 +147,7 @@ def _more_traces(choice: Choice, required: Required) -> Iterator[_SpecChange]:
     model = model_name(choice.model)
     again = "Traces that are there are not decoded again; limits then allow for a second look."
 
-    is_of_these = choice.family is not None and choice.family.claim is Claim.THESE
+    is_of_these = choice.family.claim is Claim.THESE
     samples = required.samples
     if is_of_these and samples is not None and required.samples_now < samples <= _MOST_SAMPLES:
         reason = (
@@ -162,7 +158,7 @@ def _more_traces(choice: Choice, required: Required) -> Iterator[_SpecChange]:
         changed = {"samples": samples, "looks": [], "full_samples": None}
         yield "more-samples", f"{samples} samples of each problem", reason, changed
 
-    sizes = choice.family.sizes if choice.family else ()
+    sizes = choice.family.sizes
     if required.problems is None or not sizes:
         return
     # All benchmarks grow in their proportions, so the largest one decides the limit of the spec.
@@ -219,7 +215,7 @@ def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
         return
 
     lower_setting = Setting.from_parameters(chosen.policy, **{**chosen.values, "ratio": lower[-1]})
-    loss = (choice.losses or {}).get(lower_setting.id)
+    loss = choice.losses.get(lower_setting.id)
     # Under a lower ratio texts may become longer, so that the cheapest setting is not that of the lowest proven ratio.
     if loss is None or loss.is_kept:
         return

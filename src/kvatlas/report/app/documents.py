@@ -231,7 +231,7 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
     `traces` were compressed. `above_random` are the points of its policy above `random` with their interval, over all
     pairs of cells. `rows` are all settings with a loss.
     """
-    losses = list((choice.losses or {}).values())
+    losses = list(choice.losses.values())
     of_model = [one for one in result.comparisons if one.model == choice.model]
     setting = None if choice.vacuous is not None else choice.offered
     cell = None if setting is None else cells.numbers.get((choice.model, choice.benchmark, setting.id))
@@ -257,7 +257,7 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
     against_random = next((one for one in of_model if (one.first, one.second) == (policy, "random")), None)
     if against_random is not None:
         card["above_random"] = _points_and_limits(against_random.difference)
-    loss = (choice.losses or {}).get(setting.id)
+    loss = choice.losses.get(setting.id)
     if loss is not None:
         card |= {
             "loss": _points_and_limits(loss),
@@ -274,7 +274,7 @@ def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
     `memory` is the share of the full cache's memory, `state` that of the setting, "control" for a control. `controls`
     are the losses of controls with the same parameters; other controls have rows of their own.
     """
-    losses = choice.losses or {}
+    losses = choice.losses
     states = states_of_choice(choice)
     names = short_names(choice.settings[id_] for id_ in losses)
     # Settings of two policies stand beside each other where they are named by the same parameters.
@@ -315,7 +315,7 @@ def _claim_rows(choice: Choice, id_: str, loss: Difference) -> list[list[Any]]:
     rows: list[list[Any]] = []
     for name, of_claim in loss.claims.items():
         claim = Claim(name)
-        is_untested = choice.family is not None and id_ in choice.family.ends_of_tests(claim)
+        is_untested = id_ in choice.family.ends_of_tests(claim)
         limit = of_claim.joint_limit if is_untested else of_claim.limit
         rows.append([claim.words, percent(limit), of_claim.is_kept, of_claim.is_broken])
     if choice.is_single and len(rows) > 1:
