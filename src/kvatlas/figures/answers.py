@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from kvatlas.stats.numerics.arrays import Difference
 
+#: The settings of a forest at most; a larger grid is a map.
+MOST_ROWS = 20
+
 
 def states_of_choice(choice: Choice) -> dict[str, State]:
     """Return the states of the settings of a choice by id, without controls where there are others.

@@ -181,7 +181,8 @@ class JudgedChange:
             limits[claim.value] = {
                 **of_claim.in_percent(*_LOSES),
                 "units": of_claim.units,
-                **of_claim.about,
+                "p_kept": of_claim.p_kept,
+                "p_broken": of_claim.p_broken,
                 "kept": of_claim.high <= judgement.margin,
                 "broken": of_claim.low > judgement.margin,
             }

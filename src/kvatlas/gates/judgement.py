@@ -69,7 +69,7 @@ class TaskVerdict:
 class Judgement:
     """The verdict on all tasks, and why: the mean loss by claim, in one-sided limits, each at its own level.
 
-    A loss is about the p-values of "it loses more than the margin" (`p_kept`) and of "it loses at most the margin"
+    A loss has the p-values of "it loses more than the margin" (`p_kept`) and of "it loses at most the margin"
     (`p_broken`).
 
     `refused` is the reason why these problems cannot be spoken of, if there is one. `needed` is a number of samples of
@@ -235,7 +235,7 @@ def _mean_loss(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: 
     high = group.upper_limit(normal_quantile(levels[1]))
     score = group.score(margin)[0]
     p_values = {"p_kept": float(special.ndtr(score)), "p_broken": float(special.ndtr(-score))}
-    return Difference(loss, float(low[0]), float(high[0]), units=len(group.strata), about=p_values)
+    return Difference(loss, float(low[0]), float(high[0]), units=len(group.strata), **p_values)
 
 
 def _task_verdicts(
@@ -247,8 +247,8 @@ def _task_verdicts(
         losses = {claim: _mean_loss([task], claim, margin, levels) for claim in claims}
         verdicts.append(TaskVerdict(task, losses))
 
-    kept = holm([verdict.losses[decides].about["p_kept"] for verdict in verdicts])
-    broken = holm([verdict.losses[decides].about["p_broken"] for verdict in verdicts])
+    kept = holm([verdict.losses[decides].p_kept for verdict in verdicts])
+    broken = holm([verdict.losses[decides].p_broken for verdict in verdicts])
     for index in range(len(verdicts)):
         if broken[index] <= level:
             verdicts[index] = replace(verdicts[index], verdict=Verdict.LOSES)

@@ -13,6 +13,7 @@ from kvatlas.stats.controls import Changes
 from kvatlas.stats.losses import LossFamily, Required
 from kvatlas.stats.map_tests import MapTests, PooledEffect
 from kvatlas.stats.numerics.arrays import Difference
+from kvatlas.stats.numerics.equal_memory import Pair
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.setting_tables import SettingTable
@@ -75,9 +76,9 @@ def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily
         "missing": loss.missing,
         "look": _look_document(family.look),
         "limits": limits_document(loss, family.refused),
-        "by_benchmark": {name: percent(lost) for name, lost in loss.about["by_benchmark"].items()},
-        "traces": loss.about["traces"],
-        "compressed": loss.about["compressed"],
+        "by_benchmark": {name: percent(lost) for name, lost in loss.by_benchmark.items()},
+        "traces": loss.traces,
+        "compressed": loss.compressed,
         "loses_where_compressed": contrast_document(among, "loses") if among else None,
     }
 
@@ -152,7 +153,7 @@ def choice_document(choice: Choice) -> Json:
         "proven_cheapest": str(choice.by_memory.setting) if choice.by_memory and choice.has_reference else None,
         "deployable": str(choice.deployable.setting) if choice.deployable else None,
         "claim": choice.family.claim.value if choice.has_reference else None,
-        "control": control_document(choice.control) if choice.control else None,
+        "control": control_document(*choice.control) if choice.control else None,
         "vacuous": choice.vacuous,
         "withheld": choice.withheld or None,
         "proven": [str(setting) for setting, _ in choice.proven],
@@ -173,9 +174,9 @@ def choice_document(choice: Choice) -> Json:
     }
 
 
-def control_document(control: Difference) -> Json:
+def control_document(setting: Setting, loss: Difference) -> Json:
     """Return the control of a run, and whether it is proven to lose."""
-    return {"setting": str(control.about["setting"]), **contrast_document(control, "loses"), "seen": control.low > 0}
+    return {"setting": str(setting), **contrast_document(loss, "loses"), "seen": loss.low > 0}
 
 
 def changes_document(changes: Changes) -> Json:
@@ -270,24 +271,25 @@ def memory_document(memory: EqualMemory) -> Json:
         "estimate": None
         if estimate is None
         else {
-            "wide": estimate.about["wide"],
-            "narrow": estimate.about["narrow"],
-            "low_tokens": round(estimate.about["tokens"][0], 3),
-            "high_tokens": round(estimate.about["tokens"][1], 3),
-            **contrast_document(estimate, "difference"),
+            "wide": memory.windows[estimate.wide],
+            "narrow": memory.windows[estimate.narrow],
+            "low_tokens": round(estimate.low, 3),
+            "high_tokens": round(estimate.high, 3),
+            **contrast_document(estimate.difference, "difference"),
         },
         "nothing_in_common": [list(pair) for pair in memory.apart],
     }
 
 
-def _pair_document(memory: EqualMemory, difference: Difference) -> Json:
-    about = difference.about
+def _pair_document(memory: EqualMemory, pair: Pair) -> Json:
+    difference = memory.tests[pair]
     sides = {}
-    for name, tokens in zip(("better", "other"), about["tokens"], strict=True):
-        sides[name] = {**dict(zip(memory.axes, about[name], strict=True)), "stays_tokens": round(tokens, 3)}
+    for name, index in zip(("better", "other"), pair, strict=True):
+        place = dict(zip(memory.axes, memory.coords[index], strict=True))
+        sides[name] = {**place, "stays_tokens": round(float(memory.tokens[index]), 3)}
     return {
         **sides,
-        "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in about["keeps_more"].items()},
+        "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in memory.keeps_more(pair).items()},
         **contrast_document(difference, "difference"),
         "adjusted_p": rounded_p(difference.p_holm),
     }

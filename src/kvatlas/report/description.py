@@ -261,7 +261,7 @@ def limits_table(choice: Choice) -> str:
             limits = () if of_claim is None or loss.is_control else (of_claim.limit, of_claim.joint_limit)
             row += [percent_text(limit) for limit in limits] or ["–", "–"]
         pairs = f"{loss.pairs - loss.missing:,} of {loss.pairs:,}" if loss.missing else f"{loss.pairs:,}"
-        rows.append([*row, p_text(loss.p), pairs, f"{loss.about['compressed']:,} of {loss.about['traces']:,}"])
+        rows.append([*row, p_text(loss.p), pairs, f"{loss.compressed:,} of {loss.traces:,}"])
     return markdown_table(header, rows)
 
 

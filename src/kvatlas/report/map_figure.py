@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.columns import Column, cost_columns, measures_of
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Measure, Note, NoteKind, is_of_policy, percent
-from kvatlas.figures.answers import answer_csv, answer_figure, nearest_words
+from kvatlas.figures.answers import MOST_ROWS, answer_csv, answer_figure, nearest_words
 from kvatlas.figures.curves import curve_figure, curves_csv
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.loss_cost import cost_csv, cost_figure
@@ -44,8 +44,6 @@ from kvatlas.text import model_name, signed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: The settings of a forest at most; a larger grid is a map.
-MOST_ROWS = 20
 #: What the cells of maps lose against the full cache.
 Losses = Mapping[MapName, Mapping[CellCoord, Difference]]
 

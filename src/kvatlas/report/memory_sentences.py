@@ -125,16 +125,18 @@ def _memory_sentence(memory: EqualMemory) -> str:
     pairs = f"{count} pair{'' if count == 1 else 's'}"
     best = memory.best
     if best is not None:
-        better, other = (f"{tokens:,.0f}" for tokens in best.about["tokens"])
+        difference = memory.tests[best]
+        better, other = (f"{memory.tokens[index]:,.0f}" for index in best)
         kept = f"both keep {better}" if better == other else f"they keep {better} and {other}"
-        if best.about["keeps_more"]:
+        if keeps_more := memory.keeps_more(best):
             # The benchmarks on which the better setting keeps more tokens.
-            more = _and(f"{tokens:,.0f} more on {name}" for name, tokens in best.about["keeps_more"].items())
+            more = _and(f"{tokens:,.0f} more on {name}" for name, tokens in keeps_more.items())
             kept += f" in the mean over benchmarks, the first {more}"
+        better_place, other_place = (cell_place(memory.coords[index], memory.axes) for index in best)
         return (
-            f"at equal memory {cell_place(best.about['better'], memory.axes)} is {percent_text(best.value)} points "
-            f"above {cell_place(best.about['other'], memory.axes)} ({limit_text(best.low)} to "
-            f"{limit_text(best.high)} over {pairs}, adjusted p {p_text(best.p_holm)}); {kept}."
+            f"at equal memory {better_place} is {percent_text(difference.value)} points above {other_place} "
+            f"({limit_text(difference.low)} to {limit_text(difference.high)} over {pairs}, adjusted p "
+            f"{p_text(difference.p_holm)}); {kept}."
         )
 
     text = f"at equal memory no window is proven better ({pairs})"
@@ -143,16 +145,18 @@ def _memory_sentence(memory: EqualMemory) -> str:
     estimate = memory.estimate
     if estimate is None:
         return f"{text}."
-    low, high = (f"{tokens:,.0f}" for tokens in estimate.about["tokens"])
+    low = f"{estimate.low:,.0f}"
+    high = f"{estimate.high:,.0f}"
+    difference = estimate.difference
     tokens = f"at {low} tokens" if low == high else f"over {low} to {high} tokens"
     other_axis = memory.axes[1 - memory.axes.index(WINDOW)]
     between = "ratios" if other_axis == RATIO else f"values of {other_axis}"
     sentence = (
-        f"{text}; {estimate.about['wide']} minus {estimate.about['narrow']} {tokens}: {percent_text(estimate.value)} "
-        f"({limit_text(estimate.low)} to {limit_text(estimate.high)}), estimated by straight lines between "
+        f"{text}; {memory.windows[estimate.wide]} minus {memory.windows[estimate.narrow]} {tokens}: "
+        f"{percent_text(difference.value)} ({limit_text(difference.low)} to {limit_text(difference.high)}), estimated by straight lines between "
         f"{between}"
     )
-    if estimate.excludes_zero:
+    if difference.excludes_zero:
         sentence += ", which are no measurements, so that this is no proof"
     return f"{sentence}."
 

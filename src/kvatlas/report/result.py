@@ -40,8 +40,7 @@ class Result(Evidence):
         """The next steps after a run; none for several sources."""
         if len(self.sources) != 1 or not self.opened_runs:
             return ()
-        memories = [one.verdict.memory for one in self.grids if one.verdict.memory is not None] if self.maps else []
-        return tuple(next_steps(self.opened_runs[0], self.choices, memories))
+        return tuple(next_steps(self.opened_runs[0], self.choices))
 
     @property
     def notes(self) -> tuple[Note, ...]:

@@ -101,7 +101,7 @@ class Choice:
     by_memory: Cell | None = None
     by_time: Cell | None = None
     deployable: Cell | None = None
-    control: Difference | None = None
+    control: tuple[Setting, Difference] | None = None
     highest: float | None = None
     may_lose: Mapping[str, float] = field(default_factory=dict)
     vacuous: str | None = None
@@ -261,7 +261,7 @@ class Choice:
         """The benchmark on which the offered setting lost most, and the loss, where that is beyond the margin."""
         if self.offered is None or self.offered.id not in self.losses:
             return None
-        by_benchmark = self.losses[self.offered.id].about["by_benchmark"]
+        by_benchmark = self.losses[self.offered.id].by_benchmark
         if len(by_benchmark) < 2:
             return None
         name, lost = max(by_benchmark.items(), key=itemgetter(1))

@@ -49,9 +49,8 @@ class Required:
 class LossFamily:
     """The losses of all grid settings of a model on the same benchmarks: the family for which 5 % holds.
 
-    `by_setting` has those that share problems of each benchmark with the full cache, by the `claim` of the run. Each is
-    about the losses `by_benchmark`, and how much of it rests on traces that were compressed: of the `traces` of the
-    setting under a KV budget so many were `compressed`; the others equal the full cache's and cannot lose.
+    `by_setting` has those that share problems of each benchmark with the full cache, by the `claim` of the run. Traces
+    that were not compressed equal the full cache's and cannot lose.
     `orders` are the chains of setting ids by claim in which they are tested (`kvatlas.stats.orders`), `sizes` the
     problems of each benchmark, or their clusters. `paired` has the differences to the full cache in the order of
     `settings`, `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what the full
@@ -98,8 +97,7 @@ class LossFamily:
 
     def is_silent(self, loss: Difference) -> bool:
         """Return whether too few traces of a setting were compressed for a loss beyond the margin."""
-        traces = int(loss.about["traces"])
-        return traces > 0 and bool(loss.about["compressed"] <= self.margin * traces)
+        return 0 < loss.traces and loss.compressed <= self.margin * loss.traces
 
     @property
     def is_floor(self) -> bool:
@@ -339,7 +337,9 @@ def _setting_loss(
         units=int(paired.pairs[row]) if family.claim is Claim.THESE else paired.units(Claim.LIKE).units(row),
         pairs=int(paired.pairs[row]),
         missing=int(paired.missing[row]),
-        about={"traces": traces, "compressed": compressed, "by_benchmark": by_benchmark},
+        traces=traces,
+        compressed=compressed,
+        by_benchmark=by_benchmark,
     )
     if family.is_silent(loss):
         # What was never compressed could lose nothing, so that it lost nothing proves nothing.

@@ -23,7 +23,8 @@ from kvatlas.core import (
     reference_words,
     rounded,
 )
-from kvatlas.figures.answers import states_of_choice
+from kvatlas.figures.answers import MOST_ROWS, states_of_choice
+from kvatlas.figures.loss_axis import LossAxis, LossSpan
 from kvatlas.figures.marks import states_of
 from kvatlas.report.description import recommendation, say
 from kvatlas.report.headline import headline
@@ -56,6 +57,10 @@ _SIGNS = {"r": "✓", "w": "·", "t": "…", "n": "?", "g": "!", "u": "¿"}
 #: The word and the sign of each letter.
 MARKS = {letter: (str(outcome), _SIGNS.get(letter, letter)) for outcome, letter in LETTERS.items()}
 MARKS |= {RIGHT: ("right", _SIGNS[RIGHT]), MISSING: ("missing", "")}
+
+
+#: Inches of the marks of a forest on a page.
+_FOREST_INCHES = 4.0
 
 
 class PageCells:
@@ -150,18 +155,20 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
         **_UNTESTED,
     }
     if tested:
+        cards = [_card(choice, result, cells) for choice in result.choices]
         document |= {
             "headline": result.headline,
             "next": [step.to_dict() for step in result.next_steps],
             "tables": [_settings_document(table, cells) for table in result.tables],
-            "cards": [_card(choice, result, cells) for choice in result.choices],
+            "cards": cards,
+            "axis": _axis_of_cards(cards),
             "findings": [finding.text for finding in result.findings],
         }
     return {**document, "cells": cells.documents}
 
 
 #: The parts of a run's document that are known once it is complete.
-_UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findings": []}
+_UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "axis": None, "findings": []}
 
 
 def _map_document(map_: Map, differences: Mapping[CellCoord, Difference], cells: PageCells) -> Json:
@@ -262,8 +269,8 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
         card |= {
             "loss": _points_and_limits(loss),
             "limit": None if setting.id in choice.untested else percent(loss.limit),
-            "compressed": loss.about["compressed"],
-            "traces": loss.about["traces"],
+            "compressed": loss.compressed,
+            "traces": loss.traces,
         }
     return card
 
@@ -305,6 +312,16 @@ def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
             }
         )
     return rows
+
+
+def _axis_of_cards(cards: Sequence[Json]) -> Json | None:
+    """Return the axis of the losses of all models; None without losses, and of more settings than a forest holds."""
+    rows = list(chain.from_iterable(card["rows"] for card in cards))
+    if not rows or max(len(card["rows"]) for card in cards) > MOST_ROWS:
+        return None
+    controls = [points for row in rows for _, points in row["controls"]]
+    axis = LossAxis.of([LossSpan(*row["loss"]) for row in rows], cards[0]["margin"], controls)
+    return {**vars(axis), "ticks": axis.ticks(_FOREST_INCHES)}
 
 
 def _claim_rows(choice: Choice, id_: str, loss: Difference) -> list[list[Any]]:
