@@ -34,8 +34,8 @@ class Row:
     """A row of a forest: a text for each column, what is lost in points with its interval, and the state.
 
     Without a state it is a value, of which nothing is claimed, or whether it `is_proven` to differ from 0. `control` is
-    what the control of the same parameters loses, `note` a remark beside the interval. The `picked` row has the box, the
-    `nearest` one is bold.
+    what the control of the same parameters loses, `note` a remark beside the interval. The `picked` row has the box,
+    the `nearest` one is bold.
     """
 
     names: tuple[str, ...]

@@ -34,7 +34,7 @@ def against_figure(
     options = options or FigureOptions()
     first = tables[0]
     every_row = list(chain.from_iterable(table.rows for table in tables))
-    parameters = dict.fromkeys(name for row in every_row for name, _ in row.group)
+    parameters = dict(chain.from_iterable(row.group for row in every_row))
     by_name = grouped(every_row, lambda row: row.name)
     means = {name: fmean(row.contrast.value for row in of_name) for name, of_name in by_name.items()}
 

@@ -234,8 +234,14 @@ def _mean_loss(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: 
     low = lower_limit(group.lowest, -1.0, 1.0, normal_quantile(levels[0]), group.strata)
     high = group.upper_limit(normal_quantile(levels[1]))
     score = group.score(margin)[0]
-    p_values = {"p_kept": float(special.ndtr(score)), "p_broken": float(special.ndtr(-score))}
-    return Difference(loss, float(low[0]), float(high[0]), units=len(group.strata), **p_values)
+    return Difference(
+        loss,
+        float(low[0]),
+        float(high[0]),
+        units=len(group.strata),
+        p_kept=float(special.ndtr(score)),
+        p_broken=float(special.ndtr(-score)),
+    )
 
 
 def _task_verdicts(

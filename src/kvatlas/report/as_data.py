@@ -163,8 +163,7 @@ def choice_document(choice: Choice) -> Json:
         **loss_values(choice.loss),
         "shown": choice.shown,
         "losses": [
-            setting_loss_document(choice.settings[id_], loss, choice.family)
-            for id_, loss in choice.losses.items()
+            setting_loss_document(choice.settings[id_], loss, choice.family) for id_, loss in choice.losses.items()
         ],
         "provable": choice.provable.to_dict() if choice.provable else None,
         "required": required_document(choice.required) if choice.required and not choice.shown else None,

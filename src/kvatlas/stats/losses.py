@@ -97,7 +97,7 @@ class LossFamily:
 
     def is_silent(self, loss: Difference) -> bool:
         """Return whether too few traces of a setting were compressed for a loss beyond the margin."""
-        return 0 < loss.traces and loss.compressed <= self.margin * loss.traces
+        return loss.traces > 0 and loss.compressed <= self.margin * loss.traces
 
     @property
     def is_floor(self) -> bool:

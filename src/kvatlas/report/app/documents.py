@@ -319,7 +319,7 @@ def _axis_of_cards(cards: Sequence[Json]) -> Json | None:
     rows = list(chain.from_iterable(card["rows"] for card in cards))
     if not rows or max(len(card["rows"]) for card in cards) > MOST_ROWS:
         return None
-    controls = [points for row in rows for _, points in row["controls"]]
+    controls = [points for _, points in chain.from_iterable(row["controls"] for row in rows)]
     axis = LossAxis.of([LossSpan(*row["loss"]) for row in rows], cards[0]["margin"], controls)
     return {**vars(axis), "ticks": axis.ticks(_FOREST_INCHES)}
 

@@ -39,8 +39,8 @@ class Difference:
 
     It rests on so many independent `units`, on `problems`, and on `pairs` of traces, of which some are `missing`.
     Of a loss so many `traces` are under a KV budget, of which some were `compressed`; `by_benchmark` has its parts.
-    `claims` has the same difference by each claim that can be made, the narrowest first. `p_kept` and `p_broken` are the
-    p-values of "more than the margin" and "at most the margin", where these are tested.
+    `claims` has the same difference by each claim that can be made, the narrowest first. `p_kept` and `p_broken` are
+    the p-values of "more than the margin" and "at most the margin", where these are tested.
     """
 
     value: float
