@@ -153,8 +153,8 @@ def _memory_sentence(memory: EqualMemory) -> str:
     between = "ratios" if other_axis == RATIO else f"values of {other_axis}"
     sentence = (
         f"{text}; {memory.windows[estimate.wide]} minus {memory.windows[estimate.narrow]} {tokens}: "
-        f"{percent_text(difference.value)} ({limit_text(difference.low)} to {limit_text(difference.high)}), estimated by "
-        f"straight lines between {between}"
+        f"{percent_text(difference.value)} ({limit_text(difference.low)} to {limit_text(difference.high)}), estimated "
+        f"by straight lines between {between}"
     )
     if difference.excludes_zero:
         sentence += ", which are no measurements, so that this is no proof"
