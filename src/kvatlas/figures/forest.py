@@ -93,12 +93,16 @@ def forest_figure(
         for panel, widths in zip(panels, columns, strict=True):
             lines += [_lines_of(row, widths) for row in panel.rows]
         row_height = max(_ROW, (max(lines) + 0.3) * style.SMALL_TYPE * style.LINE)
+        # Of many rows the type is as small as it may be, so that they fit a page.
+        most_rows = max(len(panel.rows) for panel in panels)
+        if most_rows * row_height > style.PAGE_HEIGHT:
+            row_height = max(style.LEAST_TYPE * style.LINE, style.PAGE_HEIGHT / most_rows)
         rows = list(chain.from_iterable(panel.rows for panel in panels))
         controls = [row.control for row in rows if row.control is not None]
         axis = LossAxis.of([row.loss for row in rows], panels[0].margin, controls)
         figure, grid = make_panels(
             options,
-            (width, row_height * max(len(panel.rows) for panel in panels)),
+            (width, row_height * most_rows),
             len(panels),
             across,
             margins,
@@ -172,7 +176,8 @@ def _draw_panel(
     `sides` name the reference at 0 and the control.
     """
     palette = options.colours
-    inches = axes.get_position().width * axes.figure.get_figwidth()  # type: ignore[union-attr]
+    inches, high = axes.get_position().size * axes.figure.get_size_inches()  # type: ignore[union-attr]
+    size = min(style.SMALL_TYPE, high / len(panel.rows) / style.LINE)
     axes.set_xscale("function", functions=(axis.forward, axis.inverse))
     axes.set(xlim=(axis.low, axis.high), ylim=(len(panel.rows) - 0.5, -0.5), yticks=[])
     axes.minorticks_off()
@@ -196,7 +201,7 @@ def _draw_panel(
 
     for place, row in enumerate(panel.rows):
         _draw_row(axes, row, place, options)
-        _write_names(axes, row, place, widths, inches, options)
+        _write_names(axes, row, place, widths, inches, size, options)
 
 
 def _write_heads(axes: Axes, heads: Sequence[tuple[float, str, str]], axis: LossAxis, inches: float) -> None:
@@ -239,9 +244,15 @@ def _draw_row(axes: Axes, row: Row, place: int, options: FigureOptions) -> None:
 
 
 def _write_names(
-    axes: Axes, row: Row, place: int, widths: Sequence[float], inches: float, options: FigureOptions
+    axes: Axes,
+    row: Row,
+    place: int,
+    widths: Sequence[float],
+    inches: float,
+    size: float,
+    options: FigureOptions,
 ) -> None:
-    """Write the names of a row left of its panel; around those of the picked row and its mark runs the box."""
+    """Write the names of a row in type of a size left of its panel; around those of the picked row and its mark runs the box."""
     from matplotlib.patches import Rectangle
 
     palette = options.colours
@@ -256,6 +267,6 @@ def _write_names(
     for name, width, x in zip(row.names, widths, _ends_of_columns(widths), strict=True):
         axes.annotate(
             "\n".join(wrapped(name, width, bold=True)), (0, place), (72 * x, 0), xycoords=("axes fraction", "data"),
-            textcoords="offset points", ha="right", va="center", fontsize=style.SMALL_TYPE, linespacing=1.1,
+            textcoords="offset points", ha="right", va="center", fontsize=size, linespacing=1.1,
             fontweight="bold" if is_bold else "normal", color=palette.picked if row.is_picked else palette.ink,
         )  # fmt: skip
