@@ -252,7 +252,7 @@ def _write_names(
     size: float,
     options: FigureOptions,
 ) -> None:
-    """Write the names of a row in type of a size left of its panel; around those of the picked row and its mark runs the box."""
+    """Write the names of a row in type of a size left of its panel; a box is around the picked row and its mark."""
     from matplotlib.patches import Rectangle
 
     palette = options.colours
