@@ -11,7 +11,7 @@ from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Changes
 from kvatlas.stats.losses import LossFamily, Required
-from kvatlas.stats.map_tests import MapTests, PooledEffect
+from kvatlas.stats.map_tests import Effect, MapTests
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.equal_memory import Pair
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
@@ -240,7 +240,7 @@ def table_document(table: SettingTable) -> Json:
     }
 
 
-def pooled_document(effect: PooledEffect) -> Json:
+def pooled_document(effect: Effect) -> Json:
     """Return the effect of an axis over all benchmarks."""
     return {
         "axis": effect.axis,

@@ -25,7 +25,7 @@ from kvatlas.stats.controls import drift_reason
 from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
 from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import GridLosses, losses_of
-from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect, fixed_run_tests
+from kvatlas.stats.map_tests import Basis, Effect, MapTests, fixed_run_tests
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Comparison, adjusted, comparisons
 from kvatlas.stats.run_data import RunData, shown_policies
@@ -289,7 +289,7 @@ class Evidence(Sources):
         return (*drifts, *floors, *findings(cells))
 
     @cached_property
-    def effects(self) -> tuple[PooledEffect, ...]:
+    def effects(self) -> tuple[Effect, ...]:
         """The effects of the axes over all benchmarks."""
         return tuple(pooled_effects([one.map for one in self.maps], self.tests))
 

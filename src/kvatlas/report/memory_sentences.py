@@ -12,7 +12,7 @@ from kvatlas.text import limit_text, model_name, p_text, percent_text
 
 if TYPE_CHECKING:
     from kvatlas.report.evidence import MapResult
-    from kvatlas.stats.map_tests import PooledEffect
+    from kvatlas.stats.map_tests import Effect
 
 #: Levels that a sentence names one by one.
 _NAMED = 5
@@ -21,7 +21,7 @@ _NAMED = 5
 # -- levels of an axis -------------------------------------------------------------------------------------------------
 
 
-def level_sentence(effect: PooledEffect) -> str:
+def level_sentence(effect: Effect) -> str:
     """Return the level of an axis that differs most from the others, each with the tokens that stay.
 
     Of bare maps it says in how many the level is below the others: a permutation of levels proves nothing of means.
@@ -66,7 +66,7 @@ def level_sentence(effect: PooledEffect) -> str:
     )
 
 
-def effect_title(effects: Sequence[PooledEffect]) -> str:
+def effect_title(effects: Sequence[Effect]) -> str:
     """Return the surest effect of an axis that is found, as a title of 16 words at most; empty without one.
 
     As in `Ratio 0.1 is 1.5 points below the rest in 8 of 8 maps (p 0.016)`. Of equally sure ones it is the largest: the

@@ -17,7 +17,7 @@ from kvatlas.core.settings import CAP
 from kvatlas.stats.claims import GREEDY, MOST_MISSING
 from kvatlas.stats.controls import Changes, changes_of, control_of, drift_reason, sessions_reason
 from kvatlas.stats.losses import GridLosses, LossFamily, Required, grid_by_benchmark
-from kvatlas.stats.map_tests import MapTests, PooledEffect
+from kvatlas.stats.map_tests import Effect, MapTests
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.orders import kept_by_rule
@@ -481,7 +481,7 @@ def choices_of_maps(
     maps: Sequence[Map],
     by_map: Mapping[MapName, MapTests],
     earlier: Sequence[Choice],
-    effects: Sequence[PooledEffect] = (),
+    effects: Sequence[Effect] = (),
 ) -> list[Choice]:
     """Return one choice from the plateau of each map with tests, on a model's mean or only benchmark.
 
