@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import Claim, Note, differing
+from kvatlas.core import Claim, Note, Setting, differing
 from kvatlas.figures import style
 from kvatlas.figures.forest import Row, RowPanel, forest_figure
 from kvatlas.figures.loss_axis import LossSpan
@@ -86,68 +86,79 @@ def nearest_words(choice: Choice) -> str:
     return f"nearest: {name}; about {count:,} {unit} would decide it"
 
 
-def _parameters(choice: Choice) -> list[str]:
-    """Return the parameters in which the settings differ that are no controls."""
-    return differing(choice.settings[id_].values for id_ in states_of_choice(choice))
+class ChoiceRow(NamedTuple):
+    """A setting of a choice with its loss and state, and the losses of controls with the same parameters by id.
+
+    `saved` is the percent of the full cache's memory that it saves, None where that is not known.
+    """
+
+    setting: Setting
+    loss: Difference
+    state: State
+    saved: float | None
+    controls: Mapping[str, Difference]
+    is_picked: bool
+
+    @property
+    def points(self) -> LossSpan:
+        """The loss in points."""
+        return LossSpan(100 * self.loss.value, 100 * self.loss.low, 100 * self.loss.high)
 
 
-def _in_rows(choice: Choice) -> list[str]:
-    """Return the ids of the settings, what saves most first; in their own order where that is not known."""
-    ids = list(states_of_choice(choice))
-    if not choice.savings.keys() >= set(ids):
-        return ids
-    return sorted(ids, key=lambda id_: choice.savings[id_].memory)
-
-
-def _controls(choice: Choice) -> dict[str, Difference]:
-    """Return what the controls of like parameters lose, by the ids of settings."""
-    parameters = _parameters(choice)
+def rows_of_choice(choice: Choice) -> list[ChoiceRow]:
+    """Return the settings that are no controls, what saves most first; in their own order where that is not known."""
+    states = states_of_choice(choice)
+    parameters = differing(choice.settings[id_].values for id_ in states)
 
     def values(id_: str) -> list[Any]:
         return [choice.settings[id_].values.get(name) for name in parameters]
 
-    losses = choice.losses
-    controls = [id_ for id_, loss in losses.items() if loss.is_control and id_ not in states_of_choice(choice)]
-    found = {}
-    for id_ in states_of_choice(choice):
-        alike = next((control for control in controls if values(control) == values(id_)), None)
-        if alike is not None:
-            found[id_] = losses[alike]
-    return found
+    controls = [id_ for id_ in choice.losses if id_ not in states]
+    rows = []
+    for id_, state in states.items():
+        setting = choice.settings[id_]
+        saved = 100 * (1 - choice.savings[id_].memory) if id_ in choice.savings else None
+        alike = {control: choice.losses[control] for control in controls if values(control) == values(id_)}
+        is_picked = choice.is_judged and choice.recommended == setting
+        rows.append(ChoiceRow(setting, choice.losses[id_], state, saved, alike, is_picked))
+    if not choice.savings.keys() >= states.keys():
+        return rows
+    return sorted(rows, key=lambda row: choice.savings[row.setting.id].memory)
 
 
 def answer_panel(choice: Choice) -> RowPanel:
-    """Return the rows of the settings of a choice, what saves most on top, beside the controls of like parameters."""
-    states = states_of_choice(choice)
-    losses = choice.losses
-    policies = shown_policies(choice.settings[id_].policy for id_ in states)
-    parameters = _parameters(choice)
-    controls = _controls(choice)
-    has_savings = choice.savings.keys() >= states.keys()
+    """Return the rows of the settings of a choice, beside the controls of like parameters."""
+    settings = rows_of_choice(choice)
+    policies = shown_policies(one.setting.policy for one in settings)
+    parameters = differing(one.setting.values for one in settings)
+    has_savings = all(one.saved is not None for one in settings)
     has_policies = len(policies) > 1 or not parameters
     columns = [*(["policy"] if has_policies else []), *map(axis_label, parameters), *(["saves"] if has_savings else [])]
-    needed = choice.required.setting.id if choice.required is not None and not choice.shown else ""
+    needed = choice.required.setting if choice.required is not None and not choice.shown else None
 
     rows = []
-    for id_ in _in_rows(choice):
-        setting = choice.settings[id_]
-        loss = losses[id_]
-        names = [policies[setting.policy]] if has_policies else []
-        names += [style.tick_text(setting.values.get(name, "")) for name in parameters]
-        if has_savings:
-            names.append(f"{fixed(100 * (1 - choice.savings[id_].memory), 0)} %".replace("-", "−"))
+    for one in settings:
+        names = [policies[one.setting.policy]] if has_policies else []
+        names += [style.tick_text(one.setting.values.get(name, "")) for name in parameters]
+        if has_savings and one.saved is not None:
+            names.append(f"{fixed(one.saved, 0)} %".replace("-", "−"))
         rows.append(
             Row(
                 tuple(names),
-                LossSpan(100 * loss.value, 100 * loss.low, 100 * loss.high),
-                states[id_],
-                100 * controls[id_].value if id_ in controls else None,
-                "fits, not tested" if states[id_] is State.UNTESTED else "",
-                is_picked=choice.is_judged and choice.recommended == setting,
-                is_nearest=id_ == needed,
+                one.points,
+                one.state,
+                _of_control(one),
+                "fits, not tested" if one.state is State.UNTESTED else "",
+                is_picked=one.is_picked,
+                is_nearest=one.setting == needed,
             )
         )
     return RowPanel(model_name(choice.model), tuple(columns), rows, 100 * choice.margin, nearest_words(choice))
+
+
+def _of_control(row: ChoiceRow) -> float | None:
+    """Return the points that the first control with the same parameters loses."""
+    return next((100 * loss.value for loss in row.controls.values()), None)
 
 
 def answer_figure(
@@ -186,15 +197,9 @@ def answer_csv(choices: Sequence[Choice]) -> str:
         ["model", "benchmark", "setting", "saves", "loses", "low", "high", "control_loses", "state", "recommended"]
     ]
     for choice in choices:
-        states = states_of_choice(choice)
-        controls = _controls(choice)
-        for id_ in _in_rows(choice):
-            loss = choice.losses[id_]
-            saved = 100 * (1 - choice.savings[id_].memory) if id_ in choice.savings else None
-            of_control = 100 * controls[id_].value if id_ in controls else None
-            values = [saved, 100 * loss.value, 100 * loss.low, 100 * loss.high, of_control]
+        for row in rows_of_choice(choice):
+            values = [row.saved, *row.points, _of_control(row)]
             texts = ["" if value is None else round(value, 4) for value in values]
-            is_picked = choice.is_judged and choice.recommended == choice.settings[id_]
-            names = map(guarded, (choice.model, choice.benchmark, str(choice.settings[id_])))
-            rows.append([*names, *texts, str(states[id_]), int(is_picked)])
+            names = map(guarded, (choice.model, choice.benchmark, str(row.setting)))
+            rows.append([*names, *texts, str(row.state), int(row.is_picked)])
     return style.rows_csv(rows)

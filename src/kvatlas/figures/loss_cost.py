@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import Note, differing
 from kvatlas.figures import style
-from kvatlas.figures.answers import about_choices, key_of_choices, nearest_words, states_of_choice
+from kvatlas.figures.answers import ChoiceRow, about_choices, key_of_choices, nearest_words, rows_of_choice
 from kvatlas.figures.loss_axis import LossAxis, LossSpan, draw_margin, tick_number
 from kvatlas.figures.marks import RING, State, draw_setting
 from kvatlas.figures.style import FigureOptions, Margins, finish_texts, make_panels, text_width
@@ -42,12 +42,11 @@ _TITLES = {
 
 
 class CostPoint(NamedTuple):
-    """A setting on the chart: its name, cost and loss with their ends, and its state."""
+    """A setting on the chart: its name and its cost with the ends of that, and whether the cost recommends it."""
 
     name: str
+    row: ChoiceRow
     cost: LossSpan
-    loss: LossSpan
-    state: State
     is_picked: bool
 
 
@@ -80,19 +79,16 @@ def picked_setting(choice: Choice, cost: str, ratios: Mapping[str, CostRatio]) -
 
 def cost_points(choice: Choice, cost: str, ratios: Mapping[str, CostRatio]) -> list[CostPoint]:
     """Return the settings of a choice that are no controls."""
-    states = states_of_choice(choice)
-    settings = [choice.settings[id_] for id_ in states]
-    policies = shown_policies(setting.policy for setting in settings)
-    parameters = differing(setting.values for setting in settings)
+    rows = rows_of_choice(choice)
+    policies = shown_policies(row.setting.policy for row in rows)
+    parameters = differing(row.setting.values for row in rows)
     picked = picked_setting(choice, cost, ratios)
     points = []
-    for id_, state in states.items():
-        setting = choice.settings[id_]
-        loss = choice.losses[id_]
+    for row in rows:
+        setting = row.setting
         names = [policies[setting.policy]] if len(policies) > 1 or not parameters else []
         names += [style.tick_text(setting.values[name]) for name in parameters if name in setting.values]
-        span = LossSpan(100 * loss.value, 100 * loss.low, 100 * loss.high)
-        points.append(CostPoint(" / ".join(names), shown_cost(cost, ratios[id_]), span, state, setting == picked))
+        points.append(CostPoint(" / ".join(names), row, shown_cost(cost, ratios[setting.id]), setting == picked))
     return points
 
 
@@ -138,14 +134,11 @@ def cost_figure(
     with options.applied():
         across = style.panels_in_row(len(panels), 2 if options.widest >= 5 else 1)
         width = options.inches or min(across * (_WIDTH + _LEFT), options.widest)
-        values: list[Mapping[str, Any]] = []
-        for choice in choices:
-            values += [choice.settings[id_].values for id_ in states_of_choice(choice)]
-        parameters = differing(values)
+        parameters = differing(point.row.setting.values for point in every_point)
         about = [f"beside the marks: {' / '.join(options.named(axis_label(name)) for name in parameters)}"]
         if any(point.cost.low is not None for point in every_point):
             about.append("costs: of these problems on this machine")
-        axis = LossAxis.of([point.loss for point in every_point], 100 * choices[0].margin)
+        axis = LossAxis.of([point.row.points for point in every_point], 100 * choices[0].margin)
         # What is recommended by memory may save no time.
         key = key_of_choices(choices, RING)
         is_picked = any(point.is_picked for point in every_point)
@@ -203,7 +196,7 @@ def _draw_points(
     panel.set_yticks([*ticks, margin], [*map(tick_number, ticks), f"margin {margin:g}"])
     panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE)
     panel.spines[["top", "right"]].set_visible(False)
-    is_proven = any(point.state is State.WITHIN for point in points)
+    is_proven = any(point.row.state is State.WITHIN for point in points)
     colour = draw_margin(panel, axis, margin, is_proven, palette, is_vertical=True)
     panel.get_yticklabels()[-1].set_color(colour)
     if has_origin:
@@ -212,17 +205,17 @@ def _draw_points(
         with_ends = options.intervals is not False
         draw_setting(
             panel,
-            (point.cost.value, point.loss.value),
-            point.state,
+            (point.cost.value, point.row.points.value),
+            point.row.state,
             palette,
             horizontal=_ends(point.cost) if with_ends else None,
-            vertical=_ends(point.loss) if with_ends else None,
+            vertical=_ends(point.row.points) if with_ends else None,
             is_ringed=point.is_picked,
         )
         if point.is_picked:
             drop = (point.cost.value, point.cost.value)
             panel.plot(
-                drop, (point.loss.value, axis.high), color=palette.picked, linewidth=0.8, linestyle=":", zorder=1
+                drop, (point.row.points.value, axis.high), color=palette.picked, linewidth=0.8, linestyle=":", zorder=1
             )
     _write_names(panel, points, (low, high), axis, options)
     if has_origin:
@@ -245,7 +238,9 @@ def _write_names(
     places = []
     for point in points:
         x = (point.cost.value - ends[0]) / (ends[1] - ends[0]) * width
-        places.append((x, *((1 - axis.place(loss)) * _HEIGHT for loss in (point.loss.value, *_ends(point.loss)))))
+        places.append(
+            (x, *((1 - axis.place(loss)) * _HEIGHT for loss in (point.row.points.value, *_ends(point.row.points))))
+        )
     # Middles and halves of what is not covered: marks, and the names that are written.
     taken = [(x, y, 0.06, 0.06) for x, y, _, _ in places]
     for point, (x, y, top, bottom) in sorted(zip(points, places, strict=True), key=lambda pair: pair[1]):
@@ -283,9 +278,8 @@ def cost_csv(choices: Sequence[Choice], cost: str, ratios: Mapping[str, Mapping[
         ["model", "setting", cost, "cost_low", "cost_high", "loses", "low", "high", "state", "recommended"]
     ]
     for choice in choices:
-        points = cost_points(choice, cost, ratios[choice.model])
-        for id_, point in zip(states_of_choice(choice), points, strict=True):
-            numbers = ["" if end is None else round(end, 4) for end in (*point.cost, *point.loss)]
-            names = map(guarded, (choice.model, str(choice.settings[id_])))
-            rows.append([*names, *numbers, str(point.state), int(point.is_picked)])
+        for point in cost_points(choice, cost, ratios[choice.model]):
+            numbers = ["" if end is None else round(end, 4) for end in (*point.cost, *point.row.points)]
+            names = map(guarded, (choice.model, str(point.row.setting)))
+            rows.append([*names, *numbers, str(point.row.state), int(point.is_picked)])
     return style.rows_csv(rows)

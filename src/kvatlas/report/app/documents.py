@@ -23,7 +23,7 @@ from kvatlas.core import (
     reference_words,
     rounded,
 )
-from kvatlas.figures.answers import MOST_ROWS, states_of_choice
+from kvatlas.figures.answers import MOST_ROWS, rows_of_choice
 from kvatlas.figures.loss_axis import LossAxis, LossSpan
 from kvatlas.figures.marks import states_of
 from kvatlas.report.description import recommendation, say
@@ -281,32 +281,29 @@ def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
     `memory` is the share of the full cache's memory, `state` that of the setting, "control" for a control. `controls`
     are the losses of controls with the same parameters; other controls have rows of their own.
     """
-    losses = choice.losses
-    states = states_of_choice(choice)
-    names = short_names(choice.settings[id_] for id_ in losses)
-    # Settings of two policies stand beside each other where they are named by the same parameters.
-    parameters = {id_: name.partition("(")[2] for id_, name in names.items()}
-    controls: dict[str, list[list[Any]]] = {}
-    for id_ in losses.keys() - states.keys():
-        control = [choice.settings[id_].policy_name, percent(losses[id_].value)]
-        controls.setdefault(parameters[id_], []).append(control)
-    studied = {parameters[id_] for id_ in states}
-    shown = [id_ for id_ in losses if id_ in states or parameters[id_] not in studied]
+    names = short_names(choice.settings[id_] for id_ in choice.losses)
+    settings = {row.setting.id: row for row in rows_of_choice(choice)}
+    beside = set(chain.from_iterable(row.controls for row in settings.values()))
+    shown = [id_ for id_ in choice.losses if id_ not in beside]
 
     rows = []
     for id_ in sorted(shown, key=lambda id_: choice.savings[id_].memory if id_ in choice.savings else math.inf):
-        loss = losses[id_]
+        loss = choice.losses[id_]
+        row = settings.get(id_)
         cell = cells.numbers.get((choice.model, choice.benchmark, id_))
         if cell is None:
             continue
+        controls = []
+        for control, lost in (row.controls if row else {}).items():
+            controls.append([choice.settings[control].policy_name, percent(lost.value)])
         rows.append(
             {
                 "cell": cell,
                 "name": in_words(names[id_]),
                 "memory": rounded(choice.savings[id_].memory, 4) if id_ in choice.savings else None,
                 "loss": _points_and_limits(loss),
-                "state": states.get(id_, "control"),
-                "controls": controls.get(parameters[id_], []) if id_ in states else [],
+                "state": str(row.state) if row else "control",
+                "controls": controls,
                 "claims": _claim_rows(choice, id_, loss),
                 "risk": " ".join(say("risk", choice, id_)),
             }
