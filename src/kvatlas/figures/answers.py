@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import Claim, Note, Setting, differing
+from kvatlas.core import Claim, Setting, differing
 from kvatlas.figures import style
 from kvatlas.figures.forest import Row, RowPanel, forest_figure
 from kvatlas.figures.loss_axis import LossSpan
@@ -166,7 +166,6 @@ def answer_figure(
     metric: str,
     *,
     title: str = "",
-    notes: Sequence[Note] = (),
     options: FigureOptions | None = None,
 ) -> Figure:
     """Return the forest of recommendations with a full cache: a panel for each model."""
@@ -186,7 +185,6 @@ def answer_figure(
         # Of controls alone nothing is claimed.
         title=title or f"Points of {axis_label(metric)} lost against {choices[0].family.reference}",
         about=about_choices(choices),
-        notes=notes,
         options=options,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import Note, differing
+from kvatlas.core import differing
 from kvatlas.figures import style
 from kvatlas.figures.answers import ChoiceRow, about_choices, key_of_choices, nearest_words, rows_of_choice
 from kvatlas.figures.loss_axis import LossAxis, LossSpan, draw_margin, tick_number
@@ -121,7 +121,6 @@ def cost_figure(
     metric: str,
     *,
     title: str = "",
-    notes: Sequence[Note] = (),
     options: FigureOptions | None = None,
 ) -> Figure:
     """Return a panel for each model: what settings save, to the right, and what they lose, from 0 at the top down.
@@ -159,7 +158,6 @@ def cost_figure(
             margins._replace(above=above),
             title=cost_title(choices, cost, ratios) or title,
             about=[*about_choices(choices), *about, *axis.words],
-            notes=notes,
             key=key if is_picked else [entry for entry in key if entry.kind != RING],
         )
         for panel, points, head in zip(grid, panels, heads, strict=True):

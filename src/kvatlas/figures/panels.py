@@ -228,12 +228,9 @@ def _key(map_: Map, tested: TestedCells | None) -> tuple[KeyEntry, ...]:
     """Return the words for the marks of a map's cells."""
     states = _states(map_, tested)
     if map_.margin is not None and map_.keeps is not None:
-        return tuple(key_of(set(states.values()), margin_text(map_.margin), _claim_words(map_)))
+        claim = "on these problems" if map_.claim is Claim.THESE else ""
+        return tuple(key_of(set(states.values()), margin_text(map_.margin), claim))
     return (KeyEntry(State.BEYOND, "proven worse than the best"),) if states else ()
-
-
-def _claim_words(map_: Map) -> str:
-    return "on these problems" if map_.claim is Claim.THESE else ""
 
 
 def _decimals(widths: Sequence[Sequence[float]]) -> int:

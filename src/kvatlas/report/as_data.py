@@ -14,7 +14,7 @@ from kvatlas.stats.losses import LossFamily, Required
 from kvatlas.stats.map_tests import Effect, MapTests
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.equal_memory import Pair
-from kvatlas.stats.numerics.looks import ONE_LOOK, Look
+from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.windows_at_memory import EqualMemory
@@ -74,18 +74,14 @@ def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily
         "units": loss.units or None,
         "pairs": loss.pairs or None,
         "missing": loss.missing,
-        "look": _look_document(family.look),
+        # A run that is read once, after all its declared samples, has no look.
+        "look": None if family.look == ONE_LOOK else {"share": family.look.share, "extensions": family.look.extensions},
         "limits": limits_document(loss, family.refused),
         "by_benchmark": {name: percent(lost) for name, lost in loss.by_benchmark.items()},
         "traces": loss.traces,
         "compressed": loss.compressed,
         "loses_where_compressed": contrast_document(among, "loses") if among else None,
     }
-
-
-def _look_document(look: Look) -> Json | None:
-    """Return a look as data; None where a run is read once, after all its declared samples."""
-    return None if look == ONE_LOOK else {"share": look.share, "extensions": look.extensions}
 
 
 def limits_document(loss: Difference, refused: str = "") -> Json:

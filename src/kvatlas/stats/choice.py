@@ -317,7 +317,7 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
 
 def _choice_of(run: RunData, model: str, cells: Sequence[CellTraces], family: LossFamily) -> Choice:
     """Return the choice from the grid `cells` of a model by their losses."""
-    full = [cell for cell in select(run.cells, model=model) if is_reference(cell.setting)]
+    full = [cell for cell in select(run.cells, model=model) if is_reference(cell.setting) and cell.stored]
     names = list(dict.fromkeys(cell.benchmark for cell in cells))
     changes = changes_of(run, model)
     withheld = drift_reason(changes) or sessions_reason(run.manifests, model)
@@ -440,16 +440,11 @@ def _mean_work(cells: Sequence[CellTraces]) -> float | None:
     return None if math.isnan(mean) else mean
 
 
-def _saving_of_cells(
-    cells: Sequence[CellTraces], baselines: Sequence[CellTraces], is_capped: bool = False
-) -> Saving | None:
+def _saving_of_cells(cells: Sequence[CellTraces], full_cells: Sequence[CellTraces], is_capped: bool) -> Saving | None:
     """Return what the cells of a setting cost beside the full cache; None where the memory of either is unknown.
 
     The work is that of the mean memory and the mean length, where thinking `is_capped` that of each trace.
     """
-    full_cells = [cell for cell in baselines if is_reference(cell.setting) and cell.stored]
-    if not full_cells:
-        return None
     chosen = _mean_of_traces(cells)
     full = _mean_of_traces(full_cells)
     kept, kept_by_full = kv_costs([chosen, full])

@@ -519,12 +519,6 @@ class GradeMatrix:
     clusters: Ints | None = None
     all_clusters: Ints | None = None
 
-    @classmethod
-    def from_means(cls, columns: Sequence[Any], means: Floats, strata: Ints) -> GradeMatrix:
-        """Return cells with one value of each problem, [problems, cells], none of which is missing."""
-        promised = np.ones((len(means), 1), bool)
-        return cls(tuple(columns), means, strata, 0, means[:, :, None], promised, strata)
-
     def first(self, samples: int | None) -> tuple[Floats, Flags]:
         """Return the grades of the first samples, and which are promised; those of all samples for None."""
         return self.grades[:, :, :samples], self.promised[:, :samples]
