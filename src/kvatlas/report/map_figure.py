@@ -1,4 +1,4 @@
-"""The figure of runs and CSV maps: heatmaps of a metric, a cost or differences; line charts of runs with one axis."""
+"""The figure of runs and CSV maps: heatmaps of a metric, a cost or differences; rows of runs with one axis."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ def _draw_against(result: Evidence, out: Path, cost: str | None, policy: str | N
 def _draw_lines(result: Evidence, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
     """Draw a run without maps as lines over its axis, or as settings; with `policy` the lines of that alone."""
     if len(result.sources) > 1:
-        raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
+        raise KvatlasError("A run with fewer than two axes is drawn as rows, alone; name one run.")
     _check_heatmap_options(show, "lines, for a run with fewer than two axes")
     curves = curves_of_run(result.opened_runs[0])
     if not curves:
