@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.figures.policy_differences import against_csv, against_figure, against_title
-from kvatlas.stats.against_policy import against_policy, partner_of, rows_of_policy
+from kvatlas.figures.setting_rows import against_csv, against_figure, against_title
+from kvatlas.stats.pairs import against_policy, partner_of, rows_of_policy
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import manifest, trace
 

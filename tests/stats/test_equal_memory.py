@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kvatlas.core import Setting
 from kvatlas.policies.memory import stays
 from kvatlas.report.description import one_page
-from kvatlas.report.memory_sentences import memory_lines
 from kvatlas.report.result import Result, analyse
+from kvatlas.report.sentences import memory_lines
 from kvatlas.stats.numerics.arrays import strata_of_sizes
 from kvatlas.stats.numerics.equal_memory import (
     compare_pairs,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import differing
 from kvatlas.figures import style
-from kvatlas.figures.answers import ChoiceRow, about_choices, key_of_choices, nearest_words, rows_of_choice
-from kvatlas.figures.loss_axis import LossAxis, LossSpan, draw_margin, tick_number
+from kvatlas.figures.forest import LossAxis, LossSpan, draw_margin, tick_number
 from kvatlas.figures.marks import RING, State, draw_setting
+from kvatlas.figures.setting_rows import ChoiceRow, about_choices, key_of_choices, nearest_words, rows_of_choice
 from kvatlas.figures.style import FigureOptions, Margins, finish_texts, make_panels, text_width
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.costs import MEMORY, RATE, SECONDS, CostRatio

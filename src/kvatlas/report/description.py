@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.columns import Column, added_columns
 from kvatlas.core import AGAIN, Cell, CellCoord, Claim, Setting, grouped
-from kvatlas.report.memory_sentences import level_sentence, memory_lines
 from kvatlas.report.result import MapResult, Result
+from kvatlas.report.sentences import level_sentence, memory_lines
 from kvatlas.stats.choice import Choice, kv_tokens_of
+from kvatlas.stats.maps import SettingTable
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.run_data import setting_words
-from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.text import (
     axis_label,
     bytes_text,

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from kvatlas.columns import Column, cost_columns, measures_of
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Measure, Note, NoteKind, is_of_policy, percent
-from kvatlas.figures.answers import MOST_ROWS, answer_csv, answer_figure, nearest_words
-from kvatlas.figures.curves import curve_figure, curves_csv
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.loss_cost import cost_csv, cost_figure
 from kvatlas.figures.panels import (
@@ -23,21 +21,28 @@ from kvatlas.figures.panels import (
     metric_panels,
     panels_csv,
 )
-from kvatlas.figures.policy_differences import against_csv, against_figure
+from kvatlas.figures.setting_rows import (
+    MOST_ROWS,
+    against_csv,
+    against_figure,
+    answer_csv,
+    answer_figure,
+    curve_figure,
+    curves_csv,
+    nearest_words,
+)
 from kvatlas.figures.style import FigureOptions, check_figure, save
 from kvatlas.report.evidence import Evidence, MapResult
-from kvatlas.report.headline import recommended_words, short_headline
-from kvatlas.report.memory_sentences import effect_title
+from kvatlas.report.sentences import effect_title, recommended_words, short_headline
 from kvatlas.report.sources import ReadOptions, Source, bare_maps, every_map, of_policy, open_sources
 from kvatlas.results.csv_maps import PUBLISHED
 from kvatlas.results.export import marked_csv
-from kvatlas.stats.against_policy import against_policy, rows_of_policy
 from kvatlas.stats.choice import Choice, with_recommended
 from kvatlas.stats.costs import cost_ratios
 from kvatlas.stats.csv_tests import unpaired_losses
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.numerics.arrays import Difference
-from kvatlas.stats.pairs import Comparison, differences_of_run, differences_of_runs
+from kvatlas.stats.pairs import Comparison, against_policy, differences_of_run, differences_of_runs, rows_of_policy
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name, signed
 

@@ -19,8 +19,8 @@ from kvatlas.report.as_data import (
     table_document,
 )
 from kvatlas.report.evidence import Evidence, MapResult
-from kvatlas.report.headline import headline
 from kvatlas.report.next_steps import NextStep, next_steps
+from kvatlas.report.sentences import headline
 from kvatlas.report.sources import ReadOptions, open_sources
 from kvatlas.stats.run_data import RunData
 

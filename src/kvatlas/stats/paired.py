@@ -36,7 +36,7 @@ Outcomes = Mapping[ProblemKey, Mapping[int, float]]
 _NOTHING_SHARED = "The two have no problem and sample in common, so there is nothing to compare."
 
 
-# -- outcomes ----------------------------------------------------------------------------------------------------------
+# -- outcomes --------------------------------------------------------------------------------------------------------
 
 
 def paired_difference(
@@ -174,7 +174,7 @@ def length_shift(reference: Outcomes, served: Outcomes) -> Difference:
     return mean_difference(-differences, strata)
 
 
-# -- cells -------------------------------------------------------------------------------------------------------------
+# -- cells -----------------------------------------------------------------------------------------------------------
 
 #: A cell and the one that it is compared with.
 CellPair = tuple[CellTraces, CellTraces]

@@ -431,7 +431,7 @@ def units_of_problems(
     return [(benchmark, (named[problem],) if problem in named else problem) for problem in problems]
 
 
-# -- several cells -----------------------------------------------------------------------------------------------------
+# -- several cells ---------------------------------------------------------------------------------------------------
 
 
 def select(

@@ -1,11 +1,13 @@
-"""The app's documents of maps and cells: percent scale, as in `kvatlas describe --json`."""
+"""The app's documents of maps, cells and decisions: percent scale, as in `kvatlas describe --json`."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from itertools import chain, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,25 +21,29 @@ from kvatlas.core import (
     Map,
     Outcome,
     Setting,
+    is_reference,
     percent,
     reference_words,
     rounded,
 )
-from kvatlas.figures.answers import MOST_ROWS, rows_of_choice
-from kvatlas.figures.loss_axis import LossAxis, LossSpan
+from kvatlas.figures.forest import LossAxis, LossSpan
 from kvatlas.figures.marks import states_of
+from kvatlas.figures.setting_rows import MOST_ROWS, rows_of_choice
 from kvatlas.report.description import recommendation, say
-from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
+from kvatlas.report.sentences import headline
 from kvatlas.results import Expected
 from kvatlas.stats.choice import Choice, with_recommended
-from kvatlas.stats.maps import curves_of_run, mean_maps
+from kvatlas.stats.maps import SettingTable, curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import differences_of_run
 from kvatlas.stats.run_data import short_names, shown_policies, whole_names
-from kvatlas.stats.setting_tables import SettingTable
-from kvatlas.stats.table import CellTraces
+from kvatlas.stats.table import CellTraces, select
 from kvatlas.text import axis_label, in_words, model_name
+
+if TYPE_CHECKING:
+    pass
+
 
 Json = dict[str, Any]
 #: The letter of each outcome of a trace in documents, and that of a trace that is not there.
@@ -316,7 +322,8 @@ def _axis_of_cards(cards: Sequence[Json]) -> Json | None:
     rows = list(chain.from_iterable(card["rows"] for card in cards))
     if not rows or max(len(card["rows"]) for card in cards) > MOST_ROWS:
         return None
-    controls = [points for _, points in chain.from_iterable(row["controls"] for row in rows)]
+    every_control = chain.from_iterable(row["controls"] for row in rows)
+    controls = [points for _, points in every_control]
     axis = LossAxis.of([LossSpan(*row["loss"]) for row in rows], cards[0]["margin"], controls)
     return {**vars(axis), "ticks": axis.ticks(_FOREST_INCHES)}
 
@@ -344,3 +351,44 @@ def outcome_letters(cell: CellTraces, problems: Sequence[str], samples: int) -> 
     for outcome, letter in LETTERS.items():
         letters[cell.numbers(outcome.name.lower())[:, :samples] == 1] = letter
     return "".join(cell.in_order(letters, problems, MISSING).ravel().tolist())
+
+
+# -- the part "For a decision" -----------------------------------------------------------------------------------------
+
+#: Models of fewer bytes are limited by computing, so that nothing is computed for a card.
+LARGE = 1_000_000_000
+
+
+def decision_document(
+    result: Result, cells: Mapping[tuple[str, str, str], int], weights: Mapping[str, int | None]
+) -> Json | None:
+    """Return what the page computes savings from; None without losses that can be seen and the memory of settings.
+
+    Args:
+        result: the result of one run.
+        cells: the numbers of cells on the page, by model, benchmark and id of the setting.
+        weights: the bytes of the weights of each model of the run, None where they are unknown. Of models that are too
+            small for a card to be filled by its memory they are left out.
+    """
+    run = result.only_run
+    models: list[Json] = []
+    for card, choice in enumerate(result.choices):
+        if not (choice.is_judged and choice.savings):
+            continue
+        full = [cell for cell in select(run.cells, model=choice.model) if is_reference(cell.setting) and cell.stored]
+        tokens = float(np.mean([cell.cell.number("mean_kv_tokens") or np.nan for cell in full]))
+        prompts = list(chain.from_iterable(cell.prompts.values() for cell in full))
+        size = weights.get(choice.model)
+        models.append(
+            {
+                "card": card,
+                "full": cells.get((choice.model, choice.benchmark, full[0].setting.id)),
+                "token_bytes": (full[0].expected.kv_bytes or (None, None))[0],
+                "tokens": None if np.isnan(tokens) else rounded(tokens, 1),
+                "weights": size if size is not None and size >= LARGE else None,
+                "unmeasured": say("not_measured", max(prompts, default=None)),
+            }
+        )
+    if not models:
+        return None
+    return {**json.loads((resources.files("kvatlas.report.app") / "cards.json").read_text("utf-8")), "models": models}

@@ -17,13 +17,13 @@ import numpy as np
 
 from kvatlas.core import AGAIN, SERVED, KvatlasError, Map, NoteKind, Trace, grouped, is_reference
 from kvatlas.registry import features
-from kvatlas.report.app.decision import decision_document
 from kvatlas.report.app.documents import (
     MISSING,
     RIGHT,
     TRUNCATED,
     Json,
     PageCells,
+    decision_document,
     maps_of,
     outcome_letters,
     run_document,
