@@ -28,9 +28,9 @@ from kvatlas.engines.client import Endpoint
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.results import Manifest, Store
-from kvatlas.stats.claims import LONG_TEXT, MOST_COPIED
 from kvatlas.stats.numerics.texts import NEAR, Departures, departure_p, most_unseen
 from kvatlas.stats.paired import Equivalence, length_shift, paired_difference, problems_to_decide, standing
+from kvatlas.stats.run_data import LONG_TEXT, MOST_COPIED
 from kvatlas.stats.table import ProblemKey
 from kvatlas.sweeps.plan import run_key
 from kvatlas.sweeps.spec import parse_spec

@@ -28,7 +28,6 @@ from scipy import special
 from kvatlas.core import Claim, KvatlasError
 from kvatlas.gates.outcomes import Side
 from kvatlas.gates.pairing import AnswerGrid, PairedAnswers, TaskPairs
-from kvatlas.stats.claims import GREEDY, LONG_TEXT, MOST_COPIED, MOST_MISSING, copied_share, copies_clause
 from kvatlas.stats.numerics.arrays import (
     LEVEL,
     Difference,
@@ -42,6 +41,7 @@ from kvatlas.stats.numerics.arrays import (
 from kvatlas.stats.numerics.bounded import lower_limit, mean_difference
 from kvatlas.stats.numerics.planning import MOST_TIMES, POWER_QUANTILE, provable_sizes
 from kvatlas.stats.numerics.units import Group, joined_units, units_of_traces
+from kvatlas.stats.run_data import GREEDY, LONG_TEXT, MOST_COPIED, MOST_MISSING, copied_share, copies_clause
 
 
 class Verdict(StrEnum):

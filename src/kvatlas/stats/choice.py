@@ -14,7 +14,6 @@ import numpy as np
 
 from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, differing, grouped, is_reference, mean_of
 from kvatlas.core.settings import CAP
-from kvatlas.stats.claims import GREEDY, MOST_MISSING
 from kvatlas.stats.controls import Changes, changes_of, control_of, drift_reason, sessions_reason
 from kvatlas.stats.losses import GridLosses, LossFamily, Required, grid_by_benchmark
 from kvatlas.stats.map_tests import Effect, MapTests
@@ -22,7 +21,7 @@ from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.power import Provable, provable
-from kvatlas.stats.run_data import RunData, setting_words
+from kvatlas.stats.run_data import GREEDY, MOST_MISSING, RunData, setting_words
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity_of
 from kvatlas.text import percent_text

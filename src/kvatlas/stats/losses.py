@@ -11,7 +11,6 @@ from itertools import chain
 import numpy as np
 
 from kvatlas.core import REFERENCE, Claim, Estimate, Setting, is_reference, reference_words, with_means
-from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.numerics.against_reference import losses_of_units
 from kvatlas.stats.numerics.arrays import Difference, Flags, mean_of_known, weights
@@ -19,7 +18,7 @@ from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
 from kvatlas.stats.orders import IN_ORDER, Orders, TestedSetting, orders_of_claims
 from kvatlas.stats.paired import CellPair, PairedValues, paired_values
-from kvatlas.stats.run_data import RunData, margin_from_points
+from kvatlas.stats.run_data import MOST_MISSING, RunData, margin_from_points
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import count_compressed, is_compressed
 

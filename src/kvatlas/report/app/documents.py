@@ -364,6 +364,9 @@ def decision_document(
 ) -> Json | None:
     """Return what the page computes savings from; None without losses that can be seen and the memory of settings.
 
+    What a setting saves on a card is computed by the page (`web/decide.js`), where a person types the card, and for
+    models that were run alone. The settings and their losses are those of the cards of the answer.
+
     Args:
         result: the result of one run.
         cells: the numbers of cells on the page, by model, benchmark and id of the setting.
