@@ -57,6 +57,9 @@ def next_steps(run: RunData, choices: Sequence[Choice]) -> list[NextStep]:
     from kvatlas.sweeps.spec import parse_spec
 
     spec = dict(run.manifest.spec)
+    if isinstance(spec.get("settings"), Mapping):
+        # A single one needs no list.
+        spec["settings"] = [spec["settings"]]
     try:
         parse_spec(spec)
     except KvatlasError:
