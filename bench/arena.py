@@ -1,7 +1,7 @@
 """The numbers of docs/findings/arena.md: each policy against random, and how much the prompt explains.
 
 For each model and each look, `against` has the differences to each policy of `RIVALS` with the same values, in points,
-with 95 % limits for all settings of the model at once (kvatlas.stats.against_policy). For each budget, `prompt` has,
+with 95 % limits for all settings of the model at once (kvatlas.stats.pairs). For each budget, `prompt` has,
 over all policies that are there with the prompt kept and without: `kept_minus_not`, the mean gain by keeping the
 prompt, and `spread_kept` and `spread_not`, the standard deviation of Pass@1 between policies, from which the sampling
 error is taken out, so that policies which are alike have a spread near 0; `explained` is the share of the variance
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from common import part_of
 from kvatlas.core import Setting, grouped
 from kvatlas.results import Store
-from kvatlas.stats.against_policy import AgainstTable, against_policy
+from kvatlas.stats.pairs import AgainstTable, against_policy
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, TraceTable
 from outcomes import Json, write_run

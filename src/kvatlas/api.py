@@ -90,8 +90,8 @@ class Run:
 
     def _repr_png_(self) -> bytes | None:
         """Return the means over benchmarks as notebooks show them, else the maps or curves; None where none can be."""
-        from kvatlas.figures.curves import curve_figure
         from kvatlas.figures.heatmap import map_figure
+        from kvatlas.figures.setting_rows import curve_figure
         from kvatlas.figures.style import rendered
         from kvatlas.stats.maps import curves_of_run
 

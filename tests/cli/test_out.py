@@ -13,11 +13,11 @@ from tests.stored import store_run
 MAP = "published:dynts_r1_llama"
 FIGURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
-TABLES = (".csv", ".tex", ".jsonl", ".parquet")
+TABLES = (".csv", ".jsonl", ".parquet")
 #: Names of files that somebody may expect from any command.
 NAMES = [
     f"report{suffix}"
-    for suffix in (*FIGURES, *PAGES, *TABLES, ".PDF", ".xls", ".xlsx", ".json", ".txt", ".md", ".yaml", ".zip")
+    for suffix in (*FIGURES, *PAGES, *TABLES, ".PDF", ".tex", ".xls", ".xlsx", ".json", ".txt", ".md", ".yaml", ".zip")
 ]
 #: The words of each command with `--out`, and the suffixes that it writes; RUN is a finished run.
 COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

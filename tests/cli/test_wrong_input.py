@@ -241,7 +241,7 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("map run --look columns=3 --out a.png", ("--look columns", "3"), ("1 or 2",)),
     ("view run --out report.pdf", ("'report.pdf'",), ("a folder without a suffix",)),
     ("export run --out traces.xls", ("'traces.xls'",), (".csv", ".jsonl")),
-    ("export run --format excel --out x", ("format", "'excel'"), ("csv, cells, latex",)),
+    ("export run --format excel --out x", ("format", "'excel'"), ("csv, cells, jsonl",)),
     (
         "compare run 'dynts local_window=17 ratio=0.1' random --out p.png",
         ("local_window=17",),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
-from kvatlas.figures.curves import curve_figure, curves_csv
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
+from kvatlas.figures.setting_rows import curve_figure, curves_csv
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.policies import all_values
 from kvatlas.stats.maps import POLICY, curves_of_run

@@ -9,14 +9,12 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from kvatlas.core import Cell, Estimate, Map, Note, NoteKind, Setting
-from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure
-from kvatlas.figures.panels import loss_panels, metric_panels
+from kvatlas.figures.panels import loss_panels, metric_panels, panels_title
 from kvatlas.figures.style import FigureOptions
-from kvatlas.report.headline import short_headline
 from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure, plot_sources
-from kvatlas.report.memory_sentences import effect_title
 from kvatlas.report.result import open_result
+from kvatlas.report.sentences import effect_title, short_headline
 from kvatlas.report.sources import ReadOptions
 from kvatlas.stats.choice import choices
 from kvatlas.stats.losses import losses_of

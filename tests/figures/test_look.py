@@ -16,11 +16,10 @@ from matplotlib.text import Text
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures import colours
-from kvatlas.figures.answers import answer_figure
-from kvatlas.figures.curves import curve_figure
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.loss_cost import cost_figure
 from kvatlas.figures.pairwise import pairwise_figure
+from kvatlas.figures.setting_rows import answer_figure, curve_figure
 from kvatlas.figures.style import LEAST_TYPE, WIDTHS, FigureOptions, save
 from kvatlas.report.result import Result
 from kvatlas.stats.costs import CostRatio, cost_ratios

@@ -9,15 +9,14 @@ from itertools import chain, product
 import pytest
 
 from kvatlas.core import Cell, Claim, Estimate, KvatlasError, Note, NoteKind, Setting
-from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.marks import KeyEntry, State
-from kvatlas.figures.panels import cost_of, cost_panels, difference_panels, metric_panels, panels_csv
+from kvatlas.figures.panels import cost_of, cost_panels, difference_panels, metric_panels, panels_csv, panels_title
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report.evidence import with_regions
-from kvatlas.report.headline import recommended_words
 from kvatlas.report.map_figure import maps_against
 from kvatlas.report.result import Result
+from kvatlas.report.sentences import recommended_words
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import marked_csv, write_maps
 from kvatlas.stats.choice import with_recommended

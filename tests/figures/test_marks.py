@@ -10,9 +10,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from kvatlas.figures import colours
-from kvatlas.figures.answers import answer_figure
 from kvatlas.figures.loss_cost import cost_figure
 from kvatlas.figures.marks import BOX, CONTROL, MARKS, RING, State, add_mark, key_of, page_marks, state_of
+from kvatlas.figures.setting_rows import answer_figure
 from kvatlas.figures.style import FigureOptions
 from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure
 from kvatlas.stats.costs import CostRatio

@@ -17,15 +17,15 @@ from kvatlas.figures import colours
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.pairwise import pairwise_figure
 from kvatlas.figures.panels import ComparedMaps, difference_panels, loss_panels, metric_panels
-from kvatlas.figures.policy_differences import against_figure
+from kvatlas.figures.setting_rows import against_figure
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report import map_figure as map_figures
 from kvatlas.report.map_figure import MapOptions, plot_sources
 from kvatlas.report.sources import ReadOptions
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.against_policy import against_policy
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.arrays import Difference
+from kvatlas.stats.pairs import against_policy
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import pairs_of, systems_of
 from tests.figures.conftest import dense, faults, pixels

@@ -9,13 +9,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from kvatlas.core import Map
-from kvatlas.figures.answers import answer_figure
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.loss_cost import cost_figure
-from kvatlas.report.headline import short_headline
+from kvatlas.figures.setting_rows import answer_figure
 from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure
-from kvatlas.report.memory_sentences import effect_title
 from kvatlas.report.result import open_result
+from kvatlas.report.sentences import effect_title, short_headline
 from tests.figures.test_look import answered, costs_of
 from tests.figures.titles import Drawn, faults_of, read
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvatlas import add_column, models
+from kvatlas import add_column
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken, writing
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import parse_plan, read_maze
@@ -20,17 +20,12 @@ from kvatlas.report.result import open_result
 from kvatlas.results import Store
 from tests.report.chromium import AXE_FAULTS, NEEDS_CHROMIUM, heading
 from tests.stats.synthetic import grid, manifest, traces
-from tests.stored import decode_run, store_run
+from tests.stored import store_run
 
 pytestmark = NEEDS_CHROMIUM
 HOSTILE = (
     "</script><script>window.harmed=1</script><img src=x onerror='window.harmed=2'>\u202e\x00\x1b[2J&lt;b&gt; {{7*7}} "
 )
-#: Whether each column is scrolled to where it parts from the other.
-PARTING_SHOWN = """() => [...document.querySelectorAll('.pair pre')].map((pre) => {
-  const parts = pre.querySelector('.parts').getBoundingClientRect(), box = pre.getBoundingClientRect();
-  return parts.top >= box.top && parts.bottom <= box.bottom;
-})"""
 
 
 # -- a file ------------------------------------------------------------------------------------------------------------
@@ -42,20 +37,6 @@ def real(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = tmp_path_factory.mktemp("browser") / "report.html"
     write_report(open_result([finished]), page)
     return page
-
-
-@pytest.fixture(scope="module")
-def departing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a sweep of an embedded model, whose attention can be measured."""
-    folder = tmp_path_factory.mktemp("departing")
-    spec = {
-        "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN5"], "problems": 2, "samples": 1,
-        "sampling": {"max_new_tokens": 300},
-        "settings": {"policy": "dynts", "kv_budget": 96, "ratio_over": "thinking"},
-        "axes": {"local_window": [8, 16], "ratio": [0.2, 0.5]},
-    }  # fmt: skip
-    write_report(open_result([decode_run(spec, folder / "run")]), folder / "report.html")
-    return folder / "report.html"
 
 
 def test_it_opens_from_disk_with_everything_drawn_and_tells_what_a_cell_rests_on(
@@ -139,67 +120,6 @@ def test_sort_filter_and_walk_from_a_problem_to_its_trace(opened: Callable[..., 
     button.click()
     page.wait_for_selector("#trace h3")
     assert problem in page.locator("#trace h3").inner_text()
-
-
-def test_what_the_full_cache_read_where_a_trace_departs_is_measured(
-    opened: Callable[..., Any], departing: Path
-) -> None:
-    page = opened(departing)
-    with Store.open(departing.parent / "run") as store:
-        stored = {(str(t.setting), t.problem): t for _, t in store.traces()}
-    names = [cell["name"] for cell in page.evaluate("data.cells")]
-    held = page.evaluate(
-        "Object.entries(documents).filter(([name]) => name.includes('/trace/')).map(([, trace]) => trace)"
-    )
-    shown = [one for one in held if "departs" in one]
-    assert shown
-    for one in shown:
-        trace, full = stored[names[one["cell"]], one["problem"]], stored["full", one["problem"]]
-        departs = one["departs"]
-        at = departs["at"]
-        assert trace.tokens[:at] == full.tokens[:at]
-        assert trace.tokens[at] != full.tokens[at]
-        prompt = trace.usage.prompt_tokens
-        gone = {position for position, left in enumerate(trace.eviction_trace.evicted_at) if 0 < left <= at}
-        assert {prompt + missed for missed, _ in departs["missed"]} <= gone
-        paid = attention_of_the_newest(full, at)
-        assert departs["share"] == pytest.approx(sum(paid[position] for position in gone), abs=1e-3)
-        first, part = departs["missed"][0]
-        assert part == pytest.approx(max(paid[position] for position in gone if position >= prompt), abs=1e-3)
-        assert part == pytest.approx(paid[prompt + first], abs=1e-3)
-    page.evaluate("(trace) => lead(traceAddress(trace, { beside: 'none' }))", one)
-    same = "(id) => ['cell', 'index', 'sample'].every((name) => state.trace?.[name] === id[name])"
-    page.wait_for_function(same, arg=one)
-    page.wait_for_selector("#trace pre")
-    said = page.locator(".departure").inner_text()
-    assert f"After {at} new tokens it departs" in said
-    # All that the full cache reads there, rounded to tenths of a percent.
-    shares = [float(text) for text in re.findall(r"([\d.]+)\u00a0%", page.locator(".departure .controls").inner_text())]
-    assert sum(shares) == pytest.approx(100, abs=0.06 * len(shares))
-    assert page.locator("#trace .token.missed").count() == len(departs["missed"])
-    page.click("text=Read both side by side")
-    page.wait_for_selector("#trace .pair")
-    assert page.locator(".pair section").count() == 2
-    assert page.locator(".pair .token.parts").count() == 2
-    assert f"The first {at} tokens are the same" in page.locator(".parting").inner_text()
-    assert page.evaluate(PARTING_SHOWN) == [True, True]
-    page.click(".departure button >> nth=0")
-    assert page.locator(".pair .token.at").count() == 1
-
-
-def attention_of_the_newest(trace: Trace, new: int) -> Any:
-    """Return the attention of the newest of so many tokens, by transformers' own eager attention: mean of layers and
-    heads."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    handle = models.find(trace.model)
-    problem = next(problem for problem in find(trace.benchmark).problems(2) if problem.id == trace.problem)
-    ids = [*handle.encode(find(trace.benchmark).prompt(problem)), *trace.tokens[:new]]
-    model = AutoModelForCausalLM.from_pretrained(handle.folder, attn_implementation="eager")
-    with torch.inference_mode():
-        result = model(torch.tensor([ids]), output_attentions=True).attentions
-    return torch.stack([layer[0, :, -1] for layer in result]).mean((0, 1)).tolist()
 
 
 def test_hostile_text_is_shown_and_does_nothing(

@@ -175,7 +175,7 @@ def computed(losing: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the same run, as if its model were large enough to fill a card by its memory."""
     page = tmp_path_factory.mktemp("computed") / "report.html"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvatlas.report.app.decision.LARGE", 0)
+        patch.setattr("kvatlas.report.app.documents.LARGE", 0)
         write_report(open_result([losing.parent / "run"]), page, per_cell=0)
     return page
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvatlas.core import Grade, KvatlasError, Setting, Status
-from kvatlas.figures.findings import panels_title
-from kvatlas.figures.panels import metric_panels
+from kvatlas.figures.panels import metric_panels, panels_title
 from kvatlas.report.description import every_map, one_page, recommendation
 from kvatlas.report.map_figure import MapOptions, plot_sources
 from kvatlas.report.result import analyse

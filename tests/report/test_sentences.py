@@ -64,7 +64,7 @@ def check(result: Result) -> str:
     for one in result.grids:
         memory = one.verdict.memory
         if memory is not None and memory.best is None and memory.estimate is not None:
-            limits = memory.estimate
+            limits = memory.estimate.difference
             assert limits.excludes_zero == ("so that this is no proof" in page)
     assert "2.9 points (at most 3.0" not in page
     assert "(0.0 to " not in page

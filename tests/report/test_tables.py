@@ -149,6 +149,10 @@ def test_next_steps_are_specs_that_run(tmp_path: Path) -> None:
     lost = steps({"full": 1.0, "dynts": 0.2, "random": 0.2}, "lost")
     assert [entry.fixed_values["kv_budget"] for entry in lost["larger-budget"].settings] == [128, 128]
     assert lost["higher-ratio"].axes["ratio"] == [0.1, 0.3, 0.5, 0.7, 0.9]
+    # A spec may name a single setting without a list.
+    alone = replace(manifest(grid("dynts"), problems=40), spec={**SPEC, "settings": SPEC["settings"][0]})
+    result = analyse([store_run(tmp_path / "alone", alone, success({"full": 1.0, "dynts": 0.2}))])
+    assert "larger-budget" in [step.name for step in result.next_steps]
     close = steps({"full": 0.97, "dynts": 0.96, "random": 0.2}, "close")
     assert close["more-problems"].problems > 40 if "more-problems" in close else "between" in close
     assert next_steps(replace(analyse([tmp_path / "lost"]).opened_runs[0], manifest=manifest(grid("dynts"))), []) == []

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -10,10 +9,9 @@ import pytest
 from kvatlas.core import Grade, KvatlasError, Setting, Status
 from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.results.export import csv_text, latex_text, replacing, trace_record, write_maps, write_traces
+from kvatlas.results.export import csv_text, replacing, trace_record, write_maps, write_traces
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
-from kvatlas.text import axis_label, percent_text
 from tests.stats.synthetic import grid, manifest, trace
 from tests.stored import maze_run, store_run
 
@@ -126,19 +124,3 @@ def test_a_metric_whose_name_is_taken_gets_a_prefix():
     grade = Grade(True, 1.0, "7", Status.OK, {"ratio": 0.5, "beauty": 1.0})
     row = trace_record("key", trace(plan.expected[0], "p0", 0, True, grade=grade))
     assert (row["metric_ratio"], row["ratio"], row["beauty"]) == (0.5, 0.1, 1.0)
-
-
-def test_a_map_is_a_table_of_latex(run):
-    """A row of the table for each vertical value, largest first, and for each baseline; texts of names are escaped."""
-    map_ = maps_of_run(RunData.open(run))[0]
-    coord = map_.best
-    text = latex_text([replace(map_, model="R1_Qwen 50% \\\\ {x}", recommended=coord)])
-    (vertical, rows), (_, columns) = map_.axes
-    assert "R1\\_Qwen 50\\% \\textbackslash{}\\textbackslash{} \\{x\\}" in text
-    table = [line.removesuffix(" \\\\").split(" & ") for line in text.splitlines() if line.endswith("\\\\")]
-    assert [row[0] for row in table] == ["", axis_label(vertical), *map(str, reversed(rows)), *map_.baselines]
-    for row, line in zip(reversed(rows), table[2:], strict=False):
-        values = [percent_text(map_.cells[row, column].estimate.value) for column in columns]
-        assert [value.removeprefix("\\textbf{").removesuffix("}") for value in line[1:]] == values
-    assert text.count("\\textbf{") == 1
-    assert text.count("rule") - text.count("cmidrule") == 4

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.figures.policy_differences import against_csv, against_figure, against_title
-from kvatlas.stats.against_policy import against_policy, partner_of, rows_of_policy
+from kvatlas.figures.setting_rows import against_csv, against_figure, against_title
+from kvatlas.stats.pairs import against_policy, partner_of, rows_of_policy
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import manifest, trace
 
@@ -110,8 +110,9 @@ def test_the_figure_has_a_filled_mark_for_each_proven_setting() -> None:
     assert len(marks) == 6
     assert len(filled) == sum(row.contrast.excludes_zero for row in table.rows) == 4
     # Rows are in the order of their mean differences, the highest on top.
-    names = [text.get_text() for text in panel.get_yticklabels()]
-    assert names[-1] == "window"
+    names = [text for text in panel.texts if text.get_text() in {row.name for row in table.rows}]
+    lowest = max(names, key=lambda text: text.xy[1])
+    assert lowest.get_text() == "window"
     assert panel.get_ylim()[0] > panel.get_ylim()[1]
     rows = against_csv([table]).splitlines()
     assert rows[0] == "model,setting,against,difference,low,high,proven"

@@ -12,12 +12,12 @@ from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.report.description import every_map, one_page
 from kvatlas.report.result import analyse
-from kvatlas.stats.claims import copied_share
 from kvatlas.stats.controls import older_share, should_lose
 from kvatlas.stats.numerics.bounded import upper_limit
 from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.numerics.planning import needed_samples, power_bound
 from kvatlas.stats.numerics.units import units_of_traces
+from kvatlas.stats.run_data import copied_share
 from kvatlas.sweeps import make_plan, parse_spec
 from tests.command_line import Call
 from tests.stored import store_outcomes

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,8 @@ from hypothesis import strategies as st
 from kvatlas.core import Setting
 from kvatlas.policies.memory import stays
 from kvatlas.report.description import one_page
-from kvatlas.report.memory_sentences import memory_lines
-from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import Result, analyse
+from kvatlas.report.sentences import memory_lines
 from kvatlas.stats.numerics.arrays import strata_of_sizes
 from kvatlas.stats.numerics.equal_memory import (
     compare_pairs,
@@ -28,6 +28,7 @@ from kvatlas.sweeps import make_plan, parse_spec
 from tests.report.test_tables import SPEC
 from tests.stats.synthetic import manifest, traces
 
+RECIPE = Path(__file__).parents[2] / "recipes" / "embedded" / "equal_memory.yaml"
 #: Four windows of five ratios each, at a budget of 320 and prompts of 88 tokens.
 WINDOWS = (8, 16, 32, 64)
 GRID = [(window, ratio) for window in WINDOWS for ratio in (0.1, 0.3, 0.5, 0.7, 0.9)]
@@ -130,8 +131,8 @@ def test_a_window_that_costs_at_equal_memory_is_found_and_the_estimate_holds_it(
             assert tests[best].p_holm <= 0.05
         estimate = line_estimate(values, strata, TOKENS, WINDOW)
         assert estimate is not None
-        assert estimate.about["windows"] == (3, 0)
-        held += estimate.low <= -0.12 <= estimate.high
+        assert (estimate.wide, estimate.narrow) == (3, 0)
+        held += estimate.difference.low <= -0.12 <= estimate.difference.high
     assert found >= 23
     assert held >= 22
 
@@ -185,24 +186,19 @@ def document_levels(result: Result) -> list[float]:
     return [level["stays_tokens"] for level in effect["levels"]]
 
 
-def test_a_grid_that_cannot_tell_says_so_and_is_offered_one_that_can() -> None:
+def test_a_grid_that_cannot_tell_says_so_and_the_recipe_can() -> None:
     windows, ratios = (8, 48), (0.1, 0.2)
     axes = {"local_window": windows, "ratio": ratios}
     result = of_run(lambda one: min(1.0, kept(one) / 96), grid(windows, ratios), axes)
     sentence = "Windows 8 and 48 have no memory in common: this grid cannot tell window from memory"
     assert memory_lines(result.grids) == [f"{sentence}."]
-    memories = [one.verdict.memory for one in result.grids if one.verdict.memory is not None]
-    run = result.opened_runs[0]
-    run.manifest.spec["axes"] = {name: list(values) for name, values in axes.items()}
-    (step,) = [one for one in next_steps(run, result.choices, memories) if one.name == "equal-memory"]
-    offered = parse_spec({**yaml.safe_load(step.spec), "models": ["embedded:tiny-llama"]})
-    settings = [setting for setting, is_baseline in offered.cells() if not is_baseline]
-    for policy in ("dynts", "random"):
-        for budget in offered.axes["kv_budget"]:
-            of_budget = [one for one in settings if one.policy == policy and one.values["kv_budget"] == budget]
-            assert len(of_budget) == 4
-            assert len({stays(setting, [17, 31]) for setting in of_budget}) == 1
-    # The plan of the blind grid says it before anything is decoded, that of the offered one does not.
+    recipe = parse_spec({**yaml.safe_load(RECIPE.read_text("utf-8")), "problems": 2})
+    settings = [setting for setting, is_baseline in recipe.cells() if not is_baseline]
+    for budget in recipe.axes["kv_budget"]:
+        of_budget = [one for one in settings if one.policy == "dynts" and one.values["kv_budget"] == budget]
+        assert len(of_budget) == 4
+        assert len({stays(setting, [17, 31]) for setting in of_budget}) == 1
+    # The plan of the blind grid says it before anything is decoded, that of the recipe does not.
     blind = parse_spec(
         {
             "models": ["embedded:tiny-llama"],
@@ -213,7 +209,7 @@ def test_a_grid_that_cannot_tell_says_so_and_is_offered_one_that_can() -> None:
         }
     )
     assert any("Windows 8 and 80 have no memory in common" in text for text in make_plan(blind).warnings)
-    assert not any("in common" in text for text in make_plan(offered).warnings)
+    assert not any("in common" in text for text in make_plan(recipe).warnings)
 
 
 def test_levels_that_keep_the_same_tokens_are_told_without_memory() -> None:

@@ -35,7 +35,9 @@ def contrasts(values, strata):
 def grid_verdict(means):
     coords = tuple(itertools.product((8, 16, 32, 64), (0.1, 0.2, 0.3, 0.4, 0.5)))
     cells = means.reshape(len(means), 20)
-    return map_tests(GradeMatrix.from_means(coords, cells, np.zeros(len(means), int)), AXES)
+    strata = np.zeros(len(means), int)
+    promised = np.ones((len(means), 1), bool)
+    return map_tests(GradeMatrix(coords, cells, strata, 0, cells[:, :, None], promised, strata), AXES)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

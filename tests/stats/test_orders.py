@@ -11,7 +11,7 @@ import pytest
 from scipy import special
 
 from kvatlas.core import FULL, REFERENCE, Claim, KvatlasError, Setting
-from kvatlas.figures.arrangement import name_of
+from kvatlas.figures.heatmap_layout import name_of
 from kvatlas.figures.panels import metric_panels
 from kvatlas.report.description import one_page
 from kvatlas.report.result import analyse

@@ -49,7 +49,7 @@ def map_command(
     """Draw heatmaps over local window and ratio: a panel for each benchmark, or means side by side.
 
     Means show the points lost against the full cache; with --metric pass@1, or without a full cache, the metric.
-    Runs that vary one parameter, or only the policy, become line charts. The data is written next to the figure.
+    Runs that vary one parameter, or only the policy, have a row for each setting. The data is next to the figure.
     """
     from kvatlas.report.map_figure import MapOptions, plot_sources
     from kvatlas.report.sources import ReadOptions

@@ -113,15 +113,14 @@ def export_command(
         str | None,
         typer.Option(
             "--format",
-            help="csv, latex (maps), cells (settings, as CSV), jsonl, parquet (traces), run (all); default: by the "
-            "suffix.",
+            help="csv (maps), cells (settings, as CSV), jsonl, parquet (traces), run (all); default: by the suffix.",
         ),
     ] = None,
     metric: options.Metric = "pass@1",
     partial: options.Partial = False,
     fix: options.Fix = None,
 ) -> None:
-    """Export a run: its maps as CSV or LaTeX, its settings as CSV, its traces as JSON lines or Parquet, or all."""
+    """Export a run: its maps and settings as CSV, its traces as JSON lines or Parquet, or all."""
     from kvatlas.report.sources import ReadOptions
     from kvatlas.results import Store
     from kvatlas.results.export import VALUE_FORMATS, check_target, format_of, json_lines, write_text, write_traces
@@ -133,7 +132,7 @@ def export_command(
     if kind not in VALUE_FORMATS:
         for option, is_given in (("--metric", metric != "pass@1"), ("--fix", bool(fix))):
             if is_given:
-                raise KvatlasError(f"{option} is for --format csv, latex and cells; {kind} has all traces.")
+                raise KvatlasError(f"{option} is for --format csv and cells; {kind} has all traces.")
     if kind == "run" and out is not None:
         check_new_folder(out)
         with Store.open(run) as source:
@@ -159,9 +158,9 @@ def export_command(
 
 
 def _values_as_text(kind: str, run: Path, read_options: ReadOptions) -> str:
-    """Return the maps of a run as CSV or LaTeX, or its settings as CSV."""
+    """Return the maps or the settings of a run as CSV."""
     from kvatlas.api import Run
-    from kvatlas.results.export import csv_text, latex_text, table_text
+    from kvatlas.results.export import csv_text, table_text
     from kvatlas.stats.maps import check_complete, maps_of_run
 
     data = read_options.open_run(run)
@@ -172,8 +171,7 @@ def _values_as_text(kind: str, run: Path, read_options: ReadOptions) -> str:
         return table_text(Run(data).cells())
     if not data.has_maps:
         raise KvatlasError("The run has no map of two axes; --format cells writes a row for each setting.")
-    maps = maps_of_run(data)
-    return latex_text(maps) if kind == "latex" else csv_text(maps)
+    return csv_text(maps_of_run(data))
 
 
 @app.command("grade")

@@ -39,8 +39,6 @@ NOISE = "noise"
 ON_COLOUR = "#111111"
 #: The ring of the recommended cell, on a cell of any colour, and the halo around it.
 RING = ("#003f8f", "#ffffff")
-#: Distinct under all common colour deficiencies (Okabe and Ito 2008), for lines.
-LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
 
 
 class Palette(NamedTuple):
@@ -48,11 +46,10 @@ class Palette(NamedTuple):
 
     ground: str
     ink: str
-    #: Lesser text, and lines of a grid.
+    #: Lesser text.
     soft: str
     #: Text that must not be missed.
     warning: str
-    lines: Sequence[str]
     #: A missing cell and its hatching.
     missing: tuple[str, str]
     #: Losses within the margin, below all colours of `LOSSES`.
@@ -66,14 +63,12 @@ class Palette(NamedTuple):
 
 
 LIGHT = Palette(
-    "#ffffff", "#111111", "#555555", "#a11a1a", LINES, ("#eeeeee", "#bbbbbb"), "#e9f1f5",
+    "#ffffff", "#111111", "#555555", "#a11a1a", ("#eeeeee", "#bbbbbb"), "#e9f1f5",
     {"within": "#00694f", "open": "#5f5f5f", "untested": "#5f5f5f", "beyond": "#b2331a"},
     "#003f8f", "#e3f1ec", "#f2f2f2",
 )  # fmt: skip
 DARK = Palette(
-    "#12161b", "#e3e8ee", "#aab4bf", "#ff9b90",
-    ("#56b4e9", "#f58b4c", "#2fc79a", "#e3a3c8", "#f0c04a", "#a9c8ff", "#a7adb3", "#e3e8ee"),
-    ("#1b2027", "#47505a"), "#83a5b8",
+    "#12161b", "#e3e8ee", "#aab4bf", "#ff9b90", ("#1b2027", "#47505a"), "#83a5b8",
     {"within": "#4fd1a5", "open": "#aab4bf", "untested": "#aab4bf", "beyond": "#ff8a70"},
     "#8ab4ff", "#17312a", "#20262d",
 )  # fmt: skip

@@ -5,17 +5,131 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from kvatlas.core import Note
 from kvatlas.figures import marks, style
-from kvatlas.figures.loss_axis import LossAxis, LossSpan, tick_number
 from kvatlas.figures.marks import CONTROL, KeyEntry, State
 from kvatlas.figures.style import FigureOptions, Line, Margins, finish_texts, make_panels, text_width, wrapped
+from kvatlas.stats.numerics.arrays import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from kvatlas.figures.colours import Palette
+
+
+# -- the axis of losses ------------------------------------------------------------------------------------------------
+
+#: The share of a panel that the closer part of its axis takes.
+_CLOSER_SHARE = 0.2
+#: Inches between two ticks.
+_TICK_STEP = 0.22
+
+
+class LossSpan(NamedTuple):
+    """A loss in points, with the ends of its interval where they are known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def tick_number(value: float) -> str:
+    """Return a value as it stands on an axis, with a true minus."""
+    return f"{value:g}".replace("-", "−")
+
+
+@dataclass(frozen=True)
+class LossAxis:
+    """The axis of losses: from `low` to `high`, and so many times closer beyond `turn`."""
+
+    low: float
+    turn: float
+    high: float
+    closer: float = 1.0
+
+    @classmethod
+    def of(cls, spans: Sequence[LossSpan], margin: float | None, others: Sequence[float] = ()) -> LossAxis:
+        """Return the axis of losses and `others` without intervals: closer beyond those near the margin, if any."""
+        lows = [span.value if span.low is None else span.low for span in spans]
+        highs = [span.value if span.high is None else span.high for span in spans]
+        reach = max([*highs, *others])
+        if margin is None:
+            room = 0.04 * (max(highs) - min(lows)) or 1.0
+            return cls(min(lows) - room, max(highs) + room, max(highs) + room)
+
+        low = min(-0.6 * margin, *(value - 0.1 * margin for value in lows))
+        near = [high for span, high in zip(spans, highs, strict=True) if span.value <= 2 * margin]
+        turn = 1.05 * max([2 * margin, *near])
+        if reach <= 2.5 * turn:
+            high = max(1.3 * margin, 1.03 * reach)
+            return cls(low, high, high)
+        high = 1.03 * reach
+        width = (turn - low) * _CLOSER_SHARE / (1 - _CLOSER_SHARE)
+        return cls(low, turn, high, (high - turn) / width)
+
+    @property
+    def words(self) -> list[str]:
+        """A clause that says where the axis is closer, if it is."""
+        if self.closer <= 1:
+            return []
+        return [f"beyond {self.turn:.0f} points the axis is {self.closer:.0f} times closer (grey)"]
+
+    @property
+    def middle_beyond(self) -> float:
+        """The loss in the middle of the closer part."""
+        return float(self.inverse(np.atleast_1d(self.forward(np.array([self.turn, self.high])).mean()))[0])
+
+    def forward(self, values: Floats) -> Floats:
+        """Return the places of losses on paper."""
+        values = np.asarray(values, float)
+        return np.where(values <= self.turn, values, self.turn + (values - self.turn) / self.closer)
+
+    def inverse(self, places: Floats) -> Floats:
+        """Return the losses at places on paper."""
+        places = np.asarray(places, float)
+        return np.where(places <= self.turn, places, self.turn + (places - self.turn) * self.closer)
+
+    def place(self, value: float) -> float:
+        """Return the place of a loss on paper, from 0 to 1."""
+        low, here, high = self.forward(np.array([self.low, value, self.high]))
+        return float((here - low) / (high - low))
+
+    def ticks(self, inches: float) -> list[float]:
+        """Return round values, no two of them nearer than a step."""
+        beyond = style.round_values(self.turn, self.high) if self.closer > 1 else []
+        found: list[float] = []
+        # The last value beyond the turn goes before those between.
+        for value in [*style.round_values(self.low, self.turn), *reversed(beyond)]:
+            if all(inches * abs(self.place(value) - self.place(other)) > _TICK_STEP for other in found):
+                found.append(value)
+        return sorted(found)
+
+
+def draw_margin(
+    axes: Axes, axis: LossAxis, margin: float, is_proven: bool, palette: Palette, is_vertical: bool = False
+) -> str:
+    """Draw the line of the margin with the reference at 0 and the closer part, and return the colour of the margin.
+
+    Where a setting `is_proven` to stay within the margin it has a band. An axis that `is_vertical` has losses downward.
+    """
+    line = axes.axhline if is_vertical else axes.axvline
+    span = axes.axhspan if is_vertical else axes.axvspan
+    colour = palette.states[State.WITHIN] if is_proven else palette.soft
+    if is_proven:
+        span(axis.low, margin, color=palette.band, linewidth=0, zorder=0)
+    line(margin, color=colour, linewidth=1.1, zorder=1, gid="margin")
+    line(0, color=palette.ink, linewidth=0.6, zorder=1)
+    if axis.closer > 1:
+        span(axis.turn, axis.high, color=palette.closer, linewidth=0, zorder=0)
+    return colour
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
 
 #: Inches of a row, of the values below a panel, and between columns of names.
 _ROW = 0.19
@@ -33,8 +147,9 @@ _NAMES = 0.4
 class Row:
     """A row of a forest: a text for each column, what is lost in points with its interval, and the state.
 
-    Without a state it is a value, of which nothing is claimed. `control` is what the control of the same parameters
-    loses, `note` a remark beside the interval. The `picked` row has the box, the `nearest` one is bold.
+    Without a state it is a value, of which nothing is claimed, or whether it `is_proven` to differ from 0. `control` is
+    what the control of the same parameters loses, `note` a remark beside the interval. The `picked` row has the box,
+    the `nearest` one is bold.
     """
 
     names: tuple[str, ...]
@@ -44,6 +159,7 @@ class Row:
     note: str = ""
     is_picked: bool = False
     is_nearest: bool = False
+    is_proven: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -91,12 +207,16 @@ def forest_figure(
         for panel, widths in zip(panels, columns, strict=True):
             lines += [_lines_of(row, widths) for row in panel.rows]
         row_height = max(_ROW, (max(lines) + 0.3) * style.SMALL_TYPE * style.LINE)
+        # Of many rows the type is as small as it may be, so that they fit a page.
+        most_rows = max(len(panel.rows) for panel in panels)
+        if most_rows * row_height > style.PAGE_HEIGHT:
+            row_height = max(style.LEAST_TYPE * style.LINE, style.PAGE_HEIGHT / most_rows)
         rows = list(chain.from_iterable(panel.rows for panel in panels))
         controls = [row.control for row in rows if row.control is not None]
         axis = LossAxis.of([row.loss for row in rows], panels[0].margin, controls)
         figure, grid = make_panels(
             options,
-            (width, row_height * max(len(panel.rows) for panel in panels)),
+            (width, row_height * most_rows),
             len(panels),
             across,
             margins,
@@ -170,7 +290,8 @@ def _draw_panel(
     `sides` name the reference at 0 and the control.
     """
     palette = options.colours
-    inches = axes.get_position().width * axes.figure.get_figwidth()  # type: ignore[union-attr]
+    inches, high = axes.get_position().size * axes.figure.get_size_inches()  # type: ignore[union-attr]
+    size = min(style.SMALL_TYPE, high / len(panel.rows) / style.LINE)
     axes.set_xscale("function", functions=(axis.forward, axis.inverse))
     axes.set(xlim=(axis.low, axis.high), ylim=(len(panel.rows) - 0.5, -0.5), yticks=[])
     axes.minorticks_off()
@@ -183,14 +304,10 @@ def _draw_panel(
     heads = []
     if margin is not None:
         is_proven = any(row.state is State.WITHIN for row in panel.rows)
-        colour = palette.states[State.WITHIN] if is_proven else palette.soft
-        if is_proven:
-            axes.axvspan(axis.low, margin, color=palette.band, linewidth=0, zorder=0)
-        axes.axvline(margin, color=colour, linewidth=1.1, zorder=1, gid="margin")
-        axes.axvline(0, color=palette.ink, linewidth=0.6, zorder=1)
+        colour = draw_margin(axes, axis, margin, is_proven, palette)
         heads = [(0.0, options.named(sides[0]), palette.ink), (margin, f"margin {margin:g}", colour)]
-    if axis.closer > 1:
-        axes.axvspan(axis.turn, axis.high, color=palette.closer, linewidth=0, zorder=0)
+    if any(row.is_proven is not None for row in panel.rows):
+        axes.axvline(0, color=palette.ink, linewidth=0.6, zorder=1)
     controls = [row.control for row in panel.rows if row.control is not None]
     if controls and axis.closer > 1:
         heads.append((axis.middle_beyond, sides[1], palette.soft))
@@ -198,7 +315,7 @@ def _draw_panel(
 
     for place, row in enumerate(panel.rows):
         _draw_row(axes, row, place, options)
-        _write_names(axes, row, place, widths, inches, options)
+        _write_names(axes, row, place, widths, inches, size, options)
 
 
 def _write_heads(axes: Axes, heads: Sequence[tuple[float, str, str]], axis: LossAxis, inches: float) -> None:
@@ -226,7 +343,10 @@ def _draw_row(axes: Axes, row: Row, place: int, options: FigureOptions) -> None:
         marks.draw_setting(axes, (value, place), row.state, palette, horizontal=ends)
     else:
         axes.plot(ends or (), (place, place) if ends else (), color=palette.ink, linewidth=1.0, zorder=3)
-        axes.plot(value, place, "|", color=palette.ink, markersize=6, markeredgewidth=1.2, zorder=4)
+        # Of differences filled marks are proven.
+        kind = "|" if row.is_proven is None else "o"
+        face = palette.ink if row.is_proven else palette.ground
+        axes.plot(value, place, kind, color=palette.ink, mfc=face, markersize=6, markeredgewidth=1.2, zorder=4)
     if row.control is not None:
         marks.add_mark(axes, (row.control, place), CONTROL, palette, axes.transData, 6.5)
     if row.note:
@@ -238,9 +358,15 @@ def _draw_row(axes: Axes, row: Row, place: int, options: FigureOptions) -> None:
 
 
 def _write_names(
-    axes: Axes, row: Row, place: int, widths: Sequence[float], inches: float, options: FigureOptions
+    axes: Axes,
+    row: Row,
+    place: int,
+    widths: Sequence[float],
+    inches: float,
+    size: float,
+    options: FigureOptions,
 ) -> None:
-    """Write the names of a row left of its panel; around those of the picked row and its mark runs the box."""
+    """Write the names of a row in type of a size left of its panel; a box is around the picked row and its mark."""
     from matplotlib.patches import Rectangle
 
     palette = options.colours
@@ -255,6 +381,6 @@ def _write_names(
     for name, width, x in zip(row.names, widths, _ends_of_columns(widths), strict=True):
         axes.annotate(
             "\n".join(wrapped(name, width, bold=True)), (0, place), (72 * x, 0), xycoords=("axes fraction", "data"),
-            textcoords="offset points", ha="right", va="center", fontsize=style.SMALL_TYPE, linespacing=1.1,
+            textcoords="offset points", ha="right", va="center", fontsize=size, linespacing=1.1,
             fontweight="bold" if is_bold else "normal", color=palette.picked if row.is_picked else palette.ink,
         )  # fmt: skip

@@ -10,28 +10,25 @@ import numpy as np
 
 from kvatlas.core import KvatlasError, Map, Note
 from kvatlas.figures import colours, style
-from kvatlas.figures.arrangement import (
-    arranged,
-    baseline_lines,
-    facts_of,
-    key_of_panels,
-    marks_in_words,
-    notes_of,
-    on_bar,
-)
-from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap_layout import (
     BAR_GAP,
     BAR_WIDTH,
     LABEL_TYPE,
     HeatmapLayout,
     Tick,
+    arranged,
+    baseline_lines,
+    facts_of,
     heatmap_layout,
+    key_of_panels,
     label_room,
+    marks_in_words,
+    notes_of,
+    on_bar,
     row_name_lines,
 )
 from kvatlas.figures.marks import add_mark
-from kvatlas.figures.panels import NARROWEST, Panel, metric_panels
+from kvatlas.figures.panels import NARROWEST, Panel, metric_panels, panels_title
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
 from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.text import axis_label, grouped_digits, signed
@@ -194,7 +191,7 @@ def _colour_scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) 
     return scales
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- words -----------------------------------------------------------------------------------------------------------
 
 
 def _bar_ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions) -> list[Tick]:
@@ -274,7 +271,7 @@ def _lines_over_panels(
     return above
 
 
-# -- drawing -----------------------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------------------------
 
 
 def _draw_cells(

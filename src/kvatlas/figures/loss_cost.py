@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import Note, differing
+from kvatlas.core import differing
 from kvatlas.figures import style
-from kvatlas.figures.answers import about_choices, key_of_choices, nearest_words, states_of_choice
-from kvatlas.figures.loss_axis import LossAxis, LossSpan, tick_number
+from kvatlas.figures.forest import LossAxis, LossSpan, draw_margin, tick_number
 from kvatlas.figures.marks import RING, State, draw_setting
-from kvatlas.figures.style import FigureOptions, Margins, finish_texts, named_panels, text_width
+from kvatlas.figures.setting_rows import ChoiceRow, about_choices, key_of_choices, nearest_words, rows_of_choice
+from kvatlas.figures.style import FigureOptions, Margins, finish_texts, make_panels, text_width
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.costs import MEMORY, RATE, SECONDS, CostRatio
 from kvatlas.stats.run_data import setting_words, shown_policies
@@ -42,12 +42,11 @@ _TITLES = {
 
 
 class CostPoint(NamedTuple):
-    """A setting on the chart: its name, cost and loss with their ends, and its state."""
+    """A setting on the chart: its name and its cost with the ends of that, and whether the cost recommends it."""
 
     name: str
+    row: ChoiceRow
     cost: LossSpan
-    loss: LossSpan
-    state: State
     is_picked: bool
 
 
@@ -80,19 +79,16 @@ def picked_setting(choice: Choice, cost: str, ratios: Mapping[str, CostRatio]) -
 
 def cost_points(choice: Choice, cost: str, ratios: Mapping[str, CostRatio]) -> list[CostPoint]:
     """Return the settings of a choice that are no controls."""
-    states = states_of_choice(choice)
-    settings = [choice.settings[id_] for id_ in states]
-    policies = shown_policies(setting.policy for setting in settings)
-    parameters = differing(setting.values for setting in settings)
+    rows = rows_of_choice(choice)
+    policies = shown_policies(row.setting.policy for row in rows)
+    parameters = differing(row.setting.values for row in rows)
     picked = picked_setting(choice, cost, ratios)
     points = []
-    for id_, state in states.items():
-        setting = choice.settings[id_]
-        loss = (choice.losses or {})[id_]
+    for row in rows:
+        setting = row.setting
         names = [policies[setting.policy]] if len(policies) > 1 or not parameters else []
         names += [style.tick_text(setting.values[name]) for name in parameters if name in setting.values]
-        span = LossSpan(100 * loss.value, 100 * loss.low, 100 * loss.high)
-        points.append(CostPoint(" / ".join(names), shown_cost(cost, ratios[id_]), span, state, setting == picked))
+        points.append(CostPoint(" / ".join(names), row, shown_cost(cost, ratios[setting.id]), setting == picked))
     return points
 
 
@@ -125,7 +121,6 @@ def cost_figure(
     metric: str,
     *,
     title: str = "",
-    notes: Sequence[Note] = (),
     options: FigureOptions | None = None,
 ) -> Figure:
     """Return a panel for each model: what settings save, to the right, and what they lose, from 0 at the top down.
@@ -138,31 +133,35 @@ def cost_figure(
     with options.applied():
         across = style.panels_in_row(len(panels), 2 if options.widest >= 5 else 1)
         width = options.inches or min(across * (_WIDTH + _LEFT), options.widest)
-        values: list[Mapping[str, Any]] = []
-        for choice in choices:
-            values += [choice.settings[id_].values for id_ in states_of_choice(choice)]
-        parameters = differing(values)
+        parameters = differing(point.row.setting.values for point in every_point)
         about = [f"beside the marks: {' / '.join(options.named(axis_label(name)) for name in parameters)}"]
         if any(point.cost.low is not None for point in every_point):
             about.append("costs: of these problems on this machine")
-        axis = LossAxis.of([point.loss for point in every_point], 100 * choices[0].margin)
+        axis = LossAxis.of([point.row.points for point in every_point], 100 * choices[0].margin)
         # What is recommended by memory may save no time.
         key = key_of_choices(choices, RING)
         is_picked = any(point.is_picked for point in every_point)
-        figure, grid = named_panels(
+        margins = Margins(_LEFT, 0.1, _LEFT + 0.06, 0.1, _BELOW)
+        inner = margins.inner(width, across)
+        heads = []
+        for choice in choices:
+            name = options.named(model_name(choice.model))
+            lines = style.text_lines(name, inner, style.NAME_TYPE, options.colours.ink, "bold")
+            nearest = style.text_lines(nearest_words(choice), inner, style.SMALL_TYPE, options.colours.soft)
+            heads.append([*lines, *nearest])
+        above = margins.above + max(map(style.height_of, heads))
+        figure, grid = make_panels(
             options,
-            [options.named(model_name(choice.model)) for choice in choices],
-            width,
+            (width, _HEIGHT),
+            len(choices),
             across,
-            Margins(_LEFT, 0.1, _LEFT + 0.06, 0.1, _BELOW),
-            (_HEIGHT, _HEIGHT),
-            facts=list(map(nearest_words, choices)),
+            margins._replace(above=above),
             title=cost_title(choices, cost, ratios) or title,
             about=[*about_choices(choices), *about, *axis.words],
-            notes=notes,
             key=key if is_picked else [entry for entry in key if entry.kind != RING],
         )
-        for panel, points in zip(grid, panels, strict=True):
+        for panel, points, head in zip(grid, panels, heads, strict=True):
+            style.write_above(panel, head)
             _draw_points(panel, points, 100 * choices[0].margin, cost, axis, options)
             panel.set_ylabel(
                 f"points of {options.named(axis_label(metric))} lost", fontsize=style.NAME_TYPE, labelpad=2
@@ -195,32 +194,26 @@ def _draw_points(
     panel.set_yticks([*ticks, margin], [*map(tick_number, ticks), f"margin {margin:g}"])
     panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE)
     panel.spines[["top", "right"]].set_visible(False)
-    is_proven = any(point.state is State.WITHIN for point in points)
-    colour = palette.states[State.WITHIN] if is_proven else palette.soft
+    is_proven = any(point.row.state is State.WITHIN for point in points)
+    colour = draw_margin(panel, axis, margin, is_proven, palette, is_vertical=True)
     panel.get_yticklabels()[-1].set_color(colour)
-    if is_proven:
-        panel.axhspan(axis.low, margin, color=palette.band, linewidth=0, zorder=0)
-    panel.axhline(margin, color=colour, linewidth=1.1, zorder=1, gid="margin")
-    panel.axhline(0, color=palette.ink, linewidth=0.6, zorder=1)
-    if axis.closer > 1:
-        panel.axhspan(axis.turn, axis.high, color=palette.closer, linewidth=0, zorder=0)
     if has_origin:
         panel.plot(origin, 0, "D", color=palette.ink, markersize=4.5, zorder=4)
     for point in points:
         with_ends = options.intervals is not False
         draw_setting(
             panel,
-            (point.cost.value, point.loss.value),
-            point.state,
+            (point.cost.value, point.row.points.value),
+            point.row.state,
             palette,
             horizontal=_ends(point.cost) if with_ends else None,
-            vertical=_ends(point.loss) if with_ends else None,
+            vertical=_ends(point.row.points) if with_ends else None,
             is_ringed=point.is_picked,
         )
         if point.is_picked:
             drop = (point.cost.value, point.cost.value)
             panel.plot(
-                drop, (point.loss.value, axis.high), color=palette.picked, linewidth=0.8, linestyle=":", zorder=1
+                drop, (point.row.points.value, axis.high), color=palette.picked, linewidth=0.8, linestyle=":", zorder=1
             )
     _write_names(panel, points, (low, high), axis, options)
     if has_origin:
@@ -243,7 +236,9 @@ def _write_names(
     places = []
     for point in points:
         x = (point.cost.value - ends[0]) / (ends[1] - ends[0]) * width
-        places.append((x, *((1 - axis.place(loss)) * _HEIGHT for loss in (point.loss.value, *_ends(point.loss)))))
+        places.append(
+            (x, *((1 - axis.place(loss)) * _HEIGHT for loss in (point.row.points.value, *_ends(point.row.points))))
+        )
     # Middles and halves of what is not covered: marks, and the names that are written.
     taken = [(x, y, 0.06, 0.06) for x, y, _, _ in places]
     for point, (x, y, top, bottom) in sorted(zip(points, places, strict=True), key=lambda pair: pair[1]):
@@ -281,9 +276,8 @@ def cost_csv(choices: Sequence[Choice], cost: str, ratios: Mapping[str, Mapping[
         ["model", "setting", cost, "cost_low", "cost_high", "loses", "low", "high", "state", "recommended"]
     ]
     for choice in choices:
-        points = cost_points(choice, cost, ratios[choice.model])
-        for id_, point in zip(states_of_choice(choice), points, strict=True):
-            numbers = ["" if end is None else round(end, 4) for end in (*point.cost, *point.loss)]
-            names = map(guarded, (choice.model, str(choice.settings[id_])))
-            rows.append([*names, *numbers, str(point.state), int(point.is_picked)])
+        for point in cost_points(choice, cost, ratios[choice.model]):
+            numbers = ["" if end is None else round(end, 4) for end in (*point.cost, *point.row.points)]
+            names = map(guarded, (choice.model, str(point.row.setting)))
+            rows.append([*names, *numbers, str(point.row.state), int(point.is_picked)])
     return style.rows_csv(rows)

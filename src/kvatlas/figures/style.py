@@ -397,35 +397,6 @@ def _write_lines(figure: Figure, lines: Iterable[Line], top: float) -> None:
         )
 
 
-def named_panels(
-    options: FigureOptions,
-    names: Sequence[str],
-    width: float,
-    across: int,
-    margins: Margins,
-    heights: tuple[float, float],
-    facts: Sequence[str] = (),
-    **words: Any,
-) -> tuple[Figure, list[Axes]]:
-    """Return a panel under each name, and its figure (see `make_panels`); `margins` has no room for the names yet.
-
-    The `facts` of the panels, if any, stand below their names in small type. `heights` are the least and the usual
-    height of a panel in inches; where a page has no room panels are less high.
-    """
-    inner = margins.inner(width, across)
-    lines = [text_lines(name, inner, NAME_TYPE, options.colours.ink, "bold") for name in names]
-    for of_panel, fact in zip(lines, facts, strict=False):
-        of_panel += text_lines(fact, inner, SMALL_TYPE, options.colours.soft)
-    margins = margins._replace(above=margins.above + max(map(height_of, lines)))
-    least, usual = heights
-    fitting = (PAGE_HEIGHT - 0.6) / math.ceil(len(names) / across) - margins.above - margins.below
-    high = max(min(usual, fitting), least)
-    figure, panels = make_panels(options, (width, high), len(names), across, margins, **words)
-    for panel, of_panel in zip(panels, lines, strict=True):
-        write_above(panel, of_panel)
-    return figure, panels
-
-
 def write_above(
     panel: Axes,
     lines: Sequence[Line],
@@ -462,14 +433,6 @@ def round_values(low: float, high: float) -> list[float]:
 
     values = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     return [float(value) for value in values if low <= value <= high]
-
-
-def line_axes(panel: Axes, options: FigureOptions, grid: str = "both") -> None:
-    """Give a panel of lines thin ticks, a pale grid and open sides."""
-    panel.tick_params(length=2, width=0.5, pad=2, labelsize=SMALL_TYPE)
-    panel.grid(axis=grid, color=options.colours.soft, alpha=0.3, linewidth=0.5)  # type: ignore[arg-type]
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
 
 
 def finish_texts(figure: Figure, options: FigureOptions) -> None:

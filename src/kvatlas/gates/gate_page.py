@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
-from kvatlas.figures.forest import Row, RowPanel, forest_figure
-from kvatlas.figures.loss_axis import LossSpan
+from kvatlas.figures.forest import LossSpan, Row, RowPanel, forest_figure
 from kvatlas.figures.marks import State, key_of
 from kvatlas.figures.style import SUFFIXES, FigureOptions, rendered, save
 from kvatlas.gates.gate_result import JudgedChange, difference_lines, gate_headline, gate_text, note_lines, task_rows

@@ -14,7 +14,7 @@ from kvatlas.gates.cards import ENTRIES, MOST_NEW_TOKENS, UNKNOWN
 from kvatlas.gates.judgement import EXIT_CODES, Judgement, TaskVerdict, Verdict
 from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
 from kvatlas.gates.pairing import PairedAnswers, TaskPairs
-from kvatlas.stats.claims import MOST_COPIED, copies_clause
+from kvatlas.stats.run_data import MOST_COPIED, copies_clause
 from kvatlas.text import counted, digits_apart, limit_text, margin_text, percent_text, signed, visible
 
 #: Problems that the text names.
@@ -178,7 +178,8 @@ class JudgedChange:
             limits[claim.value] = {
                 **of_claim.in_percent(*_LOSES),
                 "units": of_claim.units,
-                **of_claim.about,
+                "p_kept": of_claim.p_kept,
+                "p_broken": of_claim.p_broken,
                 "kept": of_claim.high <= judgement.margin,
                 "broken": of_claim.low > judgement.margin,
             }

@@ -28,7 +28,6 @@ from scipy import special
 from kvatlas.core import Claim, KvatlasError
 from kvatlas.gates.outcomes import Side
 from kvatlas.gates.pairing import AnswerGrid, PairedAnswers, TaskPairs
-from kvatlas.stats.claims import GREEDY, LONG_TEXT, MOST_COPIED, MOST_MISSING, copied_share, copies_clause
 from kvatlas.stats.numerics.arrays import (
     LEVEL,
     Difference,
@@ -42,6 +41,7 @@ from kvatlas.stats.numerics.arrays import (
 from kvatlas.stats.numerics.bounded import lower_limit, mean_difference
 from kvatlas.stats.numerics.planning import MOST_TIMES, POWER_QUANTILE, provable_sizes
 from kvatlas.stats.numerics.units import Group, joined_units, units_of_traces
+from kvatlas.stats.run_data import GREEDY, LONG_TEXT, MOST_COPIED, MOST_MISSING, copied_share, copies_clause
 
 
 class Verdict(StrEnum):
@@ -69,7 +69,7 @@ class TaskVerdict:
 class Judgement:
     """The verdict on all tasks, and why: the mean loss by claim, in one-sided limits, each at its own level.
 
-    A loss is about the p-values of "it loses more than the margin" (`p_kept`) and of "it loses at most the margin"
+    A loss has the p-values of "it loses more than the margin" (`p_kept`) and of "it loses at most the margin"
     (`p_broken`).
 
     `refused` is the reason why these problems cannot be spoken of, if there is one. `needed` is a number of samples of
@@ -241,8 +241,14 @@ def _mean_loss(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: 
     low = lower_limit(group.lowest, -1.0, 1.0, normal_quantile(levels[0]), group.strata)
     high = group.upper_limit(normal_quantile(levels[1]))
     score = group.score(margin)[0]
-    p_values = {"p_kept": float(special.ndtr(score)), "p_broken": float(special.ndtr(-score))}
-    return Difference(loss, float(low[0]), float(high[0]), units=len(group.strata), about=p_values)
+    return Difference(
+        loss,
+        float(low[0]),
+        float(high[0]),
+        units=len(group.strata),
+        p_kept=float(special.ndtr(score)),
+        p_broken=float(special.ndtr(-score)),
+    )
 
 
 def _task_verdicts(
@@ -254,8 +260,8 @@ def _task_verdicts(
         losses = {claim: _mean_loss([task], claim, margin, shared) for claim in claims}
         verdicts.append(TaskVerdict(task, losses))
 
-    kept = holm([verdict.losses[decides].about["p_kept"] for verdict in verdicts])
-    broken = holm([verdict.losses[decides].about["p_broken"] for verdict in verdicts])
+    kept = holm([verdict.losses[decides].p_kept for verdict in verdicts])
+    broken = holm([verdict.losses[decides].p_broken for verdict in verdicts])
     for index in range(len(verdicts)):
         if broken[index] <= levels[0]:
             verdicts[index] = replace(verdicts[index], verdict=Verdict.LOSES)

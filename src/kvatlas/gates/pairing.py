@@ -17,8 +17,8 @@ from kvatlas.core import NO_ANSWERS, NOT_ENDED, KvatlasError, Outcome
 from kvatlas.core.traces import NAMED
 from kvatlas.gates.cards import ALLOWED, UNKNOWN, ConditionDifference, check_allowed, compare_cards
 from kvatlas.gates.outcomes import AnswerName, GradedAnswer, Side
-from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.numerics.arrays import Floats, Ints, cluster_numbers
+from kvatlas.stats.run_data import MOST_MISSING
 
 _ENDINGS = ("", *map(str, (*NO_ANSWERS, *NOT_ENDED)))
 

@@ -11,11 +11,12 @@ from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Changes
 from kvatlas.stats.losses import LossFamily, Required
-from kvatlas.stats.map_tests import MapTests, PooledEffect
+from kvatlas.stats.map_tests import Effect, MapTests
+from kvatlas.stats.maps import SettingTable
 from kvatlas.stats.numerics.arrays import Difference
-from kvatlas.stats.numerics.looks import ONE_LOOK, Look
+from kvatlas.stats.numerics.equal_memory import Pair
+from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
-from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.windows_at_memory import EqualMemory
 
 Json = dict[str, Any]
@@ -56,9 +57,9 @@ def loss_values(loss: Difference | None) -> Json:
     return {**values, "loses_limit": None} if loss and loss.is_control else values
 
 
-def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily | None) -> Json:
+def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily) -> Json:
     """Return what a setting loses against the full cache, and what it loses where it compressed."""
-    among = None if family is None else family.among_compressed(setting.id)
+    among = family.among_compressed(setting.id)
     return {
         "setting": str(setting),
         "policy": setting.policy,
@@ -68,23 +69,19 @@ def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily
         "broken": loss.is_broken,
         "joint_limit": None if loss.is_control else percent(loss.joint_limit),
         "control": loss.is_control,
-        "claim": family.claim.value if family else None,
-        "unit": family.claim.unit if family else None,
+        "claim": family.claim.value,
+        "unit": family.claim.unit,
         "units": loss.units or None,
         "pairs": loss.pairs or None,
         "missing": loss.missing,
-        "look": _look_document(family.look) if family else None,
-        "limits": limits_document(loss, family.refused if family else ""),
-        "by_benchmark": {name: percent(lost) for name, lost in loss.about["by_benchmark"].items()},
-        "traces": loss.about["traces"],
-        "compressed": loss.about["compressed"],
+        # A run that is read once, after all its declared samples, has no look.
+        "look": None if family.look == ONE_LOOK else {"share": family.look.share, "extensions": family.look.extensions},
+        "limits": limits_document(loss, family.refused),
+        "by_benchmark": {name: percent(lost) for name, lost in loss.by_benchmark.items()},
+        "traces": loss.traces,
+        "compressed": loss.compressed,
         "loses_where_compressed": contrast_document(among, "loses") if among else None,
     }
-
-
-def _look_document(look: Look) -> Json | None:
-    """Return a look as data; None where a run is read once, after all its declared samples."""
-    return None if look == ONE_LOOK else {"share": look.share, "extensions": look.extensions}
 
 
 def limits_document(loss: Difference, refused: str = "") -> Json:
@@ -149,10 +146,10 @@ def choice_document(choice: Choice) -> Json:
         "candidates": choice.candidates,
         "plateau": choice.members,
         "by_time": chosen_document(choice.by_time, choice) if choice.by_time else None,
-        "proven_cheapest": str(choice.by_memory.setting) if choice.by_memory and choice.losses else None,
+        "proven_cheapest": str(choice.by_memory.setting) if choice.by_memory and choice.has_reference else None,
         "deployable": str(choice.deployable.setting) if choice.deployable else None,
-        "claim": choice.family.claim.value if choice.family else None,
-        "control": control_document(choice.control) if choice.control else None,
+        "claim": choice.family.claim.value if choice.has_reference else None,
+        "control": control_document(*choice.control) if choice.control else None,
         "vacuous": choice.vacuous,
         "withheld": choice.withheld or None,
         "proven": [str(setting) for setting, _ in choice.proven],
@@ -162,8 +159,7 @@ def choice_document(choice: Choice) -> Json:
         **loss_values(choice.loss),
         "shown": choice.shown,
         "losses": [
-            setting_loss_document(choice.settings[id_], loss, choice.family)
-            for id_, loss in (choice.losses or {}).items()
+            setting_loss_document(choice.settings[id_], loss, choice.family) for id_, loss in choice.losses.items()
         ],
         "provable": choice.provable.to_dict() if choice.provable else None,
         "required": required_document(choice.required) if choice.required and not choice.shown else None,
@@ -173,9 +169,9 @@ def choice_document(choice: Choice) -> Json:
     }
 
 
-def control_document(control: Difference) -> Json:
+def control_document(setting: Setting, loss: Difference) -> Json:
     """Return the control of a run, and whether it is proven to lose."""
-    return {"setting": str(control.about["setting"]), **contrast_document(control, "loses"), "seen": control.low > 0}
+    return {"setting": str(setting), **contrast_document(loss, "loses"), "seen": loss.low > 0}
 
 
 def changes_document(changes: Changes) -> Json:
@@ -240,7 +236,7 @@ def table_document(table: SettingTable) -> Json:
     }
 
 
-def pooled_document(effect: PooledEffect) -> Json:
+def pooled_document(effect: Effect) -> Json:
     """Return the effect of an axis over all benchmarks."""
     return {
         "axis": effect.axis,
@@ -270,24 +266,25 @@ def memory_document(memory: EqualMemory) -> Json:
         "estimate": None
         if estimate is None
         else {
-            "wide": estimate.about["wide"],
-            "narrow": estimate.about["narrow"],
-            "low_tokens": round(estimate.about["tokens"][0], 3),
-            "high_tokens": round(estimate.about["tokens"][1], 3),
-            **contrast_document(estimate, "difference"),
+            "wide": memory.windows[estimate.wide],
+            "narrow": memory.windows[estimate.narrow],
+            "low_tokens": round(estimate.low, 3),
+            "high_tokens": round(estimate.high, 3),
+            **contrast_document(estimate.difference, "difference"),
         },
         "nothing_in_common": [list(pair) for pair in memory.apart],
     }
 
 
-def _pair_document(memory: EqualMemory, difference: Difference) -> Json:
-    about = difference.about
+def _pair_document(memory: EqualMemory, pair: Pair) -> Json:
+    difference = memory.tests[pair]
     sides = {}
-    for name, tokens in zip(("better", "other"), about["tokens"], strict=True):
-        sides[name] = {**dict(zip(memory.axes, about[name], strict=True)), "stays_tokens": round(tokens, 3)}
+    for name, index in zip(("better", "other"), pair, strict=True):
+        place = dict(zip(memory.axes, memory.coords[index], strict=True))
+        sides[name] = {**place, "stays_tokens": round(float(memory.tokens[index]), 3)}
     return {
         **sides,
-        "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in about["keeps_more"].items()},
+        "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in memory.keeps_more(pair).items()},
         **contrast_document(difference, "difference"),
         "adjusted_p": rounded_p(difference.p_holm),
     }

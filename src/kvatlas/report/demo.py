@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas.core import Map, grouped
-from kvatlas.figures.answers import answer_csv, answer_figure
 from kvatlas.figures.heatmap import map_figure
+from kvatlas.figures.setting_rows import answer_csv, answer_figure
 from kvatlas.figures.style import save
 from kvatlas.report.app.page import write_report
-from kvatlas.report.headline import short_headline
 from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure
 from kvatlas.report.result import Result, open_result
+from kvatlas.report.sentences import short_headline
 from kvatlas.results.export import write_maps
 from kvatlas.text import model_name
 

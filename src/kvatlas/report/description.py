@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.columns import Column, added_columns
 from kvatlas.core import AGAIN, Cell, CellCoord, Claim, Setting, grouped
-from kvatlas.report.memory_sentences import level_sentence, memory_lines
 from kvatlas.report.result import MapResult, Result
+from kvatlas.report.sentences import level_sentence, memory_lines
 from kvatlas.stats.choice import Choice, kv_tokens_of
+from kvatlas.stats.maps import SettingTable
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.run_data import setting_words
-from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.text import (
     axis_label,
     bytes_text,
@@ -253,7 +253,7 @@ def limits_table(choice: Choice) -> str:
     header += ["p", "Pairs", "Compressed"]
 
     rows = []
-    for id_, loss in (choice.losses or {}).items():
+    for id_, loss in choice.losses.items():
         name = setting_text(choice, choice.settings[id_]) + _loss_mark(loss)
         row = [name, percent_text(loss.value), f"{percent_text(loss.low)} to {percent_text(loss.high)}"]
         for claim in Claim:
@@ -261,7 +261,7 @@ def limits_table(choice: Choice) -> str:
             limits = () if of_claim is None or loss.is_control else (of_claim.limit, of_claim.joint_limit)
             row += [percent_text(limit) for limit in limits] or ["–", "–"]
         pairs = f"{loss.pairs - loss.missing:,} of {loss.pairs:,}" if loss.missing else f"{loss.pairs:,}"
-        rows.append([*row, p_text(loss.p), pairs, f"{loss.about['compressed']:,} of {loss.about['traces']:,}"])
+        rows.append([*row, p_text(loss.p), pairs, f"{loss.compressed:,} of {loss.traces:,}"])
     return markdown_table(header, rows)
 
 

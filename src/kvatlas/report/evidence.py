@@ -25,11 +25,11 @@ from kvatlas.stats.controls import drift_reason
 from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
 from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import GridLosses, losses_of
-from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect, fixed_run_tests
+from kvatlas.stats.map_tests import Basis, Effect, MapTests, fixed_run_tests
+from kvatlas.stats.maps import SettingTable, setting_tables
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Comparison, adjusted, comparisons
 from kvatlas.stats.run_data import RunData, shown_policies
-from kvatlas.stats.setting_tables import SettingTable, setting_tables
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import Kind, Limitation, findings
 from kvatlas.stats.windows_at_memory import level_stays
@@ -208,7 +208,7 @@ class Evidence(Sources):
         tables: list[SettingTable] = []
         for run, choices_of_run in zip(self.runs, self._choices_of_runs, strict=True):
             if not run.has_maps:
-                tables += setting_tables(run, {choice.model: choice.losses or {} for choice in choices_of_run})
+                tables += setting_tables(run, {choice.model: choice.losses for choice in choices_of_run})
         if self.options.policy is not None:
             _check_policy(self.opened_runs, self.options.policy)
         return tuple(tables)
@@ -272,7 +272,7 @@ class Evidence(Sources):
         """
         floors = []
         for choice in self.choices:
-            if choice.family is not None and choice.family.is_floor:
+            if choice.family.is_floor:
                 text = f"{model_name(choice.model)} on {choice.benchmark}: {floor_reason(choice.family)}; take "
                 text += "easier problems, or more new tokens where traces are truncated."
                 floors.append(Limitation(Kind.FLOOR, choice.model, choice.benchmark, text))
@@ -289,7 +289,7 @@ class Evidence(Sources):
         return (*drifts, *floors, *findings(cells))
 
     @cached_property
-    def effects(self) -> tuple[PooledEffect, ...]:
+    def effects(self) -> tuple[Effect, ...]:
         """The effects of the axes over all benchmarks."""
         return tuple(pooled_effects([one.map for one in self.maps], self.tests))
 

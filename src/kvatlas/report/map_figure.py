@@ -1,4 +1,4 @@
-"""The figure of runs and CSV maps: heatmaps of a metric, a cost or differences; line charts of runs with one axis."""
+"""The figure of runs and CSV maps: heatmaps of a metric, a cost or differences; rows of runs with one axis."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from kvatlas.columns import Column, cost_columns, measures_of
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Measure, Note, NoteKind, is_of_policy, percent
-from kvatlas.figures.answers import answer_csv, answer_figure, nearest_words
-from kvatlas.figures.curves import curve_figure, curves_csv
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.loss_cost import cost_csv, cost_figure
 from kvatlas.figures.panels import (
@@ -23,29 +21,34 @@ from kvatlas.figures.panels import (
     metric_panels,
     panels_csv,
 )
-from kvatlas.figures.policy_differences import against_csv, against_figure
+from kvatlas.figures.setting_rows import (
+    MOST_ROWS,
+    against_csv,
+    against_figure,
+    answer_csv,
+    answer_figure,
+    curve_figure,
+    curves_csv,
+    nearest_words,
+)
 from kvatlas.figures.style import FigureOptions, check_figure, save
 from kvatlas.report.evidence import Evidence, MapResult
-from kvatlas.report.headline import recommended_words, short_headline
-from kvatlas.report.memory_sentences import effect_title
+from kvatlas.report.sentences import effect_title, recommended_words, short_headline
 from kvatlas.report.sources import ReadOptions, Source, bare_maps, every_map, of_policy, open_sources
 from kvatlas.results.csv_maps import PUBLISHED
 from kvatlas.results.export import marked_csv
-from kvatlas.stats.against_policy import against_policy, rows_of_policy
 from kvatlas.stats.choice import Choice, with_recommended
 from kvatlas.stats.costs import cost_ratios
 from kvatlas.stats.csv_tests import unpaired_losses
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.numerics.arrays import Difference
-from kvatlas.stats.pairs import Comparison, differences_of_run, differences_of_runs
+from kvatlas.stats.pairs import Comparison, against_policy, differences_of_run, differences_of_runs, rows_of_policy
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name, signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: The settings of a forest at most; a larger grid is a map.
-MOST_ROWS = 20
 #: What the cells of maps lose against the full cache.
 Losses = Mapping[MapName, Mapping[CellCoord, Difference]]
 
@@ -184,7 +187,7 @@ def _draw_answer(result: Evidence, out: Path, show: MapOptions) -> list[Path]:
     if show.forest:
         rows = 0
         for choice in choices:
-            losses = (choice.losses or {}).values()
+            losses = choice.losses.values()
             rows = max(rows, sum(not loss.is_control for loss in losses))
         if rows > MOST_ROWS:
             raise KvatlasError(
@@ -342,7 +345,7 @@ def _draw_against(result: Evidence, out: Path, cost: str | None, policy: str | N
 def _draw_lines(result: Evidence, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
     """Draw a run without maps as lines over its axis, or as settings; with `policy` the lines of that alone."""
     if len(result.sources) > 1:
-        raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
+        raise KvatlasError("A run with fewer than two axes is drawn as rows, alone; name one run.")
     _check_heatmap_options(show, "lines, for a run with fewer than two axes")
     curves = curves_of_run(result.opened_runs[0])
     if not curves:

@@ -8,19 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from kvatlas.class_files import class_file
 from kvatlas.core import Claim, KvatlasError, Setting
-from kvatlas.policies import from_setting
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import Required
 from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.run_data import RunData, setting_words
-from kvatlas.stats.windows_at_memory import RATIO, WINDOW, EqualMemory
 from kvatlas.text import margin_text, model_name
 
 #: The share of the KV budget by which the next one is larger, and the tokens to whose multiples it is rounded.
@@ -31,14 +25,6 @@ _MOST_PROBLEMS = 2000
 _MOST_SAMPLES = 64
 #: The highest ratio that leaves something to choose.
 _HIGHEST_RATIO = 0.9
-#: The windows of a grid of equal memory: shares of the tokens that stay beside the prompt.
-_SHARES = ("10%", "25%", "50%", "75%")
-#: Parameters of a setting that this grid replaces, and those beside which it has another meaning.
-_REPLACED = ("kv_budget", WINDOW, RATIO, "ratio_over", "budget_over")
-_OTHER_RULE = ("every", "every_from", "strict_budget")
-
-#: The name of the step to a grid of equal memory.
-_EQUAL_MEMORY = "equal-memory"
 
 Json = dict[str, Any]
 
@@ -61,11 +47,9 @@ class NextStep:
         return dict(vars(self))
 
 
-def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[EqualMemory] = ()) -> list[NextStep]:
-    """Return the next steps of a run: more problems or samples, a larger budget, higher or finer ratios, and a grid of
-    equal memory.
+def next_steps(run: RunData, choices: Sequence[Choice]) -> list[NextStep]:
+    """Return the next steps of a run: more problems or samples, a larger budget, and higher or finer ratios.
 
-    `memories` are the windows of its maps at equal memory.
     None of runs that were not made by a spec. Choices without a full cache, and
     those of traces that cannot show a difference, have none, except easier problems where the full cache solves next to
     none.
@@ -73,21 +57,21 @@ def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[Equal
     from kvatlas.sweeps.spec import parse_spec
 
     spec = dict(run.manifest.spec)
+    if isinstance(spec.get("settings"), Mapping):
+        # A single one needs no list.
+        spec["settings"] = [spec["settings"]]
     try:
         parse_spec(spec)
     except KvatlasError:
         return []
 
-    judged = [choice for choice in choices if choice.losses and (choice.vacuous is None or _is_floor(choice))]
+    judged = [choice for choice in choices if choice.losses and (choice.vacuous is None or choice.family.is_floor)]
     changed = list(chain.from_iterable(_changes_for(choice, spec) for choice in judged))
-    changed += _equal_memory_grid(run, spec, memories)
     folder = run.folder or Path("RUN")
     steps: dict[str, NextStep] = {}
     for name, title, reason, changes in changed:
         if name not in steps:
-            # A grid of other axes is another run.
-            out = f"{folder}-{name}" if name == _EQUAL_MEMORY else folder
-            command = f"kvatlas sweep {name}.yaml --out {out}"
+            command = f"kvatlas sweep {name}.yaml --out {folder}"
             steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)
     return list(steps.values())
 
@@ -112,13 +96,9 @@ def spec_text(spec: Mapping[str, Any]) -> str:
 _SpecChange = tuple[str, str, str, Json]
 
 
-def _is_floor(choice: Choice) -> bool:
-    return choice.family is not None and choice.family.is_floor
-
-
 def _changes_for(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     """Yield what to try next for a model, by what is proven of it."""
-    if _is_floor(choice):
+    if choice.family.is_floor:
         yield from _easier_problems(choice, spec)
         return
     if choice.shown:
@@ -151,7 +131,7 @@ def _more_traces(choice: Choice, required: Required) -> Iterator[_SpecChange]:
     model = model_name(choice.model)
     again = "Traces that are there are not decoded again; limits then allow for a second look."
 
-    is_of_these = choice.family is not None and choice.family.claim is Claim.THESE
+    is_of_these = choice.family.claim is Claim.THESE
     samples = required.samples
     if is_of_these and samples is not None and required.samples_now < samples <= _MOST_SAMPLES:
         reason = (
@@ -162,7 +142,7 @@ def _more_traces(choice: Choice, required: Required) -> Iterator[_SpecChange]:
         changed = {"samples": samples, "looks": [], "full_samples": None}
         yield "more-samples", f"{samples} samples of each problem", reason, changed
 
-    sizes = choice.family.sizes if choice.family else ()
+    sizes = choice.family.sizes
     if required.problems is None or not sizes:
         return
     # All benchmarks grow in their proportions, so the largest one decides the limit of the spec.
@@ -219,7 +199,7 @@ def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
         return
 
     lower_setting = Setting.from_parameters(chosen.policy, **{**chosen.values, "ratio": lower[-1]})
-    loss = (choice.losses or {}).get(lower_setting.id)
+    loss = choice.losses.get(lower_setting.id)
     # Under a lower ratio texts may become longer, so that the cheapest setting is not that of the lowest proven ratio.
     if loss is None or loss.is_kept:
         return
@@ -239,72 +219,3 @@ def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     )
     axes = {**spec["axes"], "ratio": sorted([*ratios, between])}
     yield "between", f"ratio {between:g}", reason, {"axes": axes}
-
-
-def _equal_memory_grid(run: RunData, spec: Json, memories: Sequence[EqualMemory]) -> Iterator[_SpecChange]:
-    """Yield a grid whose windows all keep the same number of tokens.
-
-    Budgets span the tokens that the windows of this run have in common, those of the thinking alone. None where a
-    window is proven better at equal memory already, and for runs that are no grid of windows and ratios.
-    """
-    if not memories or any(memory.best is not None for memory in memories):
-        return
-    if set(spec.get("axes", {})) != {WINDOW, RATIO} or spec.get("strict_budget"):
-        return
-    prompts: dict[str, Mapping[str, int]] = {cell.benchmark: cell.prompts for cell in run.cells}
-    if not prompts or not all(prompts.values()):
-        return
-    mean_prompt = fmean(fmean(lengths.values()) for lengths in prompts.values())
-    budgets = _common_budgets(memories, mean_prompt)
-
-    # The new tokens between two compressions of a setting in the middle of the run, rounded.
-    kept = [cell.stays for cell in run.cells if cell.stays is not None and cell.stays.share > 0]
-    rooms = [stays.tokens / stays.share - stays.tokens for stays in kept]
-    between = max(_STEP, math.ceil((float(np.median(rooms)) if rooms else 0.0) / _STEP) * _STEP)
-
-    # The settings of the spec by this rule; those of another rule make another grid. A single one needs no list.
-    entries = spec.get("settings", ())
-    entries = [entries] if isinstance(entries, Mapping) else entries
-    settings = []
-    for entry in entries:
-        if any(entry.get(name) for name in _OTHER_RULE) or entry.get("keep_prompt") is False:
-            return
-        others = {name: value for name, value in entry.items() if name not in _REPLACED}
-        settings.append({**others, "budget_over": "thinking", "every": between})
-    changes = {"settings": settings, "axes": {"kv_budget": budgets, WINDOW: list(_SHARES)}}
-    if len(budgets) < 2 or not settings or not _can_be_run({**spec, **changes}):
-        return
-
-    reason = (
-        "A wider window keeps more tokens here, and no window is proven better at equal memory. In this grid all "
-        "windows of a KV budget keep the same number of tokens: a token more of window is a chosen one less."
-    )
-    yield _EQUAL_MEMORY, "a grid of equal memory", reason, changes
-
-
-def _common_budgets(memories: Sequence[EqualMemory], prompt: float) -> list[int]:
-    """Return three numbers of tokens beside the prompt, from the fewest to the most that all windows keep."""
-    lowest = []
-    highest = []
-    for memory in memories:
-        by_window = [memory.tokens[memory.window == index] for index in range(len(memory.windows))]
-        low = max(tokens.min() for tokens in by_window)
-        high = min(tokens.max() for tokens in by_window)
-        # Windows without memory in common say where they end.
-        lowest.append(min(low, high))
-        highest.append(max(low, high))
-    ends = np.linspace(fmean(lowest), fmean(highest), 3) - prompt
-    return sorted({max(_STEP, round(tokens / _STEP) * _STEP) for tokens in ends.tolist()})
-
-
-def _can_be_run(spec: Json) -> bool:
-    """Return whether a spec can be run, as far as its settings say; code of files is not run."""
-    from kvatlas.sweeps.spec import parse_spec
-
-    try:
-        for setting, _ in parse_spec(spec).cells():
-            if class_file(setting.policy) is None:
-                from_setting(setting)
-    except KvatlasError:
-        return False
-    return True

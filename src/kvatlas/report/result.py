@@ -19,8 +19,8 @@ from kvatlas.report.as_data import (
     table_document,
 )
 from kvatlas.report.evidence import Evidence, MapResult
-from kvatlas.report.headline import headline
 from kvatlas.report.next_steps import NextStep, next_steps
+from kvatlas.report.sentences import headline
 from kvatlas.report.sources import ReadOptions, open_sources
 from kvatlas.stats.run_data import RunData
 
@@ -40,8 +40,7 @@ class Result(Evidence):
         """The next steps after a run; none for several sources."""
         if len(self.sources) != 1 or not self.opened_runs:
             return ()
-        memories = [one.verdict.memory for one in self.grids if one.verdict.memory is not None] if self.maps else []
-        return tuple(next_steps(self.opened_runs[0], self.choices, memories))
+        return tuple(next_steps(self.opened_runs[0], self.choices))
 
     @property
     def notes(self) -> tuple[Note, ...]:

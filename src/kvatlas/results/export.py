@@ -17,31 +17,20 @@ from kvatlas.columns import VALUE, csv_columns, measures_of
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Trace, importing, reason
 from kvatlas.core.settings import CAP, CAP_COLUMN, columns_of
 from kvatlas.results.store import Store
-from kvatlas.text import axis_label, guarded, percent_text, visible
+from kvatlas.text import guarded
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMATS = ("csv", "cells", "latex", "jsonl", "parquet", "run")
+FORMATS = ("csv", "cells", "jsonl", "parquet", "run")
 #: Formats of maps and settings; the others have traces.
-VALUE_FORMATS = ("csv", "latex", "cells")
+VALUE_FORMATS = ("csv", "cells")
 #: The formats of a file by its suffix, the usual one first.
 _OF_SUFFIX: Mapping[str, tuple[str, ...]] = {
     ".csv": ("csv", "cells"),
-    ".tex": ("latex",),
     ".jsonl": ("jsonl",),
     ".parquet": ("parquet",),
 }
-#: Characters of texts as LaTeX writes them.
-_LATEX = str.maketrans(
-    {
-        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "\n": " ",
-    }
-)
 _BATCH = 2_000
 #: The columns of the marks of a figure's cells, in the data beside it, and of their losses; they are not read.
 MARKS = ("proven", "proven_like_these", "loses_more", "recommended")
@@ -65,7 +54,7 @@ def format_of(out: Path | None, given: str | None) -> str:
     if formats is None:
         raise KvatlasError(
             f"An export cannot be written as {out.name!r}; the name must end in .csv (maps, or with --format cells "
-            "settings), .tex (maps), .jsonl or .parquet (traces). --format run writes a folder."
+            "settings), .jsonl or .parquet (traces). --format run writes a folder."
         )
 
     if given is not None and given not in formats:
@@ -136,53 +125,6 @@ def csv_text(maps: Sequence[Map]) -> str:
         values = [column.file_value(cell) for column in columns]
         writer.writerow(map(guarded, (*names, *values)))
     return text.getvalue()
-
-
-def latex_text(maps: Sequence[Map]) -> str:
-    """Return each map as a table of LaTeX with `booktabs`, in percent; the largest vertical value is on top.
-
-    The recommended cell is bold, baselines are rows below the others.
-    """
-    if not maps:
-        raise KvatlasError("There is no map to write.")
-    return "\n".join(["% \\usepackage{booktabs}", *map(_latex_table, maps)])
-
-
-def _latex_table(map_: Map) -> str:
-    (vertical, rows), (horizontal, columns) = map_.axes
-    title = f"{map_.model}, {map_.benchmark}, {map_.policy}: {map_.metric} in percent"
-    lines = [
-        f"% {_latex(title)}",
-        f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
-        "\\toprule",
-        f" & \\multicolumn{{{len(columns)}}}{{c}}{{{_latex(axis_label(horizontal))}}} \\\\",
-        f"\\cmidrule(lr){{2-{len(columns) + 1}}}",
-        _latex_row(axis_label(vertical), map(_latex, columns)),
-        "\\midrule",
-    ]
-
-    for row in reversed(rows):
-        values = []
-        for column in columns:
-            cell = map_.cells.get((row, column))
-            value = "--" if cell is None else percent_text(cell.estimate.value)
-            values.append(f"\\textbf{{{value}}}" if (row, column) == map_.recommended else value)
-        lines.append(_latex_row(row, values))
-    if map_.baselines:
-        lines.append("\\midrule")
-    for name, cell in map_.baselines.items():
-        value = percent_text(cell.estimate.value)
-        lines.append(_latex_row(name, [f"\\multicolumn{{{len(columns)}}}{{c}}{{{value}}}"]))
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def _latex_row(name: Any, values: Iterable[str]) -> str:
-    return f"{' & '.join([_latex(name), *values])} \\\\"
-
-
-def _latex(value: Any) -> str:
-    """Return a text of a model or a file as LaTeX prints it."""
-    return str(visible(str(value))).translate(_LATEX)
 
 
 def marked_csv(

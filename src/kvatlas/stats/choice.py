@@ -14,15 +14,14 @@ import numpy as np
 
 from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, differing, grouped, is_reference, mean_of
 from kvatlas.core.settings import CAP
-from kvatlas.stats.claims import GREEDY, MOST_MISSING
 from kvatlas.stats.controls import Changes, changes_of, control_of, drift_reason, sessions_reason
 from kvatlas.stats.losses import GridLosses, LossFamily, Required, grid_by_benchmark
-from kvatlas.stats.map_tests import MapTests, PooledEffect
+from kvatlas.stats.map_tests import Effect, MapTests
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.power import Provable, provable
-from kvatlas.stats.run_data import RunData, setting_words
+from kvatlas.stats.run_data import GREEDY, MOST_MISSING, RunData, setting_words
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity_of
 from kvatlas.text import percent_text
@@ -82,10 +81,10 @@ class Choice:
     Where thinking is capped the former is by KV bytes times written tokens, and `ways` tell what either saves.
 
     With a full cache those are the settings proven to lose at most the `margin` by the claim of the run; `family` has
-    the losses, `deployable` is the cheapest setting that is proven by every claim. Of the settings within 1 % of the
+    the `losses`, `deployable` is the cheapest setting that is proven by every claim. Of the settings within 1 % of the
     least cost the one with the smallest limit is chosen. `control` is what
     the run's own control loses, which tells whether it can see a loss.
-    Without (`family` is None) they are the `members` of the plateau, without levels of an axis that are proven worse.
+    Without one they are the `members` of the plateau, so many, without levels of an axis that are proven worse.
     `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `highest` is the highest value
     of the map, and `may_lose`, by setting id, the most that one of the plateau lies below the best. `vacuous` is the
     reason, as a clause, why nothing is chosen, `withheld` why nothing is recommended though losses are known. `savings`
@@ -101,7 +100,7 @@ class Choice:
     by_memory: Cell | None = None
     by_time: Cell | None = None
     deployable: Cell | None = None
-    control: Difference | None = None
+    control: tuple[Setting, Difference] | None = None
     highest: float | None = None
     may_lose: Mapping[str, float] = field(default_factory=dict)
     vacuous: str | None = None
@@ -109,16 +108,16 @@ class Choice:
     changes: Sequence[Changes] = ()
     is_last: bool = False
     margin: float = LOSE_AT_MOST / 100
-    family: LossFamily | None = None
-    losses: Mapping[str, Difference] | None = None
+    family: LossFamily = field(default_factory=lambda: LossFamily(LOSE_AT_MOST / 100, {}))
+    losses: Mapping[str, Difference] = field(default_factory=dict)
     settings: Mapping[str, Setting] = field(default_factory=dict)
     savings: Mapping[str, Saving] = field(default_factory=dict)
     ways: Sequence[Way] = ()
 
     @property
-    def reference(self) -> str:
-        """The name that sentences give to the full cache, or to the reference of servers."""
-        return "the full cache" if self.family is None else self.family.reference
+    def has_reference(self) -> bool:
+        """Return whether settings are compared with a full cache, and not with the best of their map."""
+        return self.members is None
 
     @property
     def is_judged(self) -> bool:
@@ -128,16 +127,13 @@ class Choice:
     @property
     def proven(self) -> list[tuple[Setting, Difference]]:
         """The settings proven by the claim of the run, with their losses; of an order of the spec the last ones."""
-        if self.family is None or self.losses is None:
-            return []
-        losses = self.losses
-        found = [id_ for id_, loss in losses.items() if loss.is_kept]
+        found = [id_ for id_, loss in self.losses.items() if loss.is_kept]
         if self.family.is_in_order:
             kept = set(found)
             found = []
             for of_chain in self.family.chains:
                 found += [id_ for id_ in of_chain if id_ in kept][-1:]
-        return [(self.settings[id_], losses[id_]) for id_ in found]
+        return [(self.settings[id_], self.losses[id_]) for id_ in found]
 
     @property
     def is_capped(self) -> bool:
@@ -148,7 +144,7 @@ class Choice:
     def loss(self) -> Difference | None:
         """The loss of the chosen setting against the full cache."""
         chosen = self.by_memory or self.by_time
-        return self.losses[chosen.setting.id] if self.losses and chosen is not None else None
+        return None if chosen is None else self.losses.get(chosen.setting.id)
 
     @property
     def offered(self) -> Setting | None:
@@ -179,33 +175,29 @@ class Choice:
     @property
     def shown(self) -> bool | None:
         """True if a setting is proven to keep the margin; None without a full cache."""
-        return None if self.losses is None else any(loss.is_kept for loss in self.losses.values())
+        return any(loss.is_kept for loss in self.losses.values()) if self.has_reference else None
 
     @property
     def undecided(self) -> int:
         """The number of settings of which neither is proven, a loss of at most the margin nor a larger one."""
-        losses = (self.losses or {}).values()
-        return sum(not (loss.keeps_any or loss.breaks_any or loss.is_control) for loss in losses)
+        return sum(not (loss.keeps_any or loss.breaks_any or loss.is_control) for loss in self.losses.values())
 
     @property
     def untested(self) -> dict[str, Setting]:
         """Undecided settings by id, with the setting at which the order of tests ended before them."""
-        ends = {} if self.family is None else self.family.ends_of_tests(self.family.claim)
-        losses = self.losses or {}
-        return {id_: end for id_, end in ends.items() if id_ in losses and not losses[id_].breaks_any}
+        ends = self.family.ends_of_tests(self.family.claim)
+        return {id_: end for id_, end in ends.items() if id_ in self.losses and not self.losses[id_].breaks_any}
 
     @property
     def silent(self) -> list[str]:
         """The settings of which hardly a trace was compressed, by id."""
-        if self.family is None:
-            return []
-        return [id_ for id_, loss in (self.losses or {}).items() if self.family.is_silent(loss) and not loss.is_control]
+        return [id_ for id_, loss in self.losses.items() if self.family.is_silent(loss) and not loss.is_control]
 
     @property
     def controls(self) -> list[str]:
         """The policies of the controls among the settings, or the settings themselves where others are none."""
-        controls = [id_ for id_, loss in (self.losses or {}).items() if loss.is_control]
-        studied = {self.settings[id_].policy for id_ in self.losses or {} if id_ not in controls}
+        controls = [id_ for id_, loss in self.losses.items() if loss.is_control]
+        studied = {self.settings[id_].policy for id_ in self.losses if id_ not in controls}
         words = []
         for id_ in controls:
             setting = self.settings[id_]
@@ -222,7 +214,7 @@ class Choice:
         candidates = list(self.settings.values())
         untested = self.untested
         found = []
-        for of_chain in [] if self.family is None else self.family.chains:
+        for of_chain in self.family.chains:
             end = next((untested[id_] for id_ in of_chain if id_ in untested), None)
             if end is None:
                 continue
@@ -237,8 +229,6 @@ class Choice:
     @property
     def blocked(self) -> Blocked | None:
         """Of the untested settings whose own limit is within the margin the one whose chain is nearest to reach it."""
-        if self.family is None or self.losses is None:
-            return None
         found: list[tuple[float, float, int, Blocked]] = []
         for id_, end in self.untested.items():
             loss = self.losses[id_]
@@ -252,25 +242,25 @@ class Choice:
     @property
     def samples(self) -> int:
         """The samples of each problem that the losses rest on."""
-        paired = None if self.family is None else self.family.paired
+        paired = self.family.paired
         return 1 if paired is None else int(paired.promised.sum(2).max(initial=0))
 
     @property
     def is_greedy(self) -> bool:
         """Return whether nothing was drawn."""
-        return self.family is not None and self.family.refused == GREEDY
+        return self.family.refused == GREEDY
 
     @property
     def is_single(self) -> bool:
         """Return whether both claims are the same, or only one can be made."""
-        return self.family is None or bool(self.family.refused) or self.samples == 1
+        return bool(self.family.refused) or self.samples == 1
 
     @property
     def worst_benchmark(self) -> tuple[str, float] | None:
         """The benchmark on which the offered setting lost most, and the loss, where that is beyond the margin."""
-        if self.offered is None or self.losses is None:
+        if self.offered is None or self.offered.id not in self.losses:
             return None
-        by_benchmark = self.losses[self.offered.id].about["by_benchmark"]
+        by_benchmark = self.losses[self.offered.id].by_benchmark
         if len(by_benchmark) < 2:
             return None
         name, lost = max(by_benchmark.items(), key=itemgetter(1))
@@ -279,8 +269,6 @@ class Choice:
     @property
     def cheapest_here(self) -> Setting | None:
         """The setting proven on these problems that keeps least by its own numbers; None without one."""
-        if self.family is None or self.losses is None:
-            return None
         proven = [id_ for id_, loss in self.losses.items() if loss.keeps_any]
         least = min(proven, key=lambda id_: kept_by_rule(self.settings[id_]) or math.inf, default=None)
         return None if least is None else self.settings[least]
@@ -288,7 +276,7 @@ class Choice:
     @property
     def safest(self) -> tuple[Setting, Difference] | None:
         """The setting with the smallest joint limit of its loss, and the loss; None where there is no full cache."""
-        losses = {id_: loss for id_, loss in (self.losses or {}).items() if not loss.is_control}
+        losses = {id_: loss for id_, loss in self.losses.items() if not loss.is_control}
         # Of equal limits that with the smallest loss.
         setting = min(losses, key=lambda id_: (losses[id_].joint_limit, losses[id_].value), default=None)
         return None if setting is None else (self.settings[setting], losses[setting])
@@ -297,7 +285,7 @@ class Choice:
     def provable(self) -> Provable | None:
         """The margin that the problems prove if nothing is lost; None without a full cache."""
         family = self.family
-        if family is None or not family.chains or family.paired is None:
+        if not family.chains or family.paired is None:
             return None
         samples = 1 if family.refused else int(family.paired.promised.sum(2).max())
         problems = np.bincount(family.paired.strata).tolist()
@@ -309,8 +297,6 @@ class Choice:
 
         It is the end of a chain before a setting whose own limit is within the margin, where there is one.
         """
-        if self.family is None:
-            return None
         if self.blocked is not None:
             return self.family.required_at_stops.get(self.blocked.end.id)
         return self.family.required_among(self.settings)
@@ -330,7 +316,7 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
 
 def _choice_of(run: RunData, model: str, cells: Sequence[CellTraces], family: LossFamily) -> Choice:
     """Return the choice from the grid `cells` of a model by their losses."""
-    full = [cell for cell in select(run.cells, model=model) if is_reference(cell.setting)]
+    full = [cell for cell in select(run.cells, model=model) if is_reference(cell.setting) and cell.stored]
     names = list(dict.fromkeys(cell.benchmark for cell in cells))
     changes = changes_of(run, model)
     withheld = drift_reason(changes) or sessions_reason(run.manifests, model)
@@ -453,16 +439,11 @@ def _mean_work(cells: Sequence[CellTraces]) -> float | None:
     return None if math.isnan(mean) else mean
 
 
-def _saving_of_cells(
-    cells: Sequence[CellTraces], baselines: Sequence[CellTraces], is_capped: bool = False
-) -> Saving | None:
+def _saving_of_cells(cells: Sequence[CellTraces], full_cells: Sequence[CellTraces], is_capped: bool) -> Saving | None:
     """Return what the cells of a setting cost beside the full cache; None where the memory of either is unknown.
 
     The work is that of the mean memory and the mean length, where thinking `is_capped` that of each trace.
     """
-    full_cells = [cell for cell in baselines if is_reference(cell.setting) and cell.stored]
-    if not full_cells:
-        return None
     chosen = _mean_of_traces(cells)
     full = _mean_of_traces(full_cells)
     kept, kept_by_full = kv_costs([chosen, full])
@@ -494,7 +475,7 @@ def choices_of_maps(
     maps: Sequence[Map],
     by_map: Mapping[MapName, MapTests],
     earlier: Sequence[Choice],
-    effects: Sequence[PooledEffect] = (),
+    effects: Sequence[Effect] = (),
 ) -> list[Choice]:
     """Return one choice from the plateau of each map with tests, on a model's mean or only benchmark.
 

@@ -12,7 +12,7 @@ noise, which widens limits by itself; with a direction the reference drifted, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -60,10 +60,12 @@ def older_share(setting: Setting) -> float | None:
     return float(ratio) if isinstance(ratio, int | float) else None
 
 
-def control_of(run: RunData, model: str, benchmarks: Sequence[str], family: LossFamily) -> Difference | None:
-    """Return what the control of a model that keeps least loses on these benchmarks; None in a run without one.
+def control_of(
+    run: RunData, model: str, benchmarks: Sequence[str], family: LossFamily
+) -> tuple[Setting, Difference] | None:
+    """Return the control of a model that keeps least, and what it loses on these benchmarks by the claim of the run.
 
-    It is about the `setting` of the control, and by the claim of the run.
+    None in a run without one.
     """
     cells = [cell for cell in run.cells if cell.model == model and cell.benchmark in benchmarks and cell.measured]
     controls = [cell for cell in cells if should_lose(cell.setting, cell.is_control)]
@@ -80,7 +82,7 @@ def control_of(run: RunData, model: str, benchmarks: Sequence[str], family: Loss
         pairs = [[(cell, full[cell.benchmark])] for cell in complete[setting]]
         paired = paired_values(pairs, run.look.samples)
         loss = paired.units(run.claim).negated().contrasts(stretch=run.look.widening)[0]
-    return None if loss is None else replace(loss, about={"setting": setting})
+    return None if loss is None else (setting, loss)
 
 
 #: The level at which the flips of a reference that is asked again have a direction.

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvatlas.core import CellCoord, Claim, Map, MapName, Note, NoteKind, grouped, with_means
 from kvatlas.stats.estimates import common
-from kvatlas.stats.map_tests import Basis, Effect, MapTests, PooledEffect, Test, levels_of
+from kvatlas.stats.map_tests import Basis, Effect, MapTests, Test, levels_of
 from kvatlas.stats.maps import mean_map
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, holm
 from kvatlas.stats.numerics.averages import (
@@ -145,7 +145,7 @@ def _unpaired_limits(map_: Map, coord: CellCoord, level: float) -> tuple[float, 
 # -- effects of the axes, pooled over benchmarks and models ------------------------------------------------------------
 
 
-def pooled_effects(maps: Sequence[Map], by_map: Mapping[MapName, MapTests]) -> list[PooledEffect]:
+def pooled_effects(maps: Sequence[Map], by_map: Mapping[MapName, MapTests]) -> list[Effect]:
     """Return the effects of all axes, adjusted together (Holm).
 
     Those of each model and policy with traces, over its benchmarks; and of bare maps with the same axes, over
@@ -162,7 +162,7 @@ def pooled_effects(maps: Sequence[Map], by_map: Mapping[MapName, MapTests]) -> l
             for effect in tests.effects:
                 stays = level_stays(averaged[name], effect.axis)
                 names = frozenset(map_.name for map_ in averaged[name])
-                effects.append(PooledEffect(effect.axis, effect.levels, over, names, stays=stays))
+                effects.append(replace(effect, over=over, names=names, stays=stays))
 
     for group in grouped(filter(_is_bare, maps), lambda map_: map_.axes).values():
         effects += _effects_of_bare_maps(group)
@@ -187,7 +187,7 @@ def _counted_problems(map_: Map) -> int | None:
     return problems * samples
 
 
-def _effects_of_bare_maps(group: Sequence[Map]) -> list[PooledEffect]:
+def _effects_of_bare_maps(group: Sequence[Map]) -> list[Effect]:
     """Return the effects of both axes over bare maps with the same axes, by permutation within benchmarks.
 
     Where there are too few benchmarks to find anything so, and the problems are known, by the intervals of the levels.
@@ -208,13 +208,13 @@ def _effects_of_bare_maps(group: Sequence[Map]) -> list[PooledEffect]:
         known_problems = [count for count in problems if count is not None]
         # Both axes are tested.
         is_too_few = 2 * least_p(len(set(benchmarks)), len(levels)) > LEVEL
+        count = 0
+        below: Sequence[int] = ()
         if is_too_few and len(known_problems) == len(problems):
-            of_levels = tuple(zip(levels, level_intervals(by_level, known_problems), strict=True))
-            effects.append(PooledEffect(axis, of_levels, over, names, stays=level_stays(group, axis)))
-            continue
-        contrasts, below = permute_benchmarks(by_level, benchmarks)
+            contrasts = level_intervals(by_level, known_problems)
+        else:
+            count = len(group)
+            contrasts, below = permute_benchmarks(by_level, benchmarks)
         of_levels = tuple(zip(levels, contrasts, strict=True))
-        effects.append(
-            PooledEffect(axis, of_levels, over, names, len(group), tuple(below), stays=level_stays(group, axis))
-        )
+        effects.append(Effect(axis, of_levels, over, names, count, tuple(below), stays=level_stays(group, axis)))
     return effects

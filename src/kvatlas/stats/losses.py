@@ -11,7 +11,6 @@ from itertools import chain
 import numpy as np
 
 from kvatlas.core import REFERENCE, Claim, Estimate, Setting, is_reference, reference_words, with_means
-from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.numerics.against_reference import losses_of_units
 from kvatlas.stats.numerics.arrays import Difference, Flags, mean_of_known, weights
@@ -19,7 +18,7 @@ from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
 from kvatlas.stats.orders import IN_ORDER, Orders, TestedSetting, orders_of_claims
 from kvatlas.stats.paired import CellPair, PairedValues, paired_values
-from kvatlas.stats.run_data import RunData, margin_from_points
+from kvatlas.stats.run_data import MOST_MISSING, RunData, margin_from_points
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import count_compressed, is_compressed
 
@@ -49,9 +48,8 @@ class Required:
 class LossFamily:
     """The losses of all grid settings of a model on the same benchmarks: the family for which 5 % holds.
 
-    `by_setting` has those that share problems of each benchmark with the full cache, by the `claim` of the run. Each is
-    about the losses `by_benchmark`, and how much of it rests on traces that were compressed: of the `traces` of the
-    setting under a KV budget so many were `compressed`; the others equal the full cache's and cannot lose.
+    `by_setting` has those that share problems of each benchmark with the full cache, by the `claim` of the run. Traces
+    that were not compressed equal the full cache's and cannot lose.
     `orders` are the chains of setting ids by claim in which they are tested (`kvatlas.stats.orders`), `sizes` the
     problems of each benchmark, or their clusters. `paired` has the differences to the full cache in the order of
     `settings`, `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what the full
@@ -98,8 +96,7 @@ class LossFamily:
 
     def is_silent(self, loss: Difference) -> bool:
         """Return whether too few traces of a setting were compressed for a loss beyond the margin."""
-        traces = int(loss.about["traces"])
-        return traces > 0 and bool(loss.about["compressed"] <= self.margin * traces)
+        return loss.traces > 0 and loss.compressed <= self.margin * loss.traces
 
     @property
     def is_floor(self) -> bool:
@@ -339,7 +336,9 @@ def _setting_loss(
         units=int(paired.pairs[row]) if family.claim is Claim.THESE else paired.units(Claim.LIKE).units(row),
         pairs=int(paired.pairs[row]),
         missing=int(paired.missing[row]),
-        about={"traces": traces, "compressed": compressed, "by_benchmark": by_benchmark},
+        traces=traces,
+        compressed=compressed,
+        by_benchmark=by_benchmark,
     )
     if family.is_silent(loss):
         # What was never compressed could lose nothing, so that it lost nothing proves nothing.

@@ -53,10 +53,21 @@ class Test(NamedTuple):
 
 @dataclass(frozen=True)
 class Effect:
-    """Each level of one axis minus the mean of the others, with limits and p-values that hold together."""
+    """Each level of one axis minus the mean of the others, with limits and p-values that hold together.
+
+    The joint test over several maps says in `over` what was pooled; `names` are those of the maps, `adjusted_p` allows
+    for all effects that are tested. `below` counts, by level, the bare `maps` in which it lies below the others.
+    `stays` has the tokens after a compression at each level; empty if unknown.
+    """
 
     axis: str
     levels: tuple[tuple[Any, Difference], ...]
+    over: str = ""
+    names: frozenset[MapName] = frozenset()
+    maps: int = 0
+    below: tuple[int, ...] = ()
+    adjusted_p: float = 1.0
+    stays: Mapping[Any, Stays] = field(default_factory=dict)
 
     @property
     def hidden(self) -> float:
@@ -67,23 +78,6 @@ class Effect:
     def p(self) -> float:
         """The p-value of "all levels have the same mean"."""
         return min(contrast.p for _, contrast in self.levels)
-
-
-@dataclass(frozen=True)
-class PooledEffect(Effect):
-    """One joint test of an axis: each level against the mean of the others, with limits that hold together.
-
-    `over` says what was pooled, `names` are those of the maps, `adjusted_p` allows for all effects that are tested.
-    `below` counts, by level, the bare `maps` in which it lies below the others. `stays` has the tokens after a
-    compression at each level; empty if unknown.
-    """
-
-    over: str = ""
-    names: frozenset[MapName] = frozenset()
-    maps: int = 0
-    below: tuple[int, ...] = ()
-    adjusted_p: float = 1.0
-    stays: Mapping[Any, Stays] = field(default_factory=dict)
 
     @property
     def is_found(self) -> bool:

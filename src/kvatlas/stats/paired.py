@@ -33,7 +33,7 @@ Outcomes = Mapping[ProblemKey, Mapping[int, float]]
 _NOTHING_SHARED = "The two have no problem and sample in common, so there is nothing to compare."
 
 
-# -- outcomes ----------------------------------------------------------------------------------------------------------
+# -- outcomes --------------------------------------------------------------------------------------------------------
 
 
 def paired_difference(first: Outcomes, second: Outcomes) -> Difference:
@@ -96,7 +96,7 @@ def _as_values(problems: Sequence[ProblemKey], by_sample: Sequence[Mapping[int, 
     return PairedValues(traces[None], promised[None], tuple(problems), strata)
 
 
-# -- cells -------------------------------------------------------------------------------------------------------------
+# -- cells -----------------------------------------------------------------------------------------------------------
 
 #: A cell and the one that it is compared with.
 CellPair = tuple[CellTraces, CellTraces]

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import Claim, KvatlasError, Setting, differing, grouped, policy_names
-from kvatlas.stats.claims import look_of, stored_claim, why_not_these
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, normal_quantile
 from kvatlas.stats.numerics.planning import POWER_QUANTILE
 from kvatlas.stats.paired import Outcomes, difference_of_cells, paired_difference
-from kvatlas.stats.run_data import RunData, shown_policies
+from kvatlas.stats.run_data import RunData, look_of, shown_policies, stored_claim, why_not_these
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_same_problems
 from kvatlas.text import counted, signed
 

@@ -431,7 +431,7 @@ def units_of_problems(
     return [(benchmark, (named[problem],) if problem in named else problem) for problem in problems]
 
 
-# -- several cells -----------------------------------------------------------------------------------------------------
+# -- several cells ---------------------------------------------------------------------------------------------------
 
 
 def select(
@@ -518,12 +518,6 @@ class GradeMatrix:
     all_strata: Ints
     clusters: Ints | None = None
     all_clusters: Ints | None = None
-
-    @classmethod
-    def from_means(cls, columns: Sequence[Any], means: Floats, strata: Ints) -> GradeMatrix:
-        """Return cells with one value of each problem, [problems, cells], none of which is missing."""
-        promised = np.ones((len(means), 1), bool)
-        return cls(tuple(columns), means, strata, 0, means[:, :, None], promised, strata)
 
     def first(self, samples: int | None) -> tuple[Floats, Flags]:
         """Return the grades of the first samples, and which are promised; those of all samples for None."""

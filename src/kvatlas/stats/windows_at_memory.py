@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from kvatlas.core import CellCoord, Claim, Map, Stays, ascending, windows_apart
 from kvatlas.stats.numerics.arrays import Difference, Floats, Ints, means_of_clusters, strata_of_clusters
 from kvatlas.stats.numerics.equal_memory import (
+    LineEstimate,
     Pair,
     compare_pairs,
     dominance_pairs,
@@ -55,28 +56,20 @@ class EqualMemory:
         return compare_pairs(self.values, self.strata, dominance_pairs(self.tokens, self.window), self.widening)
 
     @cached_property
-    def best(self) -> Difference | None:
-        """The surest proof that a window is better at equal memory; None without one."""
-        pair = strongest(self.tests)
-        return None if pair is None else self._about_pair(pair)
+    def best(self) -> Pair | None:
+        """The settings of the surest proof that a window is better at equal memory; None without one."""
+        return strongest(self.tests)
+
+    @property
+    def proven(self) -> list[Pair]:
+        """All settings that are proven better, each with the one of another window that keeps no fewer tokens."""
+        return [pair for pair, difference in self.tests.items() if difference.is_proven]
 
     @cached_property
-    def proven(self) -> list[Difference]:
-        """All settings that are proven better than one of another window that keeps no fewer tokens."""
-        return [self._about_pair(pair) for pair, difference in self.tests.items() if difference.is_proven]
-
-    @cached_property
-    def estimate(self) -> Difference | None:
-        """The two windows farthest apart that have memory in common, compared by straight lines; None without such.
-
-        It is about the `wide` and the `narrow` window, and the `tokens` from least to most that both keep.
-        """
+    def estimate(self) -> LineEstimate | None:
+        """The two windows farthest apart that have memory in common, compared by straight lines; None without such."""
         values, strata = self._whole
-        found = line_estimate(values, strata, self.tokens, self.window) if len(strata) else None
-        if found is None:
-            return None
-        wide, narrow = (self.windows[index] for index in found.about["windows"])
-        return replace(found, about={"wide": wide, "narrow": narrow, "tokens": found.about["tokens"]})
+        return line_estimate(values, strata, self.tokens, self.window) if len(strata) else None
 
     @cached_property
     def apart(self) -> list[tuple[Any, Any]]:
@@ -97,21 +90,14 @@ class EqualMemory:
             is_whole = np.zeros(len(self.strata), bool)
         return self.values[is_whole], self.strata[is_whole]
 
-    def _about_pair(self, pair: Pair) -> Difference:
-        """Return the test of a pair about the `better` and the `other` setting, and the `tokens` that stay under both.
+    def keeps_more(self, pair: Pair) -> dict[str, float]:
+        """Return the benchmarks on which the better setting of a pair keeps more, with the tokens.
 
-        Tokens are those in the mean over benchmarks. `keeps_more` names the benchmarks on which the better setting
-        keeps more, which prompts of unlike lengths make possible, with the tokens.
+        Prompts of unlike lengths make that possible.
         """
         better, other = pair
         more = {name: float(kept[better] - kept[other]) for name, kept in self.by_benchmark.items()}
-        about = {
-            "better": self.coords[better],
-            "other": self.coords[other],
-            "tokens": (float(self.tokens[better]), float(self.tokens[other])),
-            "keeps_more": {name: tokens for name, tokens in more.items() if tokens >= ONE_TOKEN / 2},
-        }
-        return replace(self.tests[pair], about=about)
+        return {name: tokens for name, tokens in more.items() if tokens >= ONE_TOKEN / 2}
 
 
 def memory_of(

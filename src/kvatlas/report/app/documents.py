@@ -1,11 +1,13 @@
-"""The app's documents of maps and cells: percent scale, as in `kvatlas describe --json`."""
+"""The app's documents of maps, cells and decisions: percent scale, as in `kvatlas describe --json`."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from itertools import chain, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,24 +21,29 @@ from kvatlas.core import (
     Map,
     Outcome,
     Setting,
+    is_reference,
     percent,
     reference_words,
     rounded,
 )
-from kvatlas.figures.answers import states_of_choice
+from kvatlas.figures.forest import LossAxis, LossSpan
 from kvatlas.figures.marks import states_of
+from kvatlas.figures.setting_rows import MOST_ROWS, rows_of_choice
 from kvatlas.report.description import recommendation, say
-from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
+from kvatlas.report.sentences import headline
 from kvatlas.results import Expected
 from kvatlas.stats.choice import Choice, with_recommended
-from kvatlas.stats.maps import curves_of_run, mean_maps
+from kvatlas.stats.maps import SettingTable, curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import differences_of_run
 from kvatlas.stats.run_data import short_names, shown_policies, whole_names
-from kvatlas.stats.setting_tables import SettingTable
-from kvatlas.stats.table import CellTraces
+from kvatlas.stats.table import CellTraces, select
 from kvatlas.text import axis_label, in_words, model_name
+
+if TYPE_CHECKING:
+    pass
+
 
 Json = dict[str, Any]
 #: The letter of each outcome of a trace in documents, and that of a trace that is not there.
@@ -56,6 +63,10 @@ _SIGNS = {"r": "✓", "w": "·", "t": "…", "n": "?", "g": "!", "u": "¿"}
 #: The word and the sign of each letter.
 MARKS = {letter: (str(outcome), _SIGNS.get(letter, letter)) for outcome, letter in LETTERS.items()}
 MARKS |= {RIGHT: ("right", _SIGNS[RIGHT]), MISSING: ("missing", "")}
+
+
+#: Inches of the marks of a forest on a page.
+_FOREST_INCHES = 4.0
 
 
 class PageCells:
@@ -150,18 +161,20 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
         **_UNTESTED,
     }
     if tested:
+        cards = [_card(choice, result, cells) for choice in result.choices]
         document |= {
             "headline": result.headline,
             "next": [step.to_dict() for step in result.next_steps],
             "tables": [_settings_document(table, cells) for table in result.tables],
-            "cards": [_card(choice, result, cells) for choice in result.choices],
+            "cards": cards,
+            "axis": _axis_of_cards(cards),
             "findings": [finding.text for finding in result.findings],
         }
     return {**document, "cells": cells.documents}
 
 
 #: The parts of a run's document that are known once it is complete.
-_UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findings": []}
+_UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "axis": None, "findings": []}
 
 
 def _map_document(map_: Map, differences: Mapping[CellCoord, Difference], cells: PageCells) -> Json:
@@ -231,7 +244,7 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
     `traces` were compressed. `above_random` are the points of its policy above `random` with their interval, over all
     pairs of cells. `rows` are all settings with a loss.
     """
-    losses = list((choice.losses or {}).values())
+    losses = list(choice.losses.values())
     of_model = [one for one in result.comparisons if one.model == choice.model]
     setting = None if choice.vacuous is not None else choice.offered
     cell = None if setting is None else cells.numbers.get((choice.model, choice.benchmark, setting.id))
@@ -257,13 +270,13 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
     against_random = next((one for one in of_model if (one.first, one.second) == (policy, "random")), None)
     if against_random is not None:
         card["above_random"] = _points_and_limits(against_random.difference)
-    loss = (choice.losses or {}).get(setting.id)
+    loss = choice.losses.get(setting.id)
     if loss is not None:
         card |= {
             "loss": _points_and_limits(loss),
             "limit": None if setting.id in choice.untested else percent(loss.limit),
-            "compressed": loss.about["compressed"],
-            "traces": loss.about["traces"],
+            "compressed": loss.compressed,
+            "traces": loss.traces,
         }
     return card
 
@@ -274,37 +287,45 @@ def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
     `memory` is the share of the full cache's memory, `state` that of the setting, "control" for a control. `controls`
     are the losses of controls with the same parameters; other controls have rows of their own.
     """
-    losses = choice.losses or {}
-    states = states_of_choice(choice)
-    names = short_names(choice.settings[id_] for id_ in losses)
-    # Settings of two policies stand beside each other where they are named by the same parameters.
-    parameters = {id_: name.partition("(")[2] for id_, name in names.items()}
-    controls: dict[str, list[list[Any]]] = {}
-    for id_ in losses.keys() - states.keys():
-        control = [choice.settings[id_].policy_name, percent(losses[id_].value)]
-        controls.setdefault(parameters[id_], []).append(control)
-    studied = {parameters[id_] for id_ in states}
-    shown = [id_ for id_ in losses if id_ in states or parameters[id_] not in studied]
+    names = short_names(choice.settings[id_] for id_ in choice.losses)
+    settings = {row.setting.id: row for row in rows_of_choice(choice)}
+    beside = set(chain.from_iterable(row.controls for row in settings.values()))
+    shown = [id_ for id_ in choice.losses if id_ not in beside]
 
     rows = []
     for id_ in sorted(shown, key=lambda id_: choice.savings[id_].memory if id_ in choice.savings else math.inf):
-        loss = losses[id_]
+        loss = choice.losses[id_]
+        row = settings.get(id_)
         cell = cells.numbers.get((choice.model, choice.benchmark, id_))
         if cell is None:
             continue
+        controls = []
+        for control, lost in (row.controls if row else {}).items():
+            controls.append([choice.settings[control].policy_name, percent(lost.value)])
         rows.append(
             {
                 "cell": cell,
                 "name": in_words(names[id_]),
                 "memory": rounded(choice.savings[id_].memory, 4) if id_ in choice.savings else None,
                 "loss": _points_and_limits(loss),
-                "state": states.get(id_, "control"),
-                "controls": controls.get(parameters[id_], []) if id_ in states else [],
+                "state": str(row.state) if row else "control",
+                "controls": controls,
                 "claims": _claim_rows(choice, id_, loss),
                 "risk": " ".join(say("risk", choice, id_)),
             }
         )
     return rows
+
+
+def _axis_of_cards(cards: Sequence[Json]) -> Json | None:
+    """Return the axis of the losses of all models; None without losses, and of more settings than a forest holds."""
+    rows = list(chain.from_iterable(card["rows"] for card in cards))
+    if not rows or max(len(card["rows"]) for card in cards) > MOST_ROWS:
+        return None
+    every_control = chain.from_iterable(row["controls"] for row in rows)
+    controls = [points for _, points in every_control]
+    axis = LossAxis.of([LossSpan(*row["loss"]) for row in rows], cards[0]["margin"], controls)
+    return {**vars(axis), "ticks": axis.ticks(_FOREST_INCHES)}
 
 
 def _claim_rows(choice: Choice, id_: str, loss: Difference) -> list[list[Any]]:
@@ -315,7 +336,7 @@ def _claim_rows(choice: Choice, id_: str, loss: Difference) -> list[list[Any]]:
     rows: list[list[Any]] = []
     for name, of_claim in loss.claims.items():
         claim = Claim(name)
-        is_untested = choice.family is not None and id_ in choice.family.ends_of_tests(claim)
+        is_untested = id_ in choice.family.ends_of_tests(claim)
         limit = of_claim.joint_limit if is_untested else of_claim.limit
         rows.append([claim.words, percent(limit), of_claim.is_kept, of_claim.is_broken])
     if choice.is_single and len(rows) > 1:
@@ -330,3 +351,47 @@ def outcome_letters(cell: CellTraces, problems: Sequence[str], samples: int) -> 
     for outcome, letter in LETTERS.items():
         letters[cell.numbers(outcome.name.lower())[:, :samples] == 1] = letter
     return "".join(cell.in_order(letters, problems, MISSING).ravel().tolist())
+
+
+# -- the part "For a decision" -----------------------------------------------------------------------------------------
+
+#: Models of fewer bytes are limited by computing, so that nothing is computed for a card.
+LARGE = 1_000_000_000
+
+
+def decision_document(
+    result: Result, cells: Mapping[tuple[str, str, str], int], weights: Mapping[str, int | None]
+) -> Json | None:
+    """Return what the page computes savings from; None without losses that can be seen and the memory of settings.
+
+    What a setting saves on a card is computed by the page (`web/decide.js`), where a person types the card, and for
+    models that were run alone. The settings and their losses are those of the cards of the answer.
+
+    Args:
+        result: the result of one run.
+        cells: the numbers of cells on the page, by model, benchmark and id of the setting.
+        weights: the bytes of the weights of each model of the run, None where they are unknown. Of models that are too
+            small for a card to be filled by its memory they are left out.
+    """
+    run = result.only_run
+    models: list[Json] = []
+    for card, choice in enumerate(result.choices):
+        if not (choice.is_judged and choice.savings):
+            continue
+        full = [cell for cell in select(run.cells, model=choice.model) if is_reference(cell.setting) and cell.stored]
+        tokens = float(np.mean([cell.cell.number("mean_kv_tokens") or np.nan for cell in full]))
+        prompts = list(chain.from_iterable(cell.prompts.values() for cell in full))
+        size = weights.get(choice.model)
+        models.append(
+            {
+                "card": card,
+                "full": cells.get((choice.model, choice.benchmark, full[0].setting.id)),
+                "token_bytes": (full[0].expected.kv_bytes or (None, None))[0],
+                "tokens": None if np.isnan(tokens) else rounded(tokens, 1),
+                "weights": size if size is not None and size >= LARGE else None,
+                "unmeasured": say("not_measured", max(prompts, default=None)),
+            }
+        )
+    if not models:
+        return None
+    return {**json.loads((resources.files("kvatlas.report.app") / "cards.json").read_text("utf-8")), "models": models}

@@ -30,8 +30,6 @@ from kvatlas.text import visible
 PAGE_SUFFIXES = (".html", ".htm")
 #: Bytes of traces that stand in the page itself, before compression.
 TRACES_LIMIT = 4_000_000
-#: Traces of a page for which the attention of the full cache at their departure is measured.
-DEPARTURES = 64
 #: The scripts in their order; each uses those before it.
 SCRIPTS = (
     "base.js",
@@ -164,9 +162,6 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
     run = AppRun(data, address_name(data.folder or Path("run")), result)
 
     traces = _traces_of_page(run, per_cell)
-    for trace, departs in zip(traces.values(), run.departures(list(traces), DEPARTURES), strict=True):
-        if departs:
-            trace["departs"] = departs
 
     documents = {address: run.answer(address) for address in ("run", "about", *run.addresses())}
     documents |= {trace_address(place): trace for place, trace in traces.items()}

@@ -17,19 +17,18 @@ import numpy as np
 
 from kvatlas.core import AGAIN, SERVED, KvatlasError, Map, NoteKind, Trace, grouped, is_reference
 from kvatlas.registry import features
-from kvatlas.report.app.decision import decision_document
 from kvatlas.report.app.documents import (
     MISSING,
     RIGHT,
     TRUNCATED,
     Json,
     PageCells,
+    decision_document,
     maps_of,
     outcome_letters,
     run_document,
 )
 from kvatlas.report.app.traces import question_documents, trace_document
-from kvatlas.report.departures import measure_departures
 from kvatlas.report.description import say
 from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import Result
@@ -52,7 +51,7 @@ TRIED = 48
 AROUND = 60
 FILTERS = ("", "lost", "right", "wrong", "truncated")
 _NUMBER = "[0-9]{1,9}"
-_ADDRESS = re.compile(f"run|about|(outcomes|questions|cell)/{_NUMBER}|(trace|departure)/{_NUMBER}/{_NUMBER}/{_NUMBER}")
+_ADDRESS = re.compile(f"run|about|(outcomes|questions|cell)/{_NUMBER}|trace/{_NUMBER}/{_NUMBER}/{_NUMBER}")
 _READING = (
     "The run is not complete, or still being read: maps have no frames, and nothing is chosen, until it is. Intervals "
     "are those of a single look at the end."
@@ -86,7 +85,6 @@ class AppRun:
         self.finished = False
         self.folder = data.folder or Path()
         self._given = result
-        self._measuring = threading.Lock()
         self._describing = threading.Lock()
         self._begin(data)
         self._publish(result is not None)
@@ -227,8 +225,8 @@ class AppRun:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def answer(self, address: str) -> Json:
-        """Return the document at `run`, `about`, `outcomes/TABLE`, `questions/TABLE`, `cell/CELL`,
-        `trace/CELL/PROBLEM/SAMPLE` or `departure/CELL/PROBLEM/SAMPLE`.
+        """Return the document at `run`, `about`, `outcomes/TABLE`, `questions/TABLE`, `cell/CELL` or
+        `trace/CELL/PROBLEM/SAMPLE`.
 
         Raises LookupError for an address without a document.
         """
@@ -295,20 +293,6 @@ class AppRun:
             "written": trace.grade.answer,
             "death": self._death(store, place, trace),
         }
-
-    def departure(self, number: int, problem: int, sample: int) -> Json:
-        """Return what the departing step of a trace missed, measured now; null where that is unknown."""
-        with self._measuring:
-            return {"departs": self.departures([(number, problem, sample)], 1)[0]}
-
-    def departures(self, places: Sequence[Place], limit: int) -> list[Json | None]:
-        """Return the same for traces, of which the first `limit` that can be measured are."""
-        pairs: list[tuple[Trace, Trace | None]] = []
-        with self.data.store() as store:
-            for place in places:
-                full = self.full(place)
-                pairs.append((store.trace(self.key(place)), None if full is None else store.trace(self.key(full))))
-        return measure_departures(pairs, self.materials, limit)
 
     def about(self) -> Json:
         """Return the run's sentences, comparisons and provenance; without tests while it is not complete."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +27,7 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference or correlation with its limits: what is proven of it, what it rests on, and what it is about.
+    """A difference or correlation with its limits: what is proven of it, and what it rests on.
 
     `p` is the two-sided p-value of "none", NaN where it has none; `p_holm` is adjusted over all differences that are
     tested together.
@@ -39,8 +38,9 @@ class Difference:
     control nothing is claimed but that it is broken.
 
     It rests on so many independent `units`, on `problems`, and on `pairs` of traces, of which some are `missing`.
-    `claims` has the same difference by each claim that can be made, the narrowest first. `about` has any further data
-    on what is compared.
+    Of a loss so many `traces` are under a KV budget, of which some were `compressed`; `by_benchmark` has its parts.
+    `claims` has the same difference by each claim that can be made, the narrowest first. `p_kept` and `p_broken` are
+    the p-values of "more than the margin" and "at most the margin", where these are tested.
     """
 
     value: float
@@ -57,8 +57,12 @@ class Difference:
     problems: int = 0
     pairs: int = 0
     missing: int = field(default=0, repr=False)
+    traces: int = field(default=0, repr=False)
+    compressed: int = field(default=0, repr=False)
+    by_benchmark: Mapping[str, float] = field(default_factory=dict, repr=False)
     claims: Mapping[str, Difference] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    p_kept: float = field(default=math.nan, repr=False)
+    p_broken: float = field(default=math.nan, repr=False)
 
     @property
     def is_proven(self) -> bool:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -33,6 +34,16 @@ from kvatlas.stats.numerics.bounded import lower_limit, mean_difference, score, 
 _TINY = 1e-9
 #: The numbers of a better setting and of the one that it is compared with.
 Pair = tuple[int, int]
+
+
+class LineEstimate(NamedTuple):
+    """The wide window minus the narrow one, by their numbers, over the `low` to `high` tokens that both keep."""
+
+    wide: int
+    narrow: int
+    low: float
+    high: float
+    difference: Difference
 
 
 def dominance_pairs(tokens: Floats, window: Ints) -> list[Pair]:
@@ -110,12 +121,11 @@ def line_weights(tokens: Floats, low: float, high: float) -> Floats:
     return np.asarray((knot_weights @ at_knots / shared)[place], float)
 
 
-def line_estimate(values: Floats, strata: Ints, tokens: Floats, window: Ints) -> Difference | None:
+def line_estimate(values: Floats, strata: Ints, tokens: Floats, window: Ints) -> LineEstimate | None:
     """Estimate the wider window minus the narrower one of the two that are farthest apart and share numbers of tokens.
 
-    `values` [units, settings] and windows are numbered from the narrowest. None if no two windows share any. It is
-    about the `windows`, and the `tokens` from least to most over which they are compared. It proves nothing, so it has
-    no p-value.
+    `values` [units, settings] and windows are numbered from the narrowest. None if no two windows share any. It
+    proves nothing, so it has no p-value.
     """
     count = int(window.max()) + 1
     by_distance = sorted(permutations(range(count), 2), key=lambda pair: (pair[1] - pair[0], pair))
@@ -128,6 +138,5 @@ def line_estimate(values: Floats, strata: Ints, tokens: Floats, window: Ints) ->
         setting_weights[window == wide] = line_weights(tokens[window == wide], low, max(low, high))
         setting_weights[window == narrow] -= line_weights(tokens[window == narrow], low, max(low, high))
         difference = mean_difference(values @ setting_weights, strata)
-        about = {"windows": (wide, narrow), "tokens": (float(low), float(high))}
-        return replace(difference, p=float("nan"), about=about)
+        return LineEstimate(wide, narrow, float(low), float(high), replace(difference, p=float("nan")))
     return None

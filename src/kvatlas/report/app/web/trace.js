@@ -1,4 +1,4 @@
-/* The page of a trace: its facts, its tokens, another setting's trace beside it, and what the departing step missed. */
+/* The page of a trace: its facts, its tokens, another setting's trace beside it, and how its answer was lost. */
 const nameOf = (number) => `${shortOf(data.cells[number].model)} | ${data.cells[number].benchmark} | ${data.cells[number].short}`;
 
 function traceAddress(trace, query, token = null) {
@@ -13,20 +13,17 @@ async function showTrace([cell, problem, sample, token], query) {
   show("traces", nameOf(cell), [[state.run, to(state.run)], [name, to(state.run, "cell", cell)], [`${trace.problem}, sample ${sample}`, ""]]);
   byId("traces-map").replaceChildren(...[...mapAround(cell), mazeOf(trace.question, [["reference", trace.reference], ["answer", trace.answer]])].filter(known));
   byId("traces-controls").replaceChildren(...neighbours(table, trace, query),
-    link(to(state.run, "problem", tableOf(cell), problem), "This problem in all cells"),
-    ...(live && full && !trace.departs ? [el("button", { onclick: (event) => guarded(() => measure(trace, event.target)) }, "Measure attention")] : []));
+    link(to(state.run, "problem", tableOf(cell), problem), "This problem in all cells"));
   const draw = (other) => {
     const text = drawTrace(trace, others, other);
     if (known(token)) text?.select(token - 1, true);
   };
-  state.redraw = () => draw(null);
   /* Long traces take their time: the one that was asked for does not wait for the other. */
   draw(null);
   const beside = others.find((other) => other.short === chosen);
   if (!beside) return;
   const other = await ofRun(traceAt(beside.cell, problem, sample));
   if (!other.lengths) return;
-  state.redraw = () => draw(other);
   draw(other);
 }
 
@@ -59,15 +56,6 @@ document.addEventListener("keydown", (event) => {
   if (!text || byId("traces").hidden || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select")) return;
   [...byId("traces-controls").querySelectorAll("a")].find((node) => node.textContent === text)?.click();
 });
-
-async function measure(trace, button) {
-  button.disabled = true;
-  button.textContent = "Measuring …";
-  const { departs } = await fetched(`${state.run}/departure/${trace.cell}/${trace.index}/${trace.sample}`);
-  if (departs) trace.departs = departs;
-  button.textContent = departs ? "Measured" : "Nothing to measure";
-  if (trace === state.trace) state.redraw();
-}
 
 /* Logs of other programs say little about costs. */
 function costsOf(trace) {
@@ -112,7 +100,6 @@ function drawTrace(trace, others, other) {
     parts.push(legendOf(trace));
     if (trace.left !== undefined) parts.push(motion(columns));
     parts.push(...(other ? sideBySide(...columns, info) : [info, text.box]));
-    if (trace.departs) parts.push(departure(trace, text, other, others));
     parts.push(factsOf(trace));
   } else parts.push(name, answersOf(trace), factsOf(trace), el("pre", { tabindex: 0 }, trace.text));
   if (trace.more) parts.push(el("p", { class: "soft" }, `${whole(trace.more)} more ${trace.lengths ? "tokens" : "characters"} are in the run; export it to read them.`));
@@ -205,23 +192,4 @@ function autopsyOf({ autopsy, ...trace }, text) {
   const tested = streams ? ` Under ${streams} other random streams the answer is right ${right.cause} times with ${one ? "it" : "them"}, ${right.kind} times with as many others of their kinds, ${right.nothing} times with neither${autopsy.is_proven ? "" : ": not shown to be more than luck"}.` : "";
   return [el("p", {}, el("b", {}, "Autopsy: "), `Put back in place of kept tokens after ${whole(autopsy.after)} new tokens, ${tokens} restore${one ? "s" : ""} the right answer.${tested}`),
     el("div", { class: "controls" }, ...chips)];
-}
-
-/* The evicted tokens to which the full cache attends where this trace departs from its own. */
-function departure(trace, text, other, others) {
-  const { at, share, prompt, missed } = trace.departs, all = pieces(trace);
-  const percent = (part) => `${fixed(100 * part)}\u00a0%`;
-  const there = missed.filter(([index]) => index < all.length);
-  for (const [index] of there) text.nodes[index].classList.add("missed");
-  const chips = there.map(([index, part]) => el("button", { onclick: () => text.select(index, true) }, `${JSON.stringify(all[index])} ${percent(part)}`));
-  const isFull = (cell) => ["full", "reference"].includes(data.cells[cell].policy), full = others.find(({ cell }) => isFull(cell));
-  if (full && !(other && isFull(other.cell))) {
-    chips.unshift(el("button", { class: "plain", onclick: () => lead(traceAddress(trace, { beside: full.short })) }, "Read both side by side"));
-  }
-  const named = there.reduce((sum, [, part]) => sum + part, 0), others_ = Math.max(0, share - prompt - named);
-  const rest = [["the prompt's evicted tokens", prompt], ["other evicted tokens", others_], ["tokens still in the cache", 1 - share]];
-  chips.push(...rest.filter(([, part]) => part > 0).map(([name, part]) => el("span", { class: "soft" }, `${name} ${percent(part)}`)));
-  const evicted = trace.holders ? "every layer and head had evicted here" : "were evicted here";
-  return el("div", { class: "departure" }, el("p", {}, `After ${whole(at)} new tokens it departs from the full cache, which reads ${percent(share)} of its attention (mean over layers and heads) there from tokens that ${evicted}. All that it reads:`),
-    el("div", { class: "controls" }, ...chips));
 }
