@@ -64,7 +64,7 @@ def test_a_policy_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: 
     with pytest.raises(KvatlasError, match="has no class 'Other'"):
         policies.from_setting(Setting.from_parameters(f"{file}:Other"))
     policies.permit(f"{tmp_path}/none.py:Other")
-    with pytest.raises(KvatlasError, match="There is no file"):
+    with pytest.raises(KvatlasError, match="cannot be loaded"):
         policies.from_setting(Setting.from_parameters(f"{tmp_path}/none.py:Other"))
 
 

@@ -7,6 +7,7 @@ command may load the same code, and a file that was written since, or is another
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -121,7 +122,7 @@ def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
     # The folder of the process may have changed since another file of this name was loaded.
     path = Path(file).absolute()
     if not path.is_file():
-        raise KvatlasError(f"There is no file {str(path)!r}; names of files begin at the folder of the command.")
+        raise FileNotFoundError(errno.ENOENT, "No such file, by its name from the folder of the command", str(path))
     is_permitted = path.resolve() in _permitted
     if not is_permitted and not _note_of_trust(path).exists():
         raise KvatlasError(

@@ -102,7 +102,7 @@ def test_a_sweep_says_before_and_after_what_it_cannot_show(
     assert "Warning: 4 of 4 settings with a KV budget compress nothing on CHAIN4" in err
     assert "Warning: CHAIN4: 0 of 4 traces under a KV budget were compressed" in err
     kvatlas.succeed("map", tmp_path / "run", "--out", tmp_path / "map.svg")
-    assert "Can show no loss: none of the 4 traces under a KV budget was" in (tmp_path / "map.svg").read_text()
+    assert "Can show no loss: none of the 4 traces under a" in (tmp_path / "map.svg").read_text()
 
 
 def test_a_spec_is_changed_on_the_command_line_and_the_run_says_so(

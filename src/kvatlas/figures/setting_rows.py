@@ -391,7 +391,9 @@ def against_figure(
     every_row = list(chain.from_iterable(table.rows for table in tables))
     parameters = dict(chain.from_iterable(row.group for row in every_row))
     by_name = grouped(every_row, lambda row: row.name)
-    means = {name: fmean(row.contrast.value for row in of_name) for name, of_name in by_name.items()}
+    means = {}
+    for name, of_name in by_name.items():
+        means[name] = fmean(row.contrast.value for row in of_name)
 
     panels = []
     for table in tables:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ def side_of_logs(logs: Iterable[TaskLog], name: str, kind: str, length_unit: str
                 yield from log.read(begin)
                 begin += log.samples
 
-    every_log = [log for of_task in by_task.values() for log in of_task]
+    every_log = list(itertools.chain.from_iterable(by_task.values()))
     return Side(
         name,
         kind,

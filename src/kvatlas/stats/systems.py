@@ -164,9 +164,9 @@ def _why_none(systems: Sequence[ModelSetting], fits: Sequence[ModelSetting], wor
         return f"the values of {parameter} are {', '.join(values)}"
 
     if equals:
-        known = dict.fromkeys(chain.from_iterable(system.all_values for system in systems))
-        near = get_close_matches(parameter, known, n=1)
-        return f"write {near[0]}={text}" if near else f"the parameters are {', '.join(known)}"
+        parameters = dict.fromkeys(chain.from_iterable(system.all_values for system in systems))
+        near = get_close_matches(parameter, parameters, n=1)
+        return f"write {near[0]}={text}" if near else f"the parameters are {', '.join(parameters)}"
 
     models = ", ".join(dict.fromkeys(system.model for system in systems))
     policies = ", ".join(shown_policies(system.setting.policy for system in systems).values())

@@ -383,11 +383,9 @@ class Spec(BaseModel):
             asked = f"was {100 * self.lose_at_most:g} meant, and not {self.lose_at_most:g}?"
             found.append(f"lose_at_most counts points; {asked}")
         for entry in self.settings:
-            own = [name for name in self.axes if name in entry.fixed_values]
-            if own:
-                found.append(
-                    f"A setting of {entry.policy} has values of its own, so that no axis varies {', '.join(own)}."
-                )
+            fixed = [name for name in self.axes if name in entry.fixed_values]
+            if fixed:
+                found.append(f"A setting of {entry.policy} fixes {', '.join(fixed)}, so that no axis varies it.")
         return found
 
     def crossed(self, spec: SettingSpec) -> dict[str, list[Value]]:
@@ -629,6 +627,6 @@ def _sentence_on(error: ValidationError, source: str) -> str:
     if first["type"] in ("model_type", "dataclass_type", "dict_type") and field in _KEY_EXAMPLES:
         message = f"expected a mapping, as {_KEY_EXAMPLES[field]}"
     given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
-    if where == "problems":
+    if where == "problems" and first["type"].startswith("int"):
         given += "; without the key all are asked"
     return f"Wrong value in {source}, {where or 'as a whole'}: {message[0].lower()}{message[1:]}{given}."

@@ -289,8 +289,8 @@ def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
     """
     names = short_names(choice.settings[id_] for id_ in choice.losses)
     settings = {row.setting.id: row for row in rows_of_choice(choice)}
-    beside = set(chain.from_iterable(row.controls for row in settings.values()))
-    shown = [id_ for id_ in choice.losses if id_ not in beside]
+    drawn = set(chain.from_iterable(row.controls for row in settings.values()))
+    shown = [id_ for id_ in choice.losses if id_ not in drawn]
 
     rows = []
     for id_ in sorted(shown, key=lambda id_: choice.savings[id_].memory if id_ in choice.savings else math.inf):
