@@ -58,6 +58,7 @@ def outcomes_of(folder: Path) -> Json:
         "model": cells[0].model,
         "benchmark": cells[0].benchmark,
         "problems": problems,
+        "axes": manifest.axes,
         "spec": manifest.spec,
         "settings": settings,
     }
@@ -79,7 +80,7 @@ def write_run(outcomes: Json, folder: Path) -> None:
             grade = Grade(right, float(right), "", Status.TRUNCATED if truncated else Status.OK)
             usage = replace(NO_COSTS, output_tokens=tokens)
             traces.append((str(setting), Trace(*place, problem, 0, setting, (), text, grade, usage)))
-    axes = tuple((name, tuple(values)) for name, values in outcomes["spec"]["axes"].items())
+    axes = tuple((name, tuple(values)) for name, values in outcomes.get("axes", outcomes["spec"]["axes"].items()))
     with Store.create(folder) as store:
         store.put_manifest(Manifest(axes, tuple(cells), outcomes["spec"], {}))
         store.add_all(traces)
@@ -108,6 +109,7 @@ def numbers_of(outcomes: Json) -> Json:
         loss = loss_of.get(row["setting"])
         if loss is not None:
             row |= {name: loss[name] for name in ("loses", "loses_low", "loses_high", "shown", "broken")}
+        if not entry["baseline"]:
             right_of[tuple(map(str, entry["values"].values()))] = right
         rows.append(row)
     return {
@@ -117,7 +119,7 @@ def numbers_of(outcomes: Json) -> Json:
             {name: effect[name] for name in ("axis", "p", "adjusted_p", "levels")} for effect in result["effects"]
         ],
         "keys_minus_values": keys_minus_values(right_of),
-        "unturned_minus_turned": points(right_of.get(("q4_0", "q8_0", "1")), right_of.get(("q4_0", "q8_0"))),
+        "unturned_minus_turned": points(right_of.get(("q4_0", "1", "q8_0")), right_of.get(("q4_0", "q8_0"))),
     }
 
 
@@ -150,7 +152,8 @@ def lines(numbers: Json) -> list[str]:
             f"{row['tokens']:.0f}",
         ]
         if "loses" in row:
-            cells.append(f"{row['loses']:.1f} ({row['loses_low']:.1f} to {row['loses_high']:.1f})")
+            # Without the sign of a zero.
+            cells.append(f"{round(row['loses'], 1) + 0.0:.1f} ({row['loses_low']:.1f} to {row['loses_high']:.1f})")
         else:
             cells.append("–")
         rows.append(f"| {' | '.join(cells)} |")

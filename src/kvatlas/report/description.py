@@ -267,9 +267,10 @@ def limits_table(choice: Choice) -> str:
 
 def changes_table(choice: Choice) -> str:
     """Return the changed answers of all settings beside the reference's, the reference asked again first."""
+    settings = [one.setting for one in choice.changes]
     rows = []
     for one in choice.changes:
-        name = "asked again" if one.setting == AGAIN else setting_text(choice, one.setting)
+        name = "asked again" if one.setting == AGAIN else setting_words(one.setting, settings)
         rows.append(
             [name, str(one.pairs), "–" if one.texts is None else str(one.texts), str(one.lost), str(one.gained)]
         )
