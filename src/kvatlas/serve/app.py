@@ -109,7 +109,7 @@ class CompletionHandler:
             "object": "model",
             "created": int(time.time()),
             "owned_by": "kvatlas",
-            "policy": {"policy": service.policy.name, **service.policy.setting.values},
+            "policy": {"policy": service.policy.setting_name, **service.policy.setting.values},
         }
 
     def check_model(self, model: str | None) -> None:
