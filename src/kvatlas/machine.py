@@ -84,7 +84,7 @@ def compiles(device: torch.device) -> bool:
     import torch
 
     try:
-        torch.compile(_successor)(torch.zeros(2, device=device))
+        torch.compile(lambda numbers: numbers + 1)(torch.zeros(2, device=device))
     except Exception as error:
         if out_of_memory(error):
             raise
@@ -125,10 +125,6 @@ def compiled(function: Callable[..., Tensor], dynamic: bool | None = None) -> Ca
         return function(*tensors)
 
     return call
-
-
-def _successor(number: Tensor) -> Tensor:
-    return number + 1
 
 
 def free_memory(device: str = "cpu") -> int | None:

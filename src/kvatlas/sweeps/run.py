@@ -18,6 +18,7 @@ from kvatlas.results.regrade import start_measuring
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors, local, needs_text
 from kvatlas.sweeps.plan import Plan, WorkItem, provenance
 from kvatlas.sweeps.worker import Job
+from kvatlas.text import counted
 
 #: New traces, or a quarter of all, from which on the time left is estimated.
 ESTIMATED = 8
@@ -83,12 +84,12 @@ def sweep(
         promise = promised(plan, store, replace, allow_code)
         for sentence in _changes_of_stored_traces(promise, store, replace):
             on_message(sentence)
-        store.set_aside(plan.contents_by_key())
+        expected = plan.expected()
+        store.set_aside({cell.run_key: plan.contents[cell.model, cell.benchmark] for cell in expected})
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         driver = SweepDriver(plan, store, run, pool, batch_size, on_trace, on_message)
         start_measuring(store, promise, plan.measures)
         store.put_manifest(promise)
-        expected = plan.expected()
         for model in plan.models:
             driver.decode(model, expected)
 
@@ -186,21 +187,19 @@ def _changes_of_stored_traces(now: Manifest, store: Store, replace: bool) -> Ite
     if replace:
         count = len(_stored_keys(earlier, store) - _stored_keys(now, store))
         if count:
-            traces = "1 trace" if count == 1 else f"{count:,} traces"
             yield (
-                f"Warning: {traces} of earlier sweeps are not part of the run any more; they stay stored and are not "
-                "shown."
+                f"Warning: {counted(count, 'trace')} of earlier sweeps are not part of the run any more; they stay "
+                "stored and are not shown."
             )
         return
 
     run_keys = {cell.name: cell.run_key for cell in now.expected}
     count = sum(run_keys.get(cell.name, cell.run_key) != cell.run_key for cell in earlier.expected)
     if count:
-        cells = "1 cell" if count == 1 else f"{count:,} cells"
         yield (
-            f"Warning: {cells} of the run had other weights, prompts, code or versions and are decoded again; the "
-            "former traces stay in the store and are not shown. Where only a grader was changed, `kvatlas grade RUN "
-            "--allow-code` before that grades the stored texts."
+            f"Warning: {counted(count, 'cell')} of the run had other weights, prompts, code or versions and are decoded "
+            "again; the former traces stay in the store and are not shown. Where only a grader was changed, `kvatlas grade "
+            "RUN --allow-code` before that grades the stored texts."
         )
 
 
