@@ -313,9 +313,8 @@ def describe_policy(name: str) -> dict[str, Any]:
     return row
 
 
+#: What authors of policies and other rooms take from the files of this one.
 __all__ = [
-    "OTHER_NAMES",
-    "PRESETS",
     "BudgetRule",
     "CacheView",
     "CompressingPolicy",
@@ -323,23 +322,15 @@ __all__ = [
     "Scope",
     "Signal",
     "Step",
-    "all_values",
     "budget_in_tokens",
     "choice_param",
-    "describe_policy",
-    "fit_policy",
     "float_param",
     "floor_ratio",
-    "from_setting",
     "int_param",
-    "of_engine",
     "parameters",
     "permit",
-    "policies",
     "read_parameter",
-    "register",
     "scope_param",
     "select_tokens",
     "window_in_tokens",
-    "with_class",
 ]
