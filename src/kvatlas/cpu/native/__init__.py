@@ -320,16 +320,6 @@ class Native:
         self._sample = library.kvatlas_sample
         self._uniform = library.kvatlas_uniform
 
-    @property
-    def multiplies_pairs(self) -> bool:
-        """True if this processor multiplies pairs of bfloat16 numbers at once."""
-        return bool(self.library.kvatlas_multiplies_pairs())
-
-    @property
-    def multiplies_bytes(self) -> bool:
-        """True if this processor multiplies four bytes at once."""
-        return bool(self.library.kvatlas_multiplies_bytes())
-
     def linear(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Linear:
         """Return a layer with a packed copy of `weight` [outputs, inputs]; `dtype` is fp32 (None), bfloat16 or int8."""
         return self.packed_linear(pack_weights(weight, dtype or self._float32), bias, weight.shape[0])
