@@ -470,7 +470,7 @@ def test_a_missing_extra_is_named(
         (("--policy", "full kv_bits=8 kv_bits=4"), "--policy: 'kv_bits' is given twice"),
         (("--set", "kv_bits=8", "--set", "kv_bits=4"), "--set: 'kv_bits' is given twice"),
         (("--policy", "full kv_bits=8", "--set", "kv_bits=4"), "kv_bits is given twice ('8' and '4')"),
-        (("--policy", "window ratio=0.3", "--ratio", 0.5), "ratio is given twice (0.3 and 0.5)"),
+        (("--policy", "window ratio=0.3", "--ratio", 0.5), "ratio is given twice ('0.3' and '0.5')"),
         (("--set", "policy=window"), "policy is given twice ('full' and 'window')"),
         (("--template", "a", "--model-option", "template=b"), "template is given twice ('b' and 'a')"),
         (("--model-option", "revision=main"), "revision is 'main', and 'embedded:tiny-llama' is in"),
