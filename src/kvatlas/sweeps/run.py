@@ -197,9 +197,9 @@ def _changes_of_stored_traces(now: Manifest, store: Store, replace: bool) -> Ite
     count = sum(run_keys.get(cell.name, cell.run_key) != cell.run_key for cell in earlier.expected)
     if count:
         yield (
-            f"Warning: {counted(count, 'cell')} of the run had other weights, prompts, code or versions and are decoded "
-            "again; the former traces stay in the store and are not shown. Where only a grader was changed, `kvatlas grade "
-            "RUN --allow-code` before that grades the stored texts."
+            f"Warning: {counted(count, 'cell')} of the run had other weights, prompts, code or versions and are "
+            "decoded again; the former traces stay in the store and are not shown. Where only a grader was changed, "
+            "`kvatlas grade RUN --allow-code` before that grades the stored texts."
         )
 
 
