@@ -20,7 +20,7 @@ from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
 from kvatlas.policies.cache_view import CacheView, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.guard import AUTHORED
-from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
+from kvatlas.policies.parameter_types import Scope, choice_param, flag_param, float_param, int_param, scope_param
 from kvatlas.policies.precision import PRECISION_PARAMETERS
 from kvatlas.policies.selection import select_tokens
 from kvatlas.policies.settings import parameters, read_parameter, usual_values
@@ -324,6 +324,7 @@ __all__ = [
     "Step",
     "budget_in_tokens",
     "choice_param",
+    "flag_param",
     "float_param",
     "floor_ratio",
     "int_param",

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.core import KvatlasError, refusal
 from kvatlas.cpu.native import load
 from kvatlas.models.weights import check_numbers
-from kvatlas.policies.cache_view import CacheView, Signal, Step
-from kvatlas.policies.contract import CompressingPolicy
+from kvatlas.policies import CacheView, CompressingPolicy, Signal, Step
 from kvatlas.policies.model_files import FilePolicy, by_content
 
 if TYPE_CHECKING:

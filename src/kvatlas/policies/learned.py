@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from kvatlas.core import KvatlasError, refusal
 from kvatlas.models.rotation import frequencies, turn_back
 from kvatlas.models.weights import check_numbers
-from kvatlas.policies.cache_view import CacheView
+from kvatlas.policies import CacheView, Scope, scope_param
 from kvatlas.policies.model_files import FilePolicy, by_content
-from kvatlas.policies.parameter_types import Scope, scope_param
 from kvatlas.policies.recent import positions
 
 if TYPE_CHECKING:
