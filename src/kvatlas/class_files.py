@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvatlas.core import KvatlasError, reason, refusal
+from kvatlas.core import KvatlasError, refusal
 from kvatlas.core.basics import OWN_FILE
 from kvatlas.machine import cache_folder
 from kvatlas.text import did_you_mean
@@ -203,7 +203,5 @@ def _code_digests(file: Path) -> dict[Path, str]:
 
 
 def _code_digest(path: Path) -> str:
-    try:
+    with refusal(f"The file {str(path)!r} cannot be read", OSError):
         return sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise KvatlasError(f"The file {str(path)!r} cannot be read ({reason(error)}).") from error

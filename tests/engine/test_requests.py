@@ -62,7 +62,7 @@ def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: ModelHandle,
     assert all(ended[key].tokens == whole[key] for key in whole if key)
     assert not engine.scheduler.rows
     assert engine.cached_tokens == 0
-    assert engine.evicted_tokens > 0
+    assert engine.scheduler.evicted_tokens > 0
 
 
 def test_a_source_may_have_nothing_yet(tiny_llama: ModelHandle, work: Any, whole: Any) -> None:

@@ -89,10 +89,6 @@ class Engine:
     def cached_tokens(self) -> int:
         return sum(row.cached.length for row in list(self.scheduler.rows))
 
-    @property
-    def evicted_tokens(self) -> int:
-        return self.scheduler.evicted_tokens
-
     def run(self, requests: Iterable[Request[K] | None]) -> Iterator[Generation[K]]:
         """Decode all requests, taken as rows become free; yield generations as they finish, in no fixed order.
 

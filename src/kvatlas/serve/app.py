@@ -88,7 +88,7 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
         engine = service.engine
         if engine is None:
             return state
-        tokens = {"decoded_tokens": engine.decoded_tokens, "evicted_tokens": engine.evicted_tokens}
+        tokens = {"decoded_tokens": engine.decoded_tokens, "evicted_tokens": engine.scheduler.evicted_tokens}
         return {**state, **tokens, "kv_tokens": engine.cached_tokens, "kv_bytes": engine.cache.bytes}
 
     return app
