@@ -114,7 +114,8 @@ def _other_classes(module: ModuleType, noun: str) -> str:
             package, _, room = base.__module__.partition(".")
             if package == "kvatlas" and room.partition(".")[0] in _TAKEN:
                 return f" {name} is {_TAKEN[room.partition('.')[0]]}."
-    return f" The guides say how a {noun} is written."
+    guide = "the Python API" if noun == "measure" else f"adding a {noun}"
+    return f" Write one as the guide on {guide} shows."
 
 
 def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:

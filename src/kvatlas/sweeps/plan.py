@@ -36,6 +36,7 @@ from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
     from kvatlas.engine.memory_plan import Peak
+    from kvatlas.stats.orders import TestedSetting
 
 #: Part of every run key; rises with every change of the meaning of a key.
 RUN_KEY_VERSION = 4
@@ -119,6 +120,16 @@ class Plan(PlannedProblems):
         return setting.policy in usual_controls(
             policy.setting.policy for policy, baseline in self.policies if not baseline
         )
+
+    def tested_settings(self) -> tuple[list[TestedSetting], list[str]]:
+        from kvatlas.stats.orders import TestedSetting
+
+        model = self.models[0]
+        tested = []
+        for policy, (_, is_baseline) in zip(self.policies_on(model), self.policies, strict=True):
+            if not is_baseline and not self.is_control(policy.setting):
+                tested.append(TestedSetting(policy.setting, model.kv_bytes(policy.storage)))
+        return tested, []
 
     def manifest(self) -> Manifest:
         """Return the manifest of a run with this plan alone."""

@@ -17,6 +17,7 @@ from kvatlas.results.records import RefusedTraceError
 from kvatlas.results.regrade import start_measuring
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors, local, needs_text
 from kvatlas.sweeps.plan import Plan, WorkItem, provenance
+from kvatlas.sweeps.planned_problems import other_run
 from kvatlas.sweeps.worker import Job
 from kvatlas.text import counted
 
@@ -113,7 +114,7 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
         changes.append(earlier.changed_problems(benchmark.name, problems))
     changed = ", ".join(filter(None, changes))
     if changed:
-        raise _other_run(store, f"{changed} that this spec lacks or changes")
+        raise other_run(store.path.parent, f"{changed} that this spec lacks or changes")
 
     # A model that was moved has the same cells under another name.
     names = {cell.name for cell in now.expected}
@@ -122,7 +123,7 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
 
     unlike = now.unlike(earlier)
     if unlike:
-        raise _other_run(store, unlike)
+        raise other_run(store.path.parent, unlike)
 
     others = now.others(earlier)
     # Cells of the run that the plan lacks would have to have the same run keys today.
@@ -134,7 +135,7 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
         keys = with_others.compute_keys()
         for cell in others:
             if keys.get(cell.name) != cell.run_key:
-                raise _other_run(store, f"{cell.setting} of other weights, prompts or versions")
+                raise other_run(store.path.parent, f"{cell.setting} of other weights, prompts or versions")
     merged = now.merge_with(earlier)
     if alone and _is_chosen_later(merged, store):
         return replace(merged, provenance={**merged.provenance, "replaced": True})
@@ -158,13 +159,6 @@ def _is_chosen_later(now: Manifest, store: Store) -> bool:
 def _identities(manifest: Manifest) -> set[tuple[str, str, str]]:
     """Return what names the traces of the cells of a manifest in the store, without their problems."""
     return {(cell.run_key, cell.setting.id, cell.benchmark) for cell in manifest.expected}
-
-
-def _other_run(store: Store, unlike: str) -> KvatlasError:
-    return KvatlasError(
-        f"The run in {str(store.path.parent)!r} has {unlike}; name another folder, or replace its settings by this "
-        "spec with --replace (its traces stay in the store)."
-    )
 
 
 def _changes_of_stored_traces(now: Manifest, store: Store, replace: bool) -> Iterator[str]:

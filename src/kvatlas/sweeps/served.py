@@ -34,7 +34,7 @@ from kvatlas.engines.server import READY_SECONDS, Server, ServerError, end_orpha
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.regrade import start_measuring
 from kvatlas.stats.orders import TestedSetting
-from kvatlas.sweeps.planned_problems import PlannedProblems, with_limit
+from kvatlas.sweeps.planned_problems import PlannedProblems, other_run, with_limit
 from kvatlas.sweeps.spec import SERVED, SERVED_SETTING_KEYS, ModelSpec, SettingSpec, Spec, Value
 from kvatlas.text import counted, number
 
@@ -106,7 +106,6 @@ class ServedPlan(PlannedProblems):
         return sum(self.problem_counts) * sum(served.samples for served in self.settings)
 
     def tested_settings(self) -> tuple[list[TestedSetting], list[str]]:
-        """Return the settings of which something is claimed, on the first model, and the axes that they vary."""
         first = self.settings[0].model
         claimed = [one for one in self.settings if one.setting.policy == SERVED and not one.control]
         tested = [TestedSetting(one.setting, one.kv_byte_pair) for one in claimed if one.model == first]
@@ -410,10 +409,7 @@ class _Driver:
             changed = [earlier.changed_problems(name, problems) for name, problems in self.plan.problems.items()]
             unlike = now.unlike(earlier) or ", ".join(filter(None, changed)) or _of_another_reference(now, earlier)
             if unlike:
-                raise KvatlasError(
-                    f"The run in {str(self.folder.parent)!r} has {unlike}; name another folder, or replace its "
-                    "settings by this spec with --replace (its answers stay in the store)."
-                )
+                raise other_run(self.folder.parent, unlike)
             now = now.merge_with(earlier)
         # Starts of settings that --replace drops tell nothing of this run.
         promised = {(cell.model, cell.setting.id) for cell in now.expected}
