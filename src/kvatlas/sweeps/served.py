@@ -254,19 +254,13 @@ def _points(spec: Spec, entry: SettingSpec, spec_folder: Path) -> Iterator[dict[
     fixed = {name: value for name, value in entry.fixed_values.items() if name not in SERVED_SETTING_KEYS}
     if spec.serve_params:
         for values in read_serve_params(spec_folder / spec.serve_params):
-            yield {**{name: _plain(value) for name, value in values.items()}, **fixed}
+            # A mapping is its JSON in a setting.
+            plain = {name: json.dumps(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+            yield {**plain, **fixed}
         return
     axes = spec.crossed(entry)
     for point in itertools.product(*axes.values()):
         yield {**dict(zip(axes, point, strict=True)), **fixed}
-
-
-def _plain(value: Any) -> Value:
-    """Return a value of JSON as settings have it; a mapping is its JSON."""
-    if isinstance(value, Mapping):
-        return json.dumps(value)
-    plain: Value = value
-    return plain
 
 
 def _check_bytes(declared: Any, points: Sequence[Mapping[str, Value]]) -> None:
