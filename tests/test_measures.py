@@ -139,7 +139,7 @@ def test_what_is_wrong_with_a_measure_is_told_in_a_sentence(old_run: Path, kvatl
         "large": "it is 7.0, expected a number from 0 to 1 or None",
         "endless": "it is nan, expected a finite number or None",
         "seconds": "expected a name in letters, digits and _ that no column and no number of a trace has",
-        "other": "expected the name of a measure in the file, it has broken, large, endless, seconds, unknown",
+        "other": "the file has no measure 'other'; it has broken, large, endless, seconds, unknown",
     }
     for name, sentence in sentences.items():
         code, _, said = kvatlas("grade", old_run, "--measure", f"{file}:{name}")

@@ -61,7 +61,7 @@ def test_a_policy_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: 
         kvatlas.register(type("Other", (Newest,), {"name": "window"}))
     with pytest.raises(KvatlasError, match="cannot be registered"):
         kvatlas.register(int)  # type: ignore[arg-type]
-    with pytest.raises(KvatlasError, match="has no class 'Other'"):
+    with pytest.raises(KvatlasError, match="has no policy 'Other'"):
         policies.from_setting(Setting.from_parameters(f"{file}:Other"))
     policies.permit(f"{tmp_path}/none.py:Other")
     with pytest.raises(KvatlasError, match="cannot be loaded"):
@@ -224,12 +224,12 @@ def test_the_class_of_a_policy_may_be_left_out_where_a_file_has_one(tmp_path: Pa
     policies.permit(str(file))
     (setting, _), *_ = parse_spec(data).cells()
     assert setting == Setting.from_parameters(f"{file}:Newest", **values)
-    assert policies.from_setting(Setting.from_parameters(str(file), **values)).name == f"{file}:Newest"
+    assert policies.from_setting(Setting.from_parameters(str(file), **values)).setting_name == f"{file}:Newest"
 
     two = tmp_path / "two.py"
     two.write_text(f"{CODE}\n\nclass Other(Newest):\n    pass\n")
     policies.permit(str(two))
-    with pytest.raises(KvatlasError, match=r"the classes Newest, Other; name one, as .*two.py:Newest"):
+    with pytest.raises(KvatlasError, match=r"it has Newest, Other; name one, as .*two.py:Newest"):
         policies.policies.get(str(two))
 
 
@@ -241,7 +241,7 @@ def test_a_benchmark_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatc
     assert {trace.benchmark for trace in run.traces()} == {"SUM3"}
     with pytest.raises(KvatlasError, match=r"behind the class, as in .*sums.py:Sum12"):
         benchmarks.find(str(file))
-    with pytest.raises(KvatlasError, match="has no class 'Total'; it has Sum"):
+    with pytest.raises(KvatlasError, match="has no benchmark 'Total'; it has Sum"):
         benchmarks.find(f"{file}:Total")
 
     monkeypatch.setattr(benchmarks.families, "added", {})

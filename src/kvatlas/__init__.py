@@ -41,8 +41,7 @@ __all__ = [
 ]
 
 #: Statistics and transformers take seconds to import, so both are imported at first use.
-_OF_API = ("Description", "Heatmap", "Run", "add_column", "open_run", "register", "run", "sweep")
-_HOMES = dict.fromkeys(_OF_API, "kvatlas.api")
+_HOMES = dict.fromkeys(__all__, "kvatlas.api")
 _HOMES |= {"gate": "kvatlas.gates.gate", "generate": "kvatlas.integrations.transformers"}
 
 

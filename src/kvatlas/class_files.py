@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvatlas.core import KvatlasError, reason, refusal
+from kvatlas.core import KvatlasError, refusal
 from kvatlas.core.basics import OWN_FILE
 from kvatlas.machine import cache_folder
 from kvatlas.text import did_you_mean
@@ -58,44 +58,47 @@ def permit(*names: str) -> None:
             _permitted.add(file.resolve())
 
 
-def load_class(name: str, noun: str, fits: Callable[[type], bool], takes_rest: bool = False) -> tuple[type, str]:
-    """Return the class that FILE.py:CLASS names, and the rest of the name behind it: `12` of `FILE.py:Chain12`.
+def load_named(name: str, noun: str, fits: Callable[[Any], bool], takes_rest: bool = False) -> tuple[Any, str]:
+    """Return the object that FILE.py:NAME names, and the rest of the name behind it: `12` of `FILE.py:Chain12`.
 
-    FILE.py alone names the only class of the file that `fits`. `noun` says what the class is, for error sentences.
-    Raises KvatlasError if the file may not be run or has no such class, and for a rest unless `takes_rest`.
+    FILE.py alone names the only object of the file that `fits`. `noun` says what the object is, for error sentences.
+    Raises KvatlasError if the file may not be run or has no such object, and for a rest unless `takes_rest`.
     """
     file, wanted = _file_and_class(name)
     with refusal(f"The {noun} {name} cannot be loaded"):
         module, _ = load_file(file)
-        # Our own classes are the bases of those in the file.
-        classes = {
-            word: value
-            for word, value in vars(module).items()
-            if isinstance(value, type) and not value.__module__.startswith("kvatlas.") and fits(value)
-        }
+        fitting = {word: value for word, value in vars(module).items() if not _is_ours(value) and fits(value)}
 
     if not wanted:
-        written = [word for word, value in classes.items() if value.__module__ == module.__name__]
+        # Classes of other modules are imported.
+        modules = {word: value.__module__ if isinstance(value, type) else "" for word, value in fitting.items()}
+        written = [word for word, of_value in modules.items() if of_value in ("", module.__name__)]
         if len(written) != 1:
-            found = f"the classes {', '.join(written)}; name one, as {file}:{written[0]}" if written else "none"
+            found = f"{', '.join(written)}; name one, as {file}:{written[0]}" if written else "none"
             raise KvatlasError(
                 f"The {noun} {name} cannot be loaded (expected one {noun} in the file, it has {found})."
                 f"{'' if written else _other_classes(module, noun)}"
             )
-        return classes[written[0]], ""
+        return fitting[written[0]], ""
 
+    # A class or a function of another kind is refused by its use.
+    is_named = wanted in fitting or callable(getattr(module, wanted, None))
+    beginnings = [wanted] if is_named else []
     if takes_rest:
-        beginnings = [word for word in classes if wanted.startswith(word)]
-    else:
-        beginnings = [wanted] if isinstance(getattr(module, wanted, None), type) else []
+        beginnings = [word for word in fitting if wanted.startswith(word)]
     if not beginnings:
-        found = ", ".join(classes) or "none"
+        found = ", ".join(fitting) or "none"
         raise KvatlasError(
-            f"The {noun} {name} cannot be loaded (the file has no class {wanted!r}; it has {found})."
-            f"{did_you_mean(wanted, classes)}"
+            f"The {noun} {name} cannot be loaded (the file has no {noun} {wanted!r}; it has {found})."
+            f"{did_you_mean(wanted, fitting)}"
         )
-    class_name = max(beginnings, key=len)
-    return getattr(module, class_name), wanted[len(class_name) :]
+    own_name = max(beginnings, key=len)
+    return getattr(module, own_name), wanted[len(own_name) :]
+
+
+def _is_ours(value: object) -> bool:
+    """Return True for a class of kvatlas: the base of one in a file."""
+    return isinstance(value, type) and value.__module__.startswith("kvatlas.")
 
 
 #: The rooms of the bases of classes in files, and where a command takes such a file.
@@ -111,7 +114,8 @@ def _other_classes(module: ModuleType, noun: str) -> str:
             package, _, room = base.__module__.partition(".")
             if package == "kvatlas" and room.partition(".")[0] in _TAKEN:
                 return f" {name} is {_TAKEN[room.partition('.')[0]]}."
-    return f" It is a class that derives from one of kvatlas; the guide on adding a {noun} has an example."
+    guide = "the Python API" if noun == "measure" else f"adding a {noun}"
+    return f" Write one as the guide on {guide} shows."
 
 
 def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
@@ -200,7 +204,5 @@ def _code_digests(file: Path) -> dict[Path, str]:
 
 
 def _code_digest(path: Path) -> str:
-    try:
+    with refusal(f"The file {str(path)!r} cannot be read", OSError):
         return sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise KvatlasError(f"The file {str(path)!r} cannot be read ({reason(error)}).") from error

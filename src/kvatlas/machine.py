@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvatlas.core import reason
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -84,14 +86,13 @@ def compiles(device: torch.device) -> bool:
     import torch
 
     try:
-        torch.compile(_successor)(torch.zeros(2, device=device))
+        torch.compile(lambda numbers: numbers + 1)(torch.zeros(2, device=device))
     except Exception as error:
         if out_of_memory(error):
             raise
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         warnings.warn(
-            f"torch cannot compile for this GPU ({why}): decoding goes on in plain torch, several times slower. Triton "
-            "needs a C compiler (gcc) and Python's headers.",
+            f"torch cannot compile for this GPU ({reason(error)}): decoding goes on in plain torch, several times "
+            "slower. Triton needs a C compiler (gcc) and Python's headers.",
             stacklevel=2,
         )
         return False
@@ -119,16 +120,11 @@ def compiled(function: Callable[..., Tensor], dynamic: bool | None = None) -> Ca
                 if not of_compiler or out_of_memory(error):
                     raise
                 plain = True
-                why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-                name = function.__name__.strip("_")
-                warnings.warn(f"torch cannot compile {name!r} ({why}): it is computed in plain torch.", stacklevel=2)
+                name = f"{function.__name__.strip('_')!r} ({reason(error)})"
+                warnings.warn(f"torch cannot compile {name}: it is computed in plain torch.", stacklevel=2)
         return function(*tensors)
 
     return call
-
-
-def _successor(number: Tensor) -> Tensor:
-    return number + 1
 
 
 def free_memory(device: str = "cpu") -> int | None:

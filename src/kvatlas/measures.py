@@ -10,13 +10,13 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import cast
 
 from kvatlas.answers.reading import Tags, read_trace
-from kvatlas.class_files import absolute_name, class_file, load_file
+from kvatlas.class_files import absolute_name, class_file, load_named
 from kvatlas.columns import is_new_name
 from kvatlas.core import KvatlasError, Measure, Trace, is_storable_number, refusal
 from kvatlas.registry import Registry
-from kvatlas.text import did_you_mean
 
 
 def _fault(name: str, value: object) -> str:
@@ -50,27 +50,17 @@ def find(name: str) -> Measure:
 @cache
 def _measure_in_file(name: str) -> Measure:
     """Return a measure of a permitted file, which is run once; FILE.py alone names the only one of the file."""
-    file = str(class_file(name))
-    with refusal(f"The measure {name} cannot be loaded"):
-        module, _ = load_file(file)
-    in_file = {word: value for word, value in vars(module).items() if isinstance(value, Measure)}
-    wanted = name.removeprefix(file).removeprefix(":")
-    if not wanted and len(in_file) == 1:
-        wanted = next(iter(in_file))
-    if callable(vars(module).get(wanted)) and wanted not in in_file:
+    measure, _ = load_named(name, "measure", lambda value: isinstance(value, Measure))
+    if callable(measure):
+        word = name.rpartition(":")[2]
         raise KvatlasError(
-            f"The measure {name} cannot be used ({wanted} is a function); write the measure below it, as share = "
-            f"Measure('share', {wanted}), and name {file}:share."
+            f"The measure {name} cannot be used ({word} is a function); write the measure below it, as share = "
+            f"Measure('share', {word}), and name {class_file(name)}:share."
         )
-    if wanted not in in_file:
-        raise KvatlasError(
-            f"The measure {name} cannot be loaded (expected the name of a measure in the file, it has "
-            f"{', '.join(in_file) or 'none'}).{did_you_mean(wanted, in_file)}"
-        )
-    fault = _fault(in_file[wanted].name, in_file[wanted])
+    fault = _fault(getattr(measure, "name", ""), measure)
     if fault:
         raise KvatlasError(f"The measure {name} cannot be used ({fault}).")
-    return in_file[wanted]
+    return cast(Measure, measure)
 
 
 @dataclass(frozen=True)

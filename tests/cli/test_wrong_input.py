@@ -191,7 +191,7 @@ def test_a_mistake_gets_its_field_its_value_and_a_way_out(
 #: Further mistakes, by structure alone: the command line, the words for field and value, and those for the way out.
 MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (f"{RUN} --policy rkvv --kv-budget 90", ("policy", "'rkvv'"), ("'rkv'",)),
-    (f"{RUN} --policy nowhere.py:One", ("nowhere.py:One",), ("No such file",)),
+    (f"{RUN} --policy nowhere.py:One", ("nowhere.py",), ("There is no file",)),
     (f"{RUN} --policy broken.py:One", ("broken.py:One",), ("line 1",)),
     (f"{RUN} {WINDOW} --ratio 1.5", ("ratio", "1.5"), ("from 0 to 1",)),
     (f"{RUN} --policy 'rkv kv_budget=90 local_window=900 ratio=0.5'", ("local_window", "900"), ("1 to 89",)),
@@ -470,7 +470,7 @@ def test_a_missing_extra_is_named(
         (("--policy", "full kv_bits=8 kv_bits=4"), "--policy: 'kv_bits' is given twice"),
         (("--set", "kv_bits=8", "--set", "kv_bits=4"), "--set: 'kv_bits' is given twice"),
         (("--policy", "full kv_bits=8", "--set", "kv_bits=4"), "kv_bits is given twice ('8' and '4')"),
-        (("--policy", "window ratio=0.3", "--ratio", 0.5), "ratio is given twice (0.3 and 0.5)"),
+        (("--policy", "window ratio=0.3", "--ratio", 0.5), "ratio is given twice ('0.3' and '0.5')"),
         (("--set", "policy=window"), "policy is given twice ('full' and 'window')"),
         (("--template", "a", "--model-option", "template=b"), "template is given twice ('b' and 'a')"),
         (("--model-option", "revision=main"), "revision is 'main', and 'embedded:tiny-llama' is in"),

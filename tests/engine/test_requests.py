@@ -60,8 +60,9 @@ def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: ModelHandle,
     assert ended[0].tokens == tuple(seen) == whole[0][:7]
     assert not ended[0].finished
     assert all(ended[key].tokens == whole[key] for key in whole if key)
-    assert engine.active_rows == engine.cached_tokens == 0
-    assert engine.evicted_tokens > 0
+    assert not engine.scheduler.rows
+    assert engine.cached_tokens == 0
+    assert engine.scheduler.evicted_tokens > 0
 
 
 def test_a_source_may_have_nothing_yet(tiny_llama: ModelHandle, work: Any, whole: Any) -> None:

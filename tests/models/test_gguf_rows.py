@@ -220,11 +220,11 @@ def test_weights_other_than_those_written_are_refused(fault: str, file: Path, tm
             read()
 
 
-def test_a_conversion_that_does_not_note_what_it_wrote_is_made_anew(file: Path, tmp_path: Path) -> None:
+def test_a_conversion_of_an_earlier_form_is_made_anew(file: Path, tmp_path: Path) -> None:
     find = {"weights": "int8", "cache": str(tmp_path / "cache")}
     mark = models.find(f"hf:{file}", **find).folder / CONVERTED
     content = json.loads(mark.read_text("utf-8"))
     written = content["in_bytes"].pop("written")
-    mark.write_text(json.dumps(content), "utf-8")
+    mark.write_text(json.dumps({**content, "conversion": content["conversion"] - 1}), "utf-8")
     models.find(f"hf:{file}", **find).load()
     assert json.loads(mark.read_text("utf-8"))["in_bytes"]["written"] == written

@@ -42,7 +42,7 @@ def test_linear(dtype: torch.dtype, seed: int, words: int, outputs: int, biased:
     expected = F.linear(x.to(dtype).double(), weight.to(dtype).double(), bias.double() if biased else None)
     torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-4)
     if dtype is torch.bfloat16:
-        assert layers[0].kind == (native.PAIRS_AT_ONCE if BEST.multiplies_pairs else native.PAIRS)
+        assert layers[0].kind == (native.PAIRS_AT_ONCE if BEST.library.kvatlas_multiplies_pairs() else native.PAIRS)
         layers[0].kind = native.PAIRS
     for layer in layers:
         assert torch.equal(layer(x[-rows:]), result[-rows:])
@@ -103,7 +103,7 @@ def test_linear_in_int8(seed: int, groups: int, outputs: int, biased: bool, rows
     expected = read_in_bytes(x.numpy(), weight.numpy(), bias.numpy() if biased else None)
     result = layers[0](x)
     assert np.array_equal(result.numpy(), expected)
-    assert layers[0].kind == (native.BYTES_AT_ONCE if BEST.multiplies_bytes else native.BYTES)
+    assert layers[0].kind == (native.BYTES_AT_ONCE if BEST.library.kvatlas_multiplies_bytes() else native.BYTES)
     again = BEST.packed_linear(layers[0].weight, bias if biased else None, outputs)
     again.kind = native.BYTES
     for layer in (*layers, again):

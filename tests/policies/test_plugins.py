@@ -125,12 +125,13 @@ def test_a_policy_that_cannot_be_made_is_refused(tmp_path: Path, kvatlas: Call) 
     assert f"The policy '{policy}' cannot be made (it called sys.exit(0))." in sentence
 
 
-def test_a_policy_whose_beginning_hides_that_of_its_base_is_refused(tmp_path: Path, kvatlas: Call) -> None:
+def test_the_values_of_a_policy_with_a_beginning_of_its_own_are_checked(tmp_path: Path, kvatlas: Call) -> None:
     policy = write_plugin(tmp_path, "score", "return cached.positions")
     file = tmp_path / "faulty.py"
     file.write_text(file.read_text() + "\n    def __post_init__(self):\n        pass\n")
-    sentence = kvatlas.refuse("run", "embedded:tiny-llama", "CHAIN8", "--policy", policy, *CELL)
-    assert f"The policy '{policy}' cannot be used (its __post_init__ has to call super().__post_init__())." in sentence
+    few_bits = ("--set", "kv_bits=4", "--set", "residual=64")
+    sentence = kvatlas.refuse("run", "embedded:tiny-llama", "CHAIN8", "--policy", policy, *CELL, *few_bits)
+    assert "residual is 64, more than the local_window 8" in sentence
 
 
 @pytest.mark.parametrize("statement", ["sys.exit(0)", "raise ValueError('boom')"])

@@ -629,15 +629,3 @@ def test_what_cannot_be_graded_again_is_refused(run: Path, tmp_path: Path) -> No
     # A row that is added changes no problem of the run.
     (tmp_path / "mine.json").write_text(json.dumps([*ROWS, {"question": "One?", "answer": "1"}]))
     assert len(regrade(run)) == 4
-
-
-def test_runs_of_earlier_versions_are_graded_again_with_their_own_problems_alone(run: Path, tmp_path: Path) -> None:
-    """They hold one digest of all problems."""
-    texts = [[f"mine-{number:03d}", row["question"], row["answer"], None] for number, row in enumerate(ROWS, 1)]
-    with Store.create(run) as store:
-        recorded = {"benchmarks": [["mine", 2, "r1", 1, digest(texts)]]}
-        store.put_manifest(replace(store.manifest(), contents={}, provenance=recorded))
-    assert len(regrade(run)) == 4
-    (tmp_path / "mine.json").write_text(json.dumps([{**ROWS[0], "answer": "4"}, ROWS[1]]))
-    with pytest.raises(KvatlasError, match="has problems of mine that its file lacks or changes"):
-        regrade(run)

@@ -74,7 +74,7 @@ def test_who_goes_leaves_the_line_and_the_row(service: Service, model: ModelHand
     assert max(len(handle.tokens) for handle in handles) < 900
     assert not handles[7].tokens
     assert service.engine is not None
-    until(lambda: service.engine is not None and service.engine.active_rows == 0)
+    until(lambda: service.engine is not None and not service.engine.scheduler.rows)
 
 
 def test_closing_lets_finish_then_ends_with_a_sentence(

@@ -74,8 +74,8 @@ def find_lost(folder: Path, name: str) -> list[LostCell]:
     policy = from_setting(setting)
     if not isinstance(policy, CompressingPolicy):
         raise KvatlasError(
-            f"The setting {setting} cannot be replayed: policy is {policy.name!r}; expected one that compresses by "
-            "itself."
+            f"The setting {setting} cannot be replayed: policy is {policy.setting_name!r}; expected one that "
+            "compresses by itself."
         )
     models = {system.model for system in systems}
     plan = make_plan(parse_spec(dict(run.manifest.spec)))

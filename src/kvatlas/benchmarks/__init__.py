@@ -7,7 +7,7 @@ from typing import Any
 
 from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_answer, identity, problem_of
 from kvatlas.benchmarks.public import SOURCES, questions
-from kvatlas.class_files import class_file, load_class, record_file
+from kvatlas.class_files import class_file, load_named, record_file
 from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, has_problem_suffix, refusal
 from kvatlas.registry import Registry
 from kvatlas.text import did_you_mean
@@ -82,8 +82,7 @@ def find(name: str, **options: Any) -> Benchmark:
 def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
     """Return the benchmark FILE.py:CLASS, or FILE.py:CLASS12 of a family; the file needs a permission."""
     benchmark: Benchmark
-    found_class: Any
-    found_class, rest = load_class(name, "benchmark", _is_benchmark, takes_rest=True)
+    found_class, rest = load_named(name, "benchmark", _is_benchmark, takes_rest=True)
     try:
         with refusal(f"The benchmark {name!r} cannot be made"):
             if hasattr(found_class, "named"):
@@ -109,8 +108,10 @@ def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
     return benchmark
 
 
-def _is_benchmark(value: type) -> bool:
-    """Return whether a class of a file is a benchmark or a family of them."""
+def _is_benchmark(value: object) -> bool:
+    """Return whether an object of a file is a class of benchmarks or of a family of them."""
+    if not isinstance(value, type):
+        return False
     return callable(getattr(value, "named", None)) or all(hasattr(value, member) for member in ("problems", "grade"))
 
 

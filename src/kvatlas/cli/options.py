@@ -318,15 +318,12 @@ def cell(
     name, *words = policy.split() or [""]
     permit(name)
     name = with_class(name)
-    pairs = joined_values(assignments("--policy", words), assignments("--set", texts))
-    owner = policies.get(name)
-    budget = None if kv_budget is None else read_parameter(owner, "kv_budget", kv_budget)
-    window = None if local_window is None else read_parameter(owner, "local_window", local_window)
-    options = {"kv_budget": budget, "local_window": window, "ratio": ratio}
-    given = {key: value for key, value in options.items() if value is not None}
-    values = {key: read_parameter(owner, key, value) for key, value in pairs.items()}
-    named = joined_values({"policy": name}, values, given)
-    return Setting.from_parameters(named.pop("policy"), **named)
+    options = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
+    given = {key: str(value) for key, value in options.items() if value is not None}
+    pairs = (assignments("--policy", words), assignments("--set", texts), given)
+    named = joined_values({"policy": name}, *pairs)
+    owner = policies.get(named.pop("policy"))
+    return Setting.from_parameters(name, **{key: read_parameter(owner, key, text) for key, text in named.items()})
 
 
 def model_options(

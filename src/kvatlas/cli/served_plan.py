@@ -30,7 +30,7 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
         length = spec.expected_output_tokens or benchmark.typical_output_tokens
         tokens += samples * len(planned.problems[benchmark.name]) * min(length, spec.sampling.max_new_tokens)
     seconds = tokens / tokens_per_second if tokens_per_second else None
-    provable = planned.provable(*planned.tested_settings())
+    provable = planned.provable()
 
     if as_json:
         document = {

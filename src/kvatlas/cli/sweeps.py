@@ -21,7 +21,6 @@ from kvatlas.core import KvatlasError
 from kvatlas.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
-    from kvatlas.stats.orders import TestedSetting
     from kvatlas.sweeps import Plan
 
 #: Problems of each benchmark for the demo's first maps, which have every second step of its axes.
@@ -132,7 +131,7 @@ def plan_command(
     compared = {policy.setting.policy for policy, is_baseline in planned.policies if not is_baseline}
     provable = None
     if "full" in baselines and compared:
-        provable = planned.provable(_tested_settings(planned))
+        provable = planned.provable()
 
     if as_json:
         document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}
@@ -203,18 +202,6 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
 
     for name, (quantity, remark) in lines.items():
         print_text(f"{name:<23}{quantity:>14}  {remark}".rstrip())
-
-
-def _tested_settings(planned: Plan) -> list[TestedSetting]:
-    """Return the settings of a plan of which something is claimed, on its first model."""
-    from kvatlas.stats.orders import TestedSetting
-
-    model = planned.models[0]
-    tested = []
-    for policy, (_, is_baseline) in zip(planned.policies_on(model), planned.policies, strict=True):
-        if not is_baseline and not planned.is_control(policy.setting):
-            tested.append(TestedSetting(policy.setting, model.kv_bytes(policy.storage)))
-    return tested
 
 
 def control_sentence(planned: Plan) -> str:

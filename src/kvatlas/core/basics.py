@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-K = TypeVar("K", bound=Hashable)
-T = TypeVar("T")
+_K = TypeVar("_K", bound=Hashable)
+_T = TypeVar("_T")
 
 #: The beginning of the names of modules of users' files of code.
 OWN_FILE = "kvatlas_file_"
@@ -73,16 +73,17 @@ def described(error: BaseException) -> str:
 
 
 @contextmanager
-def refusal(sentence: str) -> Iterator[None]:
-    """Turn every error of foreign code, and its calls of sys.exit, into `sentence` with the reason.
+def refusal(sentence: str, *errors: type[BaseException]) -> Iterator[None]:
+    """Turn these errors into `sentence` with the reason; if none are given, every error of foreign code.
 
-    Panics of libraries written in Rust derive from BaseException only.
+    These include its calls of sys.exit, and panics of libraries written in Rust, which derive from BaseException only.
     """
+    kinds = errors or (BaseException,)
     try:
         yield
     except (KvatlasError, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:
+    except kinds as error:
         raise KvatlasError(f"{sentence} ({reason(error)}).") from error
 
 
@@ -174,9 +175,9 @@ def digest(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
     """Return the items by their keys, groups and items in their order."""
-    groups: dict[K, list[T]] = {}
+    groups: dict[_K, list[_T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups

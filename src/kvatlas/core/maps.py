@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from kvatlas.core.basics import grouped, percent
 from kvatlas.core.traces import Measure, Setting, is_reference, reference_words
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def mean_of(benchmarks: int) -> str:
     return f"mean of {benchmarks}"
 
 
-def with_means(maps: Mapping[MapName, T]) -> dict[MapName, list[T]]:
+def with_means(maps: Mapping[MapName, _T]) -> dict[MapName, list[_T]]:
     """Return each map with its own value alone, then each mean over benchmarks with the values of its maps."""
     by_policy = grouped(maps, lambda name: (name.model, name.policy))
     found = {name: [value] for name, value in maps.items()}

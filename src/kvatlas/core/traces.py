@@ -213,11 +213,6 @@ def reference_words(settings: Iterable[Setting]) -> str:
     return "the reference" if REFERENCE in settings else "the full cache"
 
 
-def _ceil_div(dividend: int, divisor: int) -> int:
-    """Return the quotient, rounded up."""
-    return -(-dividend // divisor)
-
-
 #: Numbers that are packed together.
 CODES = 16
 
@@ -246,10 +241,10 @@ class Storage:
 
     def row_bytes(self, bits: int, size: int) -> int:
         """Return the bytes of a packed key or value of one head: words of codes, and two of fp16 for each group."""
-        blocks = _ceil_div(size, CODES)
-        groups = _ceil_div(size, self.group)
+        blocks = -(-size // CODES)
+        groups = -(-size // self.group)
         # A block of 16 codes of `bits` bits takes bits / 2 words of 32 bits.
-        words = _ceil_div(blocks * bits, 2)
+        words = -(-blocks * bits // 2)
         return 4 * (words + groups)
 
 

@@ -17,7 +17,7 @@ from kvatlas.forward import ATTENTION, attend, layer_attention
 BY_POSITION = ("default", "linear", "llama3", "yarn")
 
 
-class FusedLayer:
+class FusedLayer(DecoderLayer):
     """A decoder layer of Llama's form in two calls of native code, with any attention between them.
 
     Its linear layers are packed, queries, keys and values side by side, gate and up, too.
@@ -42,16 +42,16 @@ class FusedLayer:
         rotary_heads = sum(self.heads[:2]) if getattr(self.attention, "use_rope", True) else 0
         norms = (layer.input_layernorm, layer.post_attention_layernorm)
         first, second = ((norm.weight, norm.eps) for norm in norms)
-        self.native_layer = DecoderLayer(native, (first, second), products, rotary_heads, self.size)
+        super().__init__(native, (first, second), products, rotary_heads, self.size)
 
     def __call__(self, tokens: DecoderPass) -> None:
         """Replace the states of `tokens` by the output of this layer."""
-        self.native_layer.project(tokens)
+        self.project(tokens)
         heads = tokens.heads.view(1, len(tokens.heads), -1, self.size).transpose(1, 2)
         query, key, value = torch.split(heads, self.heads, 1)
         seen, _ = attend(self.attention, query, key, value, None, scaling=self.scaling, sliding_window=self.window)
         tokens.seen.copy_(seen.reshape(tokens.seen.shape))
-        self.native_layer.feed_forward(tokens)
+        self.feed_forward(tokens)
 
 
 def window_of(attention: Any) -> int | None:
@@ -72,7 +72,7 @@ class FusedLayers:
         self.size = layers[0].size
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        tokens = DecoderPass(x, cos, sin, self.layers[0].native_layer.products)
+        tokens = DecoderPass(x, cos, sin, self.layers[0].products)
         attention = layer_attention()
         if attention is not None:
             attention.compute_layers(self.layers, tokens)

@@ -536,7 +536,7 @@ def _fuse(tables: PackedTables, model: PreTrainedModel, undo: ExitStack) -> None
     if set(dict(decoder.named_children())) != DECODER or not all(map(_fusable, decoder.layers)):
         return
     layers = [FusedLayer(tables.native, layer) for layer in decoder.layers]
-    products = [layer.native_layer.products for layer in layers]
+    products = [layer.products for layer in layers]
     if len({each.widths for each in products}) == 1 and all(each.fits for each in products):
         decoder.forward = FusedDecoder(decoder, [FusedLayers(layers)])
         undo.callback(delattr, decoder, "forward")

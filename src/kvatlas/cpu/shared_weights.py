@@ -16,7 +16,7 @@ import mmap
 import os
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -132,19 +132,8 @@ class PackedTables:
             self.bytes_made = 0
 
 
-@dataclass(frozen=True)
-class StoredTables:
-    """The content of a file: `tables` in order, the `steps` of packing, and the other `parameters` by name."""
-
-    tables: list[Tensor]
-    steps: list[bool]
-    parameters: dict[str, Tensor]
-
-    def fill(self, model: PreTrainedModel) -> None:
-        """Let the parameters of a model that no table replaces lie in the file."""
-        parameters = dict(model.named_parameters())
-        for name, tensor in self.parameters.items():
-            parameters[name].data = tensor
+#: The content of a file: its packed tables, and the parameters by name that no table replaces.
+Content = tuple[PackedTables, dict[str, Tensor]]
 
 
 class WeightsFile:
@@ -169,20 +158,22 @@ class WeightsFile:
         Where the file cannot be written, the model has its weights for itself.
         """
         try:
-            stored = self._stored(load, pack)
+            tables, stored = self._stored(load, pack)
         except OSError as error:
             print(f"kvatlas: weights are not shared: {error.strerror or error}", file=sys.stderr, flush=True)
             model = load(True)
             pack(model, PackedTables(self.dtype))
             return model
         model = load(False)
-        stored.fill(model)
-        pack(model, PackedTables(self.dtype, stored.tables, stored.steps))
+        parameters = dict(model.named_parameters())
+        for name, tensor in stored.items():
+            parameters[name].data = tensor
+        pack(model, tables)
         return model
 
     def _stored(
         self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, PackedTables], Any]
-    ) -> StoredTables:
+    ) -> Content:
         """Return the content of the file, which is made unless it is there; one process makes it, others wait."""
         stored = self._read()
         if stored is not None:
@@ -208,16 +199,14 @@ class WeightsFile:
         pack(model, tables)
         # Packing drops the weights that it replaces.
         left = {name: tensor.data for name, tensor in parameters.items() if tensor.numel()}
-        size = sum(tensor.numel() * tensor.element_size() for tensor in (*tables.used, *left.values()))
-        sentence = f"weights are packed once, to {bytes_text(size)} in {self.path}; delete that file to free them."
-        print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
-        self._write(unfinished, tables, left)
-        unfinished.replace(self.path)
-
-    def _write(self, unfinished: Path, tables: PackedTables, parameters: Mapping[str, Tensor]) -> None:
-        tensors = [*tables.used, *parameters.values()]
-        # The place of each tensor behind the header.
+        tensors = [*tables.used, *left.values()]
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        sentence = (
+            f"weights are packed once, to {bytes_text(sum(sizes))} in {self.path}; delete that file to free them."
+        )
+        print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
+
+        # The place of each tensor behind the header.
         offsets = [0, *itertools.accumulate(size + -size % ALIGNMENT for size in sizes[:-1])]
         entries = [
             [offset, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
@@ -230,7 +219,7 @@ class WeightsFile:
             "bytes": offsets[-1] + sizes[-1],
             "steps": tables.steps,
             "tables": entries[:count],
-            "parameters": dict(zip(parameters, entries[count:], strict=True)),
+            "parameters": dict(zip(left, entries[count:], strict=True)),
         }
 
         text = json.dumps(header).encode()
@@ -246,8 +235,9 @@ class WeightsFile:
             while block := file.read(RETURN_AFTER):
                 checksum = zlib.crc32(block, checksum)
             file.write(checksum.to_bytes(CHECKSUM, "little"))
+        unfinished.replace(self.path)
 
-    def _read(self) -> StoredTables | None:
+    def _read(self) -> Content | None:
         """Return the content of the file, mapped; None without an intact one for these weights."""
         try:
             with self.path.open("rb") as file:
@@ -266,7 +256,7 @@ class WeightsFile:
         content = torch.frombuffer(memory, dtype=torch.uint8)[8 + length :]
         tables = [_tensor(content, entry) for entry in header["tables"]]
         parameters = {name: _tensor(content, entry) for name, entry in header["parameters"].items()}
-        return StoredTables(tables, header["steps"], parameters)
+        return PackedTables(self.dtype, tables, header["steps"]), parameters
 
 
 def _tensor(content: Tensor, entry: Sequence[Any]) -> Tensor:

@@ -215,7 +215,7 @@ def export_setting(
         cap = "" if policy.cap is None else f" vLLM has its cap as thinking_token_budget={thinking.budget(policy.cap)}."
         raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.{cap}")
     # A variant is a policy with other defaults.
-    base = policy.name.partition("@")[0]
+    base = policy.setting_name.partition("@")[0]
     if base not in target.policies:
         raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(target.policies)}. Make a map of those.")
 

@@ -198,7 +198,7 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
     policy = policies.of_engine(reference.setting)
     fault = "" if isinstance(policy, CompressingPolicy) else "it never compresses"
     if policy.random:
-        fault = f"the choice of {policy.name!r} depends on more than the text (random numbers)"
+        fault = f"the choice of {policy.setting_name!r} depends on more than the text (random numbers)"
     if fault:
         raise KvatlasError(f"The texts of {reference.setting} cannot be compared: {fault}.")
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kvatlas.core import KvatlasError, Sampling, Storage, reason
+from kvatlas.core import KvatlasError, Sampling, Storage, reason, refusal
 from kvatlas.engine.attention import AttentionBackend, PassAttention, backend_for
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
@@ -86,16 +86,8 @@ class Engine:
         self._allocate()
 
     @property
-    def active_rows(self) -> int:
-        return len(self.scheduler.rows)
-
-    @property
     def cached_tokens(self) -> int:
         return sum(row.cached.length for row in list(self.scheduler.rows))
-
-    @property
-    def evicted_tokens(self) -> int:
-        return self.scheduler.evicted_tokens
 
     def run(self, requests: Iterable[Request[K] | None]) -> Iterator[Generation[K]]:
         """Decode all requests, taken as rows become free; yield generations as they finish, in no fixed order.
@@ -295,13 +287,10 @@ class Engine:
     def _allocate(self) -> None:
         state = self.collector.token_state(self.handle.shape)
         window = self.collector.query_window
-        try:
+        queries = f" with {window:,} queries each" if window else ""
+        sentence = f"A cache for {self.batch_size:,} sequences{queries} cannot be allocated"
+        with refusal(sentence, MemoryError, RuntimeError):
             self.cache = self.new_cache(self.batch_size, state, window, self.storage)
-        except (MemoryError, RuntimeError) as error:
-            queries = f" with {window:,} queries each" if window else ""
-            raise KvatlasError(
-                f"A cache for {self.batch_size:,} sequences{queries} cannot be allocated ({reason(error)})."
-            ) from error
 
         captured = self.backend.captures_steps and not self.stateful and not self.storage.packed
         self.graphs = self.backend.graph_runner(self.cache, self.sampling) if captured else None

@@ -44,15 +44,14 @@ class CpuBackend(AttentionBackend):
             paged_layers = cache.paged_layers
             self.native.make_scratch(batch.paged, max(max(layer.key, layer.value) for layer in shape.cached_layers))
 
-        decoder_layers = [layer.native_layer for layer in layers]
         if not batch.remembered and not cache.packed:
-            DecoderLayer.compute(decoder_layers, tokens, batch.paged, paged_layers)
+            DecoderLayer.compute(layers, tokens, batch.paged, paged_layers)
             return
 
         # The heads of a layer, side by side in one table, are stored before the next layer replaces them.
         first_value = shape.heads + shape.kv_heads
-        for layer, decoder_layer, paged_layer in zip(cached_layers, decoder_layers, paged_layers, strict=True):
-            DecoderLayer.compute([decoder_layer], tokens, batch.paged, [paged_layer])
+        for layer, fused_layer, paged_layer in zip(cached_layers, layers, paged_layers, strict=True):
+            DecoderLayer.compute([fused_layer], tokens, batch.paged, [paged_layer])
             heads = tokens.heads.view(len(tokens.heads), -1, shape.cached_layers[layer.place].key)
             batch.remember(layer.place, heads[:, : shape.heads])
             if cache.packed:

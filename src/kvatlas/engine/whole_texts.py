@@ -7,7 +7,7 @@ the length of a text and not with its square.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Queries in a block of attention.
 BLOCK = 256
-#: Answer tokens whose weights are in memory at a time.
+#: Tokens whose weights are in memory at a time.
 ROWS = 32
 
 #: Gets a layer, its queries [heads, tokens, size], keys and values [KV heads, tokens, size].
@@ -85,6 +85,24 @@ def _attend_in_blocks(
     return out.view(1, heads, length, width).transpose(1, 2), None
 
 
+def attention_of(layer: Layer, query: Tensor, key: Tensor, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the weights of the tokens from `first` on, some tokens at a time, in float32.
+
+    Query [heads, tokens, size], key [KV heads, tokens, size]. Weights [KV heads, query heads of each, some, tokens]
+    come after the distances back to each token [some, tokens].
+    """
+    heads, length, size = query.shape
+    grouped = query.view(len(key), heads // len(key), length, size)
+    keys = key.float().transpose(-1, -2)
+    positions = torch.arange(length, device=query.device)
+    for start in range(first, length, ROWS):
+        rows = slice(start, start + ROWS)
+        back = positions[rows, None] - positions
+        visible = (back >= 0) & (back < (layer.window or length))
+        scores = grouped[:, :, rows].float().reshape(len(key), -1, size) @ keys * layer.scaling
+        yield back, layer.weights(scores.view(*grouped.shape[:2], -1, length), visible)
+
+
 @torch.inference_mode()
 def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: int) -> tuple[Tensor, Tensor]:
     """Return the mean attention [answer_start] of the tokens from `answer_start` on to each earlier one, and the last
@@ -97,19 +115,9 @@ def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: in
 
     def observe(layer: Layer, query: Tensor, key: Tensor, _value: Tensor) -> None:
         nonlocal layers
-        heads, length, size = query.shape
-        groups = heads // len(key)
-        query = query.view(len(key), groups, length, size)
-        keys = key.float().transpose(-1, -2)
-        positions = torch.arange(length, device=query.device)
-        share = 1.0 / (heads * (length - answer_start))
-        for first in range(answer_start, length, ROWS):
-            rows = slice(first, min(first + ROWS, length))
-            chunk = query[:, :, rows].float().reshape(len(key), -1, size)
-            back = positions[rows, None] - positions
-            visible = (back >= 0) & (back < (layer.window or length))
-            scores = (chunk @ keys * layer.scaling).view(len(key), groups, -1, length)
-            total.add_(layer.weights(scores, visible)[..., :answer_start].sum((0, 1, 2)) * share)
+        share = 1.0 / (len(query) * (len(tokens) - answer_start))
+        for _, weights in attention_of(layer, query, key, answer_start):
+            total.add_(weights[..., :answer_start].sum((0, 1, 2)) * share)
         layers += 1
 
     states = run_whole_text(model, tokens, observe)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from kvatlas.core import KvatlasError, canonical, reason
+from kvatlas.core import KvatlasError, canonical, refusal
 from kvatlas.core.secrets import is_secret, secret_arguments
 from kvatlas.text import did_you_mean
 
@@ -266,10 +266,8 @@ def read_serve_params(path: Path) -> list[dict[str, Value]]:
 
     It is a list of mappings, or mappings by name. Raises KvatlasError for anything else.
     """
-    try:
+    with refusal(f"serve_params: {str(path)!r} cannot be read", OSError, ValueError):
         data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise KvatlasError(f"serve_params: {str(path)!r} cannot be read ({reason(error)}).") from error
 
     entries = list(data.values()) if isinstance(data, dict) else data
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
@@ -351,10 +349,8 @@ def _split(command: str, place: str) -> list[str]:
             f"{place} needs a shell, and is started without one: write bash -c '...' around it; variables belong into "
             "env."
         )
-    try:
+    with refusal(f"{place} cannot be split into arguments", ValueError):
         return shlex.split(command)
-    except ValueError as error:
-        raise KvatlasError(f"{place} cannot be split into arguments ({reason(error)}).") from error
 
 
 def _joined(arguments: Iterable[str]) -> str:

@@ -118,16 +118,3 @@ def available(entries: Iterable[str | Mapping[str, Any]]) -> dict[str, ModelHand
             model = find(entry) if isinstance(entry, str) else find(**entry)
             by_name[model.name] = model
     return by_name
-
-
-__all__ = [
-    "EMBEDDED",
-    "ENDLESS",
-    "ModelHandle",
-    "Options",
-    "Overrides",
-    "available",
-    "embedded",
-    "find",
-    "installed",
-]

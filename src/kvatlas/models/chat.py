@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.answers.reading import Tags
-from kvatlas.core import KvatlasError, digest, reason, refusal
+from kvatlas.core import KvatlasError, digest, refusal
 from kvatlas.models import weights
 from kvatlas.models.files import ModelFiles
 from kvatlas.models.load_options import OWN_VALUES
@@ -133,13 +133,11 @@ class Chat(ModelFiles):
         address = self.options.template
         if address:
             file = Path(address).expanduser()
-            try:
+            with refusal(f"template: {address!r} cannot be read", OSError, ValueError):
                 if file.exists() and not file.is_file():
                     # A pipe would wait for its writer.
                     raise OSError("it is no regular file")
                 tokenizer.chat_template = file.read_text("utf-8")
-            except (OSError, ValueError) as error:
-                raise KvatlasError(f"template: {address!r} cannot be read ({reason(error)}).") from error
         if not tokenizer.chat_template:
             raise KvatlasError(
                 f"The tokenizer of the model {name!r} has no chat template; give a Jinja file with --template, or "
@@ -264,15 +262,11 @@ class Chat(ModelFiles):
             **dict(self.options.template_values),
         }
         conversation = {"messages": messages, "documents": None, "add_generation_prompt": answering}
-        try:
+        # A template may raise anything.
+        with refusal(f"The chat template of {self.name!r} refuses these messages", Exception):
             compiled = self._compiled
             with _limits():
                 return str(compiled.render({**defaults, **(values or {}), **conversation}))
-        # A template may raise anything.
-        except Exception as error:
-            raise KvatlasError(
-                f"The chat template of {self.name!r} refuses these messages ({reason(error)})."
-            ) from error
 
     @cached_property
     def _compiled(self) -> Any:
@@ -312,11 +306,9 @@ class Chat(ModelFiles):
         """Variables that the chat template reads and that template_values can set."""
         from jinja2 import TemplateError, meta
 
-        try:
+        with refusal(f"The chat template of {self.name!r} cannot be read", TemplateError):
             environment = self._compiled.environment
             names = meta.find_undeclared_variables(environment.parse(self.template))
-        except TemplateError as error:
-            raise KvatlasError(f"The chat template of {self.name!r} cannot be read ({reason(error)}).") from error
         return frozenset(names - {*OWN_VALUES, *self.tokenizer.special_tokens_map, *environment.globals})
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from kvatlas.core import CachedLayer, KvatlasError, Shape, check_form, digest, reason, refusal
+from kvatlas.core import CachedLayer, KvatlasError, Shape, check_form, digest, refusal
 from kvatlas.hub import Repository
 from kvatlas.models import weights
 from kvatlas.models.load_options import Options
@@ -107,10 +107,9 @@ class ModelFiles:
         def plain(content: dict[str, Any]) -> dict[str, Any]:
             return {key: value for key, value in content.items() if key not in _WRITER}
 
-        try:
+        faults = (OSError, ValueError, AttributeError, RecursionError)
+        with refusal(f"The model {self.name!r} has no readable {name}", *faults):
             return plain(json.loads((self.folder / name).read_text("utf-8"), object_hook=plain))
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise KvatlasError(f"The model {self.name!r} has no readable {name} ({reason(error)}).") from error
 
     @cached_property
     def complete_config(self) -> dict[str, Any]:
@@ -262,14 +261,12 @@ class ModelFiles:
 
     def _index(self) -> tuple[set[str] | None, int | None]:
         """Return the weight files that the index names, and their bytes; None without an index."""
-        try:
+        faults = (OSError, ValueError, KeyError, TypeError, AttributeError)
+        with refusal(f"The weight index of the model {self.name!r} cannot be read", *faults):
+            if not (self.folder / _INDEX).exists():
+                return None, None
             content = json.loads((self.folder / _INDEX).read_text("utf-8"))
             return set(map(str, content["weight_map"].values())), int(content.get("metadata", {}).get("total_size", 0))
-        except FileNotFoundError:
-            return None, None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            where = f"The weight index of the model {self.name!r}"
-            raise KvatlasError(f"{where} cannot be read ({reason(error)}).") from error
 
     def hash_weights(self) -> str:
         """Return the SHA-256 over config and tensors, whatever the names of files.

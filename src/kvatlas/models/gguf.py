@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 #: Rises with every change of what a conversion writes: models of earlier ones are converted again.
-CONVERSION = 2
+CONVERSION = 3
 #: The types of tokens in a GGUF that are matched as a whole in texts: control tokens, and those of the user.
 CONTROL = 3
 OF_USER = 4
@@ -102,10 +102,8 @@ def convert_gguf(file: Path, cache: str = "", in_bytes: bool = False) -> Path:
     model can be read row by row and is not there in float32. Raises KvatlasError for an unreadable file, and for one
     that would become another model.
     """
-    try:
+    with refusal(f"The file {str(file)!r} cannot be read", OSError):
         file_digest = sha256(file)
-    except OSError as error:
-        raise KvatlasError(f"The file {str(file)!r} cannot be read ({error.strerror}).") from error
     folder = _converted_folder(file_digest, cache, in_bytes)
     if folder is None and in_bytes:
         folder = _convert(file, _folder_of_digest(file_digest, cache, in_bytes), in_bytes)
@@ -160,9 +158,6 @@ def _is_converted(folder: Path) -> bool:
     """Return True if a folder holds a whole model of this version of the conversion."""
     try:
         mark = json.loads((folder / CONVERTED).read_text("utf-8"))
-        # Earlier versions did not note what they had written in int8.
-        if "written" not in mark.get("in_bytes", {"written": ""}):
-            return False
         # A user may have put a trained head beside them.
         return bool(mark["conversion"] == CONVERSION and mark["files"].items() <= _file_sizes(folder).items())
     except (OSError, ValueError, KeyError, TypeError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kvatlas.core import KvatlasError, digest, reason, refusal
+from kvatlas.core import KvatlasError, digest, refusal
 from kvatlas.machine import free_memory
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _CHUNK = 2**20
 #: The longest header of a safetensors file, in bytes.
 _HEADER = 100_000_000
+#: Errors of reading a file of another form.
+_READING_FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError)
 #: The files of an adapter, and its chat template, which replaces the model's own.
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TEMPLATE = "chat_template.jinja"
@@ -214,7 +216,7 @@ def hash_tensors(files: Iterable[Path]) -> str:
     """
     tensors: dict[str, list[Any]] = {}
     for path in files:
-        try:
+        with refusal(f"The weight file {str(path)!r} is no safetensors file", *_READING_FAULTS):
             if not path.is_file():
                 # A pipe would wait for its writer.
                 raise OSError("it is no regular file")
@@ -226,8 +228,6 @@ def hash_tensors(files: Iterable[Path]) -> str:
                     begin, end = entry["data_offsets"]
                     file.seek(8 + length + begin)
                     tensors[name] = [entry["dtype"], entry["shape"], _hash_bytes(file, end - begin)]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise KvatlasError(f"The weight file {str(path)!r} is no safetensors file ({reason(error)}).") from error
     return digest(tensors)
 
 
@@ -273,12 +273,10 @@ class Adapter:
         missing = [name for name in ADAPTER_FILES if not (self.folder / name).is_file()]
         if missing:
             raise KvatlasError(f"The adapter {self.address!r} lacks {missing[0]}; expected a folder of a LoRA adapter.")
-        try:
+        with refusal(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[0]}", *_READING_FAULTS):
             config: dict[str, Any] = dict(json.loads((self.folder / ADAPTER_FILES[0]).read_text("utf-8")).items())
             rank = int(config["r"])
             alpha = float(config["lora_alpha"])
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[0]} ({error}).") from error
 
         # Entries that change the formula, by name, and further ones of later versions of peft unless they are empty.
         for name, values in _PLAIN_ADAPTER.items():
@@ -325,10 +323,8 @@ class Adapter:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        try:
+        with refusal(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[1]}", OSError, SafetensorError):
             tensors = load_file(self.folder / ADAPTER_FILES[1])
-        except (OSError, SafetensorError) as error:
-            raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[1]} ({error}).") from error
 
         _check_types(f"The adapter {self.address!r} has", [self.folder / ADAPTER_FILES[1]])
         check_numbers(f"The adapter {self.address!r}", tensors)

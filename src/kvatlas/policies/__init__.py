@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from kvatlas.class_files import absolute_name, class_file, load_class, permit
+from kvatlas.class_files import absolute_name, class_file, load_named, permit
 from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
 from kvatlas.core.settings import CAP, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
 from kvatlas.policies.cache_view import CacheView, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.guard import AUTHORED
-from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
+from kvatlas.policies.parameter_types import Scope, choice_param, flag_param, float_param, int_param, scope_param
 from kvatlas.policies.precision import PRECISION_PARAMETERS
 from kvatlas.policies.selection import select_tokens
 from kvatlas.policies.settings import parameters, read_parameter, usual_values
@@ -129,10 +129,6 @@ def _attribute_fault(policy: type[Policy]) -> str:
     return ""
 
 
-def _is_policy(value: type) -> bool:
-    return issubclass(value, Policy)
-
-
 class Policies(Registry[type[Policy]]):
     """Policies by name; METHOD@PAPER is a preset of a policy, FILE.py:CLASS a class in a file."""
 
@@ -159,7 +155,7 @@ class Policies(Registry[type[Policy]]):
 @cache
 def _class_in_file(name: str) -> type[Policy]:
     """Return the class of a policy in a permitted file, which is run once; KvatlasError if it is not a policy."""
-    policy, _ = load_class(name, "policy", _is_policy)
+    policy, _ = load_named(name, "policy", lambda value: isinstance(value, type) and issubclass(value, Policy))
     fault = _plugin_fault(getattr(policy, "name", ""), policy)
     if fault:
         raise KvatlasError(f"The policy {name} cannot be used ({fault}).")
@@ -217,12 +213,7 @@ def from_setting(setting: Setting) -> Policy:
     preset = PRESETS.get(setting.policy)
     if preset is None:
         with refusal(f"The policy {setting.policy!r} cannot be made"):
-            policy = kind.from_setting(setting, setting.policy if class_file(setting.policy) is not None else "")
-        if policy.name != setting.policy:
-            raise KvatlasError(
-                f"The policy {setting.policy!r} cannot be used (its __post_init__ has to call super().__post_init__())."
-            )
-        return policy
+            return kind.from_setting(setting, setting.policy if class_file(setting.policy) is not None else "")
 
     for name, value in setting.values.items():
         if name in preset.values and value != preset.values[name]:
@@ -322,9 +313,8 @@ def describe_policy(name: str) -> dict[str, Any]:
     return row
 
 
+#: What authors of policies and other rooms take from the files of this one.
 __all__ = [
-    "OTHER_NAMES",
-    "PRESETS",
     "BudgetRule",
     "CacheView",
     "CompressingPolicy",
@@ -332,23 +322,16 @@ __all__ = [
     "Scope",
     "Signal",
     "Step",
-    "all_values",
     "budget_in_tokens",
     "choice_param",
-    "describe_policy",
-    "fit_policy",
+    "flag_param",
     "float_param",
     "floor_ratio",
-    "from_setting",
     "int_param",
-    "of_engine",
     "parameters",
     "permit",
-    "policies",
     "read_parameter",
-    "register",
     "scope_param",
     "select_tokens",
     "window_in_tokens",
-    "with_class",
 ]

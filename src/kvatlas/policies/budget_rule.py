@@ -13,8 +13,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from kvatlas.core import KvatlasError, Storage, budget_in_tokens, floor_ratio, window_in_tokens
-from kvatlas.core.settings import BYTE_UNITS
+from kvatlas.core import BYTE_UNITS, KvatlasError, Storage, budget_in_tokens, floor_ratio, window_in_tokens
 from kvatlas.policies.parameter_types import (
     LARGEST_INTEGER,
     check_parameters,

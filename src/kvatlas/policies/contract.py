@@ -57,7 +57,7 @@ class Policy(Parametrized):
 
     def score(self, cached: CacheView) -> Tensor:
         """Return the importance [cached] or [..., cached] of cached tokens: the highest stay, of equals the oldest."""
-        raise KvatlasError(f"The policy {self.name!r} has no score.")
+        raise KvatlasError(f"The policy {self.setting_name!r} has no score.")
 
     def observe(self, step: Step) -> None:
         """Note the signals of a step (and of prefill) in `columns`."""
@@ -74,7 +74,7 @@ class Policy(Parametrized):
         file, colon, _ = self.preset.rpartition(":")
         code = code_of(file) if colon else {}
         stored = {"storage": STORAGE_VERSION} if self.storage.packed else {}
-        return {"name": self.name, "version": self.version, **code, **stored}
+        return {"name": self.setting_name, "version": self.version, **code, **stored}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.policies.cache_view import CacheView, Signal
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, int_param, scope_param
 from kvatlas.policies.caote import MARGIN, identity_of_weights
-from kvatlas.policies.contract import CompressingPolicy
-from kvatlas.policies.parameter_types import Scope, int_param, scope_param
 from kvatlas.policies.recent import attention
 
 if TYPE_CHECKING:

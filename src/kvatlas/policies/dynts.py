@@ -11,11 +11,10 @@ from enum import StrEnum
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, reason
+from kvatlas.core import KvatlasError, refusal
 from kvatlas.cpu.native import load
 from kvatlas.models.weights import check_numbers
-from kvatlas.policies.cache_view import CacheView, Signal, Step
-from kvatlas.policies.contract import CompressingPolicy
+from kvatlas.policies import CacheView, CompressingPolicy, Signal, Step
 from kvatlas.policies.model_files import FilePolicy, by_content
 
 if TYPE_CHECKING:
@@ -193,16 +192,17 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
     from safetensors import SafetensorError, safe_open
 
     head: dict[str, Tensor] = {}
-    try:
-        with safe_open(file, framework="pt", device=device) as content:
-            names = list(content.keys())
-            prefix = AUTHORS_PREFIX if any(name.startswith(AUTHORS_PREFIX) for name in names) else ""
-            shapes = {name: content.get_slice(name).get_shape() for name in names if name.startswith(prefix)}
-            layout = layout_of({name.removeprefix(prefix): shape for name, shape in shapes.items()})
-            if layout is not None:
-                head = {name: content.get_tensor(prefix + name).float() for name in layout.tensors}
-    except (OSError, ValueError, SafetensorError) as error:
-        raise KvatlasError(f"The predictor {file!r} cannot be read as a DynTS head ({reason(error)}).") from error
+    faults = (OSError, ValueError, SafetensorError)
+    with (
+        refusal(f"The predictor {file!r} cannot be read as a DynTS head", *faults),
+        safe_open(file, framework="pt", device=device) as content,
+    ):
+        names = list(content.keys())
+        prefix = AUTHORS_PREFIX if any(name.startswith(AUTHORS_PREFIX) for name in names) else ""
+        shapes = {name: content.get_slice(name).get_shape() for name in names if name.startswith(prefix)}
+        layout = layout_of({name.removeprefix(prefix): shape for name, shape in shapes.items()})
+        if layout is not None:
+            head = {name: content.get_tensor(prefix + name).float() for name in layout.tensors}
     if not head:
         held = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]
         more = f" and {len(held) - 8} more" if len(held) > 8 else ""

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvatlas.models.rotation import frequencies
-from kvatlas.policies.cache_view import CacheView, Signal
-from kvatlas.policies.contract import CompressingPolicy
-from kvatlas.policies.parameter_types import Scope, int_param, scope_param
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, int_param, scope_param
 from kvatlas.policies.recent import positions, softmax
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def call(policy: Any, *values: Any, **named: Any) -> Any:
-        with author_errors(policy.name, name):
+        with author_errors(policy.setting_name, name):
             result = method(policy, *values, **named)
 
         expected = ""
@@ -56,7 +56,8 @@ def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
             if not isinstance(result, dict):
                 expected = "a dictionary of numbers and texts"
         if expected:
-            raise KvatlasError(f"The policy {policy.name!r} returned {result!r} from {name}; expected {expected}.")
+            given = f"returned {result!r} from {name}; expected {expected}"
+            raise KvatlasError(f"The policy {policy.setting_name!r} {given}.")
         return result
 
     return call

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvatlas.policies.cache_view import CacheView, Signal, Step
-from kvatlas.policies.contract import CompressingPolicy
-from kvatlas.policies.parameter_types import Scope, flag_param, scope_param
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Step, flag_param, scope_param
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.cache_view import CacheView
-from kvatlas.policies.contract import CompressingPolicy
-from kvatlas.policies.parameter_types import Scope, scope_param
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, scope_param
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.cache_view import CacheView, Signal, Step
-from kvatlas.policies.contract import CompressingPolicy
-from kvatlas.policies.parameter_types import Scope, float_param, scope_param
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Step, float_param, scope_param
 
 if TYPE_CHECKING:
     from torch import Tensor

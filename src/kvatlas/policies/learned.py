@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.core import KvatlasError, reason
+from kvatlas.core import KvatlasError, refusal
 from kvatlas.models.rotation import frequencies, turn_back
 from kvatlas.models.weights import check_numbers
-from kvatlas.policies.cache_view import CacheView
+from kvatlas.policies import CacheView, Scope, scope_param
 from kvatlas.policies.model_files import FilePolicy, by_content
-from kvatlas.policies.parameter_types import Scope, scope_param
 from kvatlas.policies.recent import positions
 
 if TYPE_CHECKING:
@@ -88,10 +87,8 @@ def load_scorer(file: str, device: str = "cpu") -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
+    with refusal(f"The scorer {file!r} cannot be read", OSError, ValueError, SafetensorError):
         scorer = {name: numbers.float() for name, numbers in load_file(file, device).items()}
-    except (OSError, ValueError, SafetensorError) as error:
-        raise KvatlasError(f"The scorer {file!r} cannot be read ({reason(error)}).") from error
     if set(scorer) != set(TENSORS) or scorer["first"].dim() != 4:
         raise KvatlasError(f"The scorer {file!r} holds {', '.join(scorer)}; expected {', '.join(TENSORS)}.")
 

@@ -10,7 +10,7 @@ from functools import lru_cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from kvatlas.core import KvatlasError, reason
+from kvatlas.core import KvatlasError, refusal
 from kvatlas.models.weights import ADAPTER_FILES, SUBFOLDER, sha256
 from kvatlas.policies.contract import CompressingPolicy
 
@@ -41,8 +41,8 @@ class FilePolicy(CompressingPolicy):
         file = self.file(model)
         if not file.is_file():
             raise KvatlasError(
-                f"The policy {self.name!r} needs {self.file_about} for the model {model.name!r}: there is no file "
-                f"{str(file)!r}; name one with the parameter {self.file_parameter}."
+                f"The policy {self.setting_name!r} needs {self.file_about} for the model {model.name!r}: there is no "
+                f"file {str(file)!r}; name one with the parameter {self.file_parameter}."
             )
         self.check_file(file, model)
         # A file that the user names may be tried on any model; one from the folder must belong to the weights.
@@ -73,11 +73,9 @@ def content_of(file: Path) -> str:
 
     Programs set the time of modification as they like, but not that of change.
     """
-    try:
+    with refusal(f"The file {str(file)!r} cannot be read", OSError):
         status = file.stat()
         return _content_of(file, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
-    except OSError as error:
-        raise KvatlasError(f"The file {str(file)!r} cannot be read ({reason(error)}).") from error
 
 
 @lru_cache(maxsize=64)

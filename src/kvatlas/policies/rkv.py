@@ -6,9 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvatlas.machine import compiles
-from kvatlas.policies.cache_view import CacheView, Signal
-from kvatlas.policies.contract import CompressingPolicy
-from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
+from kvatlas.policies import (
+    CacheView,
+    CompressingPolicy,
+    Scope,
+    Signal,
+    choice_param,
+    float_param,
+    int_param,
+    scope_param,
+)
 from kvatlas.policies.recent import logits, observing, pooled, softmax
 
 if TYPE_CHECKING:

@@ -51,15 +51,17 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView, put_back: PutBac
 
     Tokens that are `put_back` take the place of the kept ones with the lowest scores.
     """
+    import torch
+
     length = cached.positions.shape[-1]
     protected, quota = protected_and_quota(policy, cached)
     slots_used = policy.slots_used(cached, protected, quota)
     if type(slots_used) is not int or not 0 <= slots_used <= quota:
         raise KvatlasError(
-            f"The policy {policy.name!r} uses {slots_used!r} slots; expected an integer from 0 to {quota}."
+            f"The policy {policy.setting_name!r} uses {slots_used!r} slots; expected an integer from 0 to {quota}."
         )
     older = protected.shape[-1]
-    scores = _checked_scores(policy.name, policy.score(cached), cached.positions, protected)
+    scores = _checked_scores(policy.setting_name, policy.score(cached), cached.positions, protected)
     if policy.budget.plan_prefix:
         thought = cached.positions[..., :older] - cached.prompt_length
         in_plan = (thought >= 0) & (thought < policy.budget.plan_prefix)
@@ -70,15 +72,8 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView, put_back: PutBac
     if put_back is not None:
         order = put_back.overrule(order, cached.positions, kept_protected, slots_used, cached.length)
     chosen = order[..., : kept_protected + slots_used].sort(dim=-1).values
-    return _with_window(chosen, older, length)
-
-
-def _with_window(kept: Tensor, older: int, length: int) -> Tensor:
-    """Return the slots that stay with those of the local window, from `older` to `length`."""
-    import torch
-
-    window = torch.arange(older, length, device=kept.device).expand(*kept.shape[:-1], -1)
-    return torch.cat([kept, window], dim=-1)
+    window = torch.arange(older, length, device=chosen.device).expand(*chosen.shape[:-1], -1)
+    return torch.cat([chosen, window], dim=-1)
 
 
 def _protect(scores: Tensor, protected: Tensor) -> Tensor:

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.cache_view import CacheView
-from kvatlas.policies.contract import CompressingPolicy
-from kvatlas.policies.parameter_types import choice_param, int_param
+from kvatlas.policies import CacheView, CompressingPolicy, choice_param, int_param
 
 if TYPE_CHECKING:
     from torch import Tensor

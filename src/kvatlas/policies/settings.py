@@ -12,8 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from kvatlas.core import KvatlasError, Setting, Storage
-from kvatlas.core.settings import CAP, UNLIMITED, UNNAMED
+from kvatlas.core import CAP, UNLIMITED, UNNAMED, KvatlasError, Setting, Storage
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
 from kvatlas.policies.parameter_types import Scope, check_parameters, length_param
 from kvatlas.policies.precision import PRECISION_PARAMETERS, KvPrecision
@@ -43,9 +42,15 @@ class Parametrized:
     preset: str = field(default="", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        if self.preset:
-            # The name belongs to the class, except that of a preset or of a class in a file.
-            object.__setattr__(self, "name", self.preset)
+        self.check_values()
+
+    @property
+    def setting_name(self) -> str:
+        """Its name in settings: that of the class, except for a preset and for a class in a file."""
+        return self.preset or self.name
+
+    def check_values(self) -> None:
+        """Raise KvatlasError for a wrong value of a parameter, and for parts that do not fit together."""
         check_parameters(self)
         rule = self.budget
         if rule is None:
@@ -125,7 +130,10 @@ class Parametrized:
         parts: dict[str, Any] = {"precision": KvPrecision(**bits), "preset": preset}
         if is_compressing:
             parts["budget"] = BudgetRule(**rule)
-        return cls(**values, **parts).canonical()
+        policy = cls(**values, **parts)
+        # The author of a policy may replace __post_init__.
+        policy.check_values()
+        return policy.canonical()
 
     def canonical(self) -> Self:
         """Return the policy with its parameters in their canonical form: equal settings have equal parameters."""
@@ -161,12 +169,12 @@ class Parametrized:
         named = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
         if "every" in named:
             del named["ratio"], named["ratio_over"]
-        return Setting.from_parameters(self.name, **named)
+        return Setting.from_parameters(self.setting_name, **named)
 
     @cached_property
     def observer(self) -> tuple[Any, ...]:
         """The key of equal observations: the loop calls `observe` once for all settings with the same key."""
-        return (self.name, *(getattr(self, item.name) for item in own_parameters(type(self))))
+        return (self.setting_name, *(getattr(self, item.name) for item in own_parameters(type(self))))
 
 
 def own_parameters(policy: type[Parametrized]) -> list[Field[Any]]:

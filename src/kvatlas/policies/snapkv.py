@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.cache_view import CacheView, Signal
-from kvatlas.policies.contract import CompressingPolicy
-from kvatlas.policies.parameter_types import Scope, choice_param, int_param, scope_param
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, choice_param, int_param, scope_param
 from kvatlas.policies.recent import attention, observing, pooled
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
 from kvatlas.models.rotation import frequencies
-from kvatlas.policies.cache_view import CacheView
+from kvatlas.policies import CacheView, Scope, int_param, scope_param
 from kvatlas.policies.model_files import FilePolicy
-from kvatlas.policies.parameter_types import Scope, int_param, scope_param
 from kvatlas.policies.query_statistics import STATISTICS_FILE, load_statistics
 from kvatlas.policies.recent import positions
 

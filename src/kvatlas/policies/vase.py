@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvatlas.core import floor_ratio
-from kvatlas.policies.cache_view import CacheView, Signal
-from kvatlas.policies.contract import CompressingPolicy
-from kvatlas.policies.parameter_types import Scope, float_param, int_param, scope_param
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, float_param, int_param, scope_param
 from kvatlas.policies.recent import logits, observing, pooled, softmax
 from kvatlas.policies.selection import protected_and_quota
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvatlas.engine.cache import Layer
-from kvatlas.engine.whole_texts import ROWS, run_whole_text
+from kvatlas.engine.whole_texts import attention_of, run_whole_text
 from kvatlas.models import ModelHandle
 from kvatlas.models.rotation import frequencies, turn_back
 from kvatlas.policies.learned import predict
-from kvatlas.predictor.training import Quality, mean_quality
+from kvatlas.predictor.training import Quality, mean_quality, minimize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,17 +66,8 @@ def future_attention(layer: Layer, query: Tensor, key: Tensor) -> Tensor:
 
     Query [heads, tokens, size], key [KV heads, tokens, size].
     """
-    heads, length, size = query.shape
-    grouped = query.float().view(len(key), heads // len(key), length, size)
-    keys = key.float().unsqueeze(1).transpose(-1, -2)
-    positions = torch.arange(length, device=query.device)
-    mass = query.new_zeros(len(key), length, dtype=torch.float32)
-
-    for first in range(0, length, ROWS):
-        rows = slice(first, first + ROWS)
-        back = positions[rows, None] - positions
-        visible = (back >= 0) & (back < (layer.window or length))
-        weights = layer.weights(grouped[:, :, rows] @ keys * layer.scaling, visible)
+    mass = query.new_zeros(key.shape[:2], dtype=torch.float32)
+    for back, weights in attention_of(layer, query, key):
         mass += weights.mean(1).masked_fill(back == 0, 0.0).sum(1)
     return mass
 
@@ -109,20 +100,14 @@ def train_heads(
     second_bias = torch.zeros(layers, heads, requires_grad=True)
     weights = {"first": first, "first_bias": first_bias, "second": second, "second_bias": second_bias}
 
-    optimizer = torch.optim.AdamW(weights.values(), lr=3e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for step in range(steps):
+    def error() -> Tensor:
         index = torch.randint(tokens, (batch,), generator=generator)
         # Rows are copied whole, several times faster than by an index.
         standard = (inputs.index_select(2, index) - middle) / spread
         predicted = predict(weights, standard[..., : keys.shape[-1]], standard[..., keys.shape[-1] :])
-        error = F.mse_loss(predicted, (target[..., index] - target_middle) / target_spread)
-        optimizer.zero_grad()
-        error.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-        on_step(step + 1, steps)
+        return F.mse_loss(predicted, (target[..., index] - target_middle) / target_spread)
 
+    minimize(error, weights.values(), 3e-3, steps, on_step)
     with torch.no_grad():
         # The heads take numbers as they are cached, and give logarithms of attention, alike in all heads.
         scaled = first / spread.transpose(-1, -2)

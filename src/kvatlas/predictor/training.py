@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,6 @@ def train_head(
     *,
     steps: int = 3000,
     batch: int = 4096,
-    rate: float = 1e-3,
     seed: int = 0,
     device: str = "cpu",
     on_step: Callable[[int, int], None] = lambda *_: None,
@@ -68,13 +67,11 @@ def train_head(
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     head = new_head(data.hidden.shape[1]).to(device)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     target = torch.log1p(data.label)
     lengths = torch.bincount(data.trace)
     starts = lengths.cumsum(0) - lengths
 
-    for step in range(steps):
+    def error() -> Tensor:
         index = torch.randint(len(target), (batch,), generator=generator)
         trace = data.trace[index]
         partner = starts[trace] + (torch.rand(batch, generator=generator) * lengths[trace]).long()
@@ -87,15 +84,25 @@ def train_head(
         first, second = scores.chunk(2)
         first_label, second_label = labels.chunk(2)
         order = torch.sign(first_label - second_label)
-        error = F.mse_loss(scores, labels) + F.softplus(-order * (first - second)).mean()
+        return F.mse_loss(scores, labels) + F.softplus(-order * (first - second)).mean()
 
+    minimize(error, head.parameters(), 1e-3, steps, on_step)
+    return {name: value.detach().cpu().clone() for name, value in head.state_dict().items()}
+
+
+def minimize(
+    error: Callable[[], Tensor], weights: Iterable[Tensor], rate: float, steps: int, on_step: Callable[[int, int], None]
+) -> None:
+    """Minimize the error of random batches by AdamW with a cosine schedule; see `train_head` for `on_step`."""
+    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for step in range(steps):
+        of_batch = error()
         optimizer.zero_grad()
-        error.backward()  # type: ignore[no-untyped-call]
+        of_batch.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         on_step(step + 1, steps)
-
-    return {name: value.detach().cpu().clone() for name, value in head.state_dict().items()}
 
 
 @torch.inference_mode()

@@ -25,7 +25,7 @@ from kvatlas.core import (
     Setting,
     ascending,
     is_storable_number,
-    reason,
+    refusal,
     refuse_problem_file,
 )
 from kvatlas.core.settings import CAP, CAP_COLUMN, WINDOW_SHARE
@@ -138,7 +138,7 @@ def read_maps(
     defaults |= {key: value for key, value in (("problems", problems), ("samples", samples)) if value is not None}
 
     reader = csv.DictReader(io.StringIO(_file_text(name), newline=""))
-    try:
+    with refusal(f"{name} cannot be read as a CSV map", csv.Error):
         # Files of earlier versions have the cap under the name of the parameter.
         reader.fieldnames = [CAP if column == CAP_COLUMN else column for column in reader.fieldnames or ()]
         table = _MapFile(*_axes_and_metric(name, list(reader.fieldnames)))
@@ -147,8 +147,6 @@ def read_maps(
             fields = _fields(where, record, ("model", "benchmark", *table.axes, table.column))
             coord, cell = _cell_of_row(where, fields, table, defaults)
             table.add(where, (fields["model"], fields["benchmark"], cell.setting.policy), coord, cell)
-    except csv.Error as error:
-        raise KvatlasError(f"{name} cannot be read as a CSV map ({error}).") from error
 
     if not table.groups:
         raise KvatlasError(f"{name} has no cells; expected rows with values of {table.axes[0]} and {table.axes[1]}.")
@@ -170,17 +168,14 @@ def _file_text(name: str) -> str:
         raise KvatlasError(f"{name!r} is the store of a run; name its folder, {str(Path(name).parent)!r}.")
     if not name.lower().endswith(".csv"):
         refuse_problem_file(name, "a run or a CSV map", f"`kvatlas run MODEL {name} --out runs/mine` makes a run.")
-    try:
+    with refusal(f"{name!r} cannot be read as a CSV map", OSError, UnicodeDecodeError):
+        if not Path(name).exists():
+            raise KvatlasError(
+                f"There is no run and no CSV map {name!r}; expected the folder of a run, a CSV map, or published:NAME."
+                f"{did_you_mean_file(Path(name))}"
+            )
         with Path(name).open(encoding="utf-8-sig") as file:
             text = file.read(MAX_CHARACTERS + 1)
-    except FileNotFoundError:
-        raise KvatlasError(
-            f"There is no run and no CSV map {name!r}; expected the folder of a run, a CSV map, or published:NAME."
-            f"{did_you_mean_file(Path(name))}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise KvatlasError(f"{name!r} cannot be read as a CSV map ({reason(error)}).") from error
-
     if len(text) > MAX_CHARACTERS:
         raise KvatlasError(f"{name!r} is longer than {MAX_CHARACTERS:,} characters; expected a CSV map.")
     return text

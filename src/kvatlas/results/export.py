@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from kvatlas.columns import VALUE, csv_columns, measures_of
-from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Trace, importing, reason
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Trace, importing, refusal
 from kvatlas.core.settings import CAP, CAP_COLUMN, columns_of
 from kvatlas.results.store import Store
 from kvatlas.text import guarded
@@ -283,15 +283,13 @@ def check_target(out: Path, *suffixes: str) -> None:
     """Raise KvatlasError if no file can be written at `out`, or if its name ends in none of the suffixes."""
     if suffixes and out.suffix.lower() not in suffixes:
         raise KvatlasError(f"The file {out.name!r} cannot be written; the name must end in {' or '.join(suffixes)}.")
-    try:
+    with refusal(f"{str(out)!r} cannot be written", OSError, ValueError):
         if out.is_dir():
             raise KvatlasError(f"{str(out)!r} is a folder; name a file to write.")
         out.exists()  # raises OSError if the name is too long
         near = next(folder for folder in out.absolute().parents if folder.exists())
         if not (near.is_dir() and os.access(near, os.W_OK)):
             raise KvatlasError(f"{str(out)!r} cannot be written: {str(near)!r} is not a writable folder.")
-    except (OSError, ValueError) as error:
-        raise KvatlasError(f"{str(out)!r} cannot be written ({reason(error)}).") from error
 
 
 @contextmanager
@@ -303,11 +301,10 @@ def replacing(out: Path) -> Iterator[Path]:
     check_target(out)
     partial_file = out.with_name(f".{out.name[:100]}.{uuid4().hex[:8]}.part")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        yield partial_file
-        partial_file.replace(out)
-    except OSError as error:
-        raise KvatlasError(f"{str(out)!r} cannot be written ({error}).") from error
+        with refusal(f"{str(out)!r} cannot be written", OSError):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            yield partial_file
+            partial_file.replace(out)
     finally:
         with suppress(OSError):
             partial_file.unlink()

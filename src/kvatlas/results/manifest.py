@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from pkgutil import resolve_name
 from typing import Annotated, Any, TypeVar
 
@@ -42,12 +41,6 @@ SCREEN = (
     "The run is a screen (sweep --screen); kvatlas 0.1.0 is the last release with them. Sweep its spec on a few "
     "problems, as with --problems 16, into another folder."
 )
-
-
-@cache
-def _setting_facts(address: str) -> Callable[..., SettingFacts]:
-    ask: Callable[..., SettingFacts] = resolve_name(address)
-    return ask
 
 
 def contents_of(problems: Iterable[Problem]) -> dict[str, str]:
@@ -140,7 +133,8 @@ class Expected:
         facts = self.facts
         if facts is not None and (facts.compressions is None or lengths <= facts.compressions.keys()):
             return facts
-        return _setting_facts(SETTING_FACTS)(self.setting, lengths, self.kv_bytes)
+        asked: SettingFacts = resolve_name(SETTING_FACTS)(self.setting, lengths, self.kv_bytes)
+        return asked
 
     def to_json(self) -> list[Any]:
         """Return plain data for the store, with the number of problems in place of their ids."""

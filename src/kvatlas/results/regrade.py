@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvatlas import benchmarks, measures, models
+from kvatlas import benchmarks, measures
 from kvatlas.answers.grading import OWN
 from kvatlas.answers.reading import Reading, Tags, read_trace
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.base import grade_reading
 from kvatlas.benchmarks.public import Questions
 from kvatlas.class_files import permit
-from kvatlas.core import Grade, KvatlasError, Measure, Problem, Setting, Status, digest
+from kvatlas.core import Grade, KvatlasError, Measure, Problem, Setting, Status
 from kvatlas.measures import TraceMeasurer
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import Key
@@ -175,26 +175,11 @@ def _problems_of_run(manifest: Manifest, benchmark: Benchmark) -> Sequence[Probl
     """Return the problems of the run; KvatlasError if the benchmark has other ones now."""
     problems = benchmark.problems(manifest.spec.get("problems"))
     changed = manifest.changed_problems(benchmark.name, problems)
-    recorded = {entry[0]: entry for entry in manifest.provenance.get("benchmarks", ())}
-    whole = recorded.get(benchmark.name, [])[4:5]
-
-    # Earlier versions stored one digest of all problems of a file.
-    if isinstance(benchmark, Questions) and benchmark.name not in manifest.contents and whole:
-        texts = [
-            [problem.id, problem.question, problem.answer, problem.about.get("choices")]
-            for problem in benchmark.problems()
-        ]
-        if whole != [digest(texts)]:
-            changed = f"problems of {benchmark.name}"
-
     if changed:
         raise KvatlasError(f"The run has {changed} that its file lacks or changes; put back the file.")
     return problems
 
 
 def _think_tags(manifest: Manifest) -> dict[str, Tags]:
-    """Return the think tags of the models: those of the run, for runs that kept none those of models that are here."""
-    kept = {name: Tags(**tags) for name, tags in manifest.provenance.get("tags", {}).items()}
-    if kept:
-        return kept
-    return {name: model.tags for name, model in models.available(manifest.spec.get("models", ())).items()}
+    """Return the think tags of the models of a run; those of servers and of imported logs are not known."""
+    return {name: Tags(**tags) for name, tags in manifest.provenance.get("tags", {}).items()}

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, Trace, canonical, digest, reason, refuse_problem_file
+from kvatlas.core import KvatlasError, Trace, canonical, digest, reason, refusal, refuse_problem_file
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import (
     COLUMNS,
@@ -469,14 +469,12 @@ class Store:
 
 def check_folder(folder: Path) -> None:
     """Raise KvatlasError if `folder` cannot hold a run."""
-    try:
+    with refusal(f"The run folder {str(folder)!r} cannot be used", OSError, ValueError):
         if folder.exists() and not folder.is_dir():
             raise KvatlasError(f"The run folder {str(folder)!r} is a file; name a folder, new or of an earlier run.")
         near = next(parent for parent in folder.absolute().parents if parent.exists())
         if not near.is_dir():
             raise KvatlasError(f"The run folder {str(folder)!r} cannot be made: {str(near)!r} is a file.")
-    except (OSError, ValueError) as error:
-        raise KvatlasError(f"The run folder {str(folder)!r} cannot be used ({reason(error)}).") from error
 
 
 #: Suffixes of files: a new folder of such a name would be taken for one.
@@ -527,20 +525,6 @@ def _sum(name_id: int, text: str) -> int:
     return zlib.crc32(f"{name_id} {text}".encode())
 
 
-def _store_error(path: Path, error: BaseException) -> KvatlasError:
-    """Return an error of the store as a sentence: damage, or a disk that cannot be used now."""
-    # Errors for texts that are not UTF-8 have no code.
-    code = getattr(error, "sqlite_errorcode", 0) & 255
-    if isinstance(error, OSError) or code in _NO_DAMAGE:
-        return KvatlasError(
-            f"The store {str(path)!r} cannot be used ({error}); what was finished before is kept, "
-            "and the same command goes on from there."
-        )
-    return KvatlasError(
-        f"The store {str(path)!r} is damaged ({reason(error)}). Take a copy of it, or run the sweep into a new folder."
-    )
-
-
 @contextmanager
 def _store_sentences(path: Path, *damage: type[Exception]) -> Iterator[None]:
     """Turn errors of the disk (full, read-only) and of a file that is no store, or is damaged, into one sentence.
@@ -554,7 +538,13 @@ def _store_sentences(path: Path, *damage: type[Exception]) -> Iterator[None]:
         # A mistake in a query of ours says nothing about the file.
         raise
     except faults as error:
-        raise _store_error(path, error) from error
+        # Errors for texts that are not UTF-8 have no code.
+        code = getattr(error, "sqlite_errorcode", 0) & 255
+        sentence = f"is damaged ({reason(error)}). Take a copy of it, or run the sweep into a new folder."
+        if isinstance(error, OSError) or code in _NO_DAMAGE:
+            kept = "what was finished before is kept, and the same command goes on from there."
+            sentence = f"cannot be used ({error}); {kept}"
+        raise KvatlasError(f"The store {str(path)!r} {sentence}") from error
 
 
 def lock(folder: Path) -> BaseFileLock | None:

@@ -88,7 +88,7 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
         engine = service.engine
         if engine is None:
             return state
-        tokens = {"decoded_tokens": engine.decoded_tokens, "evicted_tokens": engine.evicted_tokens}
+        tokens = {"decoded_tokens": engine.decoded_tokens, "evicted_tokens": engine.scheduler.evicted_tokens}
         return {**state, **tokens, "kv_tokens": engine.cached_tokens, "kv_bytes": engine.cache.bytes}
 
     return app
@@ -109,7 +109,7 @@ class CompletionHandler:
             "object": "model",
             "created": int(time.time()),
             "owned_by": "kvatlas",
-            "policy": {"policy": service.policy.name, **service.policy.setting.values},
+            "policy": {"policy": service.policy.setting_name, **service.policy.setting.values},
         }
 
     def check_model(self, model: str | None) -> None:

@@ -7,13 +7,3 @@ Read `spec` (what a user writes), `plan` (checked, with its run keys and its cos
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.run import Progress, sweep
 from kvatlas.sweeps.spec import Spec, parse_spec, read_spec
-
-__all__ = [
-    "Plan",
-    "Progress",
-    "Spec",
-    "make_plan",
-    "parse_spec",
-    "read_spec",
-    "sweep",
-]

@@ -74,8 +74,8 @@ def _compression_seconds(plan: Plan, engine: TimedEngine, chosen: Sequence[Polic
     for policy in chosen:
         if not isinstance(policy, CompressingPolicy) or policy.budget.most(prompt) >= longest:
             continue
-        if policy.name not in seconds_by_name:
+        if policy.setting_name not in seconds_by_name:
             seconds, evicted = engine.time_compression(policy, prompt, policy.budget.most(prompt))
-            seconds_by_name[policy.name] = seconds / max(1, evicted)
-        total += seconds_by_name[policy.name]
+            seconds_by_name[policy.setting_name] = seconds / max(1, evicted)
+        total += seconds_by_name[policy.setting_name]
     return total / len(chosen)

@@ -20,7 +20,6 @@ from kvatlas.core import (
     KvatlasError,
     Problem,
     Setting,
-    SettingFacts,
     digest,
     is_reference,
     no_choice_sentence,
@@ -37,6 +36,7 @@ from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
     from kvatlas.engine.memory_plan import Peak
+    from kvatlas.stats.orders import TestedSetting
 
 #: Part of every run key; rises with every change of the meaning of a key.
 RUN_KEY_VERSION = 4
@@ -92,18 +92,7 @@ class Plan(PlannedProblems):
 
     def compute_keys(self) -> Mapping[tuple[str, str, Setting], str]:
         """Return the run keys by (model, benchmark, setting); the first call reads all weights."""
-        return self._keys
-
-    @cached_property
-    def _keys(self) -> Mapping[tuple[str, str, Setting], str]:
-        return {
-            (model.name, benchmark.name, policy.setting): run_key(self.spec, model, benchmark, policy)
-            for model, benchmark, policy, _ in self.bind_cells()
-        }
-
-    def contents_by_key(self) -> dict[str, Mapping[str, str]]:
-        """Return the digests of the problems under each run key."""
-        return {key: self.contents[model, benchmark] for (model, benchmark, _), key in self.compute_keys().items()}
+        return {cell.name: cell.run_key for cell in self.expected()}
 
     @property
     def traces(self) -> int:
@@ -132,6 +121,16 @@ class Plan(PlannedProblems):
             policy.setting.policy for policy, baseline in self.policies if not baseline
         )
 
+    def tested_settings(self) -> tuple[list[TestedSetting], list[str]]:
+        from kvatlas.stats.orders import TestedSetting
+
+        model = self.models[0]
+        tested = []
+        for policy, (_, is_baseline) in zip(self.policies_on(model), self.policies, strict=True):
+            if not is_baseline and not self.is_control(policy.setting):
+                tested.append(TestedSetting(policy.setting, model.kv_bytes(policy.storage)))
+        return tested, []
+
     def manifest(self) -> Manifest:
         """Return the manifest of a run with this plan alone."""
         # Traces are read with them where the models are not.
@@ -139,34 +138,29 @@ class Plan(PlannedProblems):
         return self.promise(self.expected(), self.spec.axes, {**provenance(), "tags": tags})
 
     def expected(self) -> tuple[Expected, ...]:
-        """Return the cells that this plan promises."""
-        keys = self.compute_keys()
+        """Return the cells that this plan promises; the first call reads all weights."""
+        return self._expected
+
+    @cached_property
+    def _expected(self) -> tuple[Expected, ...]:
         expected = []
         for model, benchmark, policy, baseline in self.bind_cells():
+            kv_bytes = model.kv_bytes(policy.storage)
             cell = Expected(
                 model=model.name,
                 benchmark=benchmark.name,
                 setting=policy.setting,
-                run_key=keys[model.name, benchmark.name, policy.setting],
+                run_key=run_key(self.spec, model, benchmark, policy),
                 problems=tuple(problem.id for problem in self.problems[benchmark.name]),
                 samples=self.samples_of(model, policy.setting),
                 baseline=baseline,
-                kv_bytes=model.kv_bytes(policy.storage),
-                facts=self._facts[model.name, benchmark.name, policy.setting],
+                kv_bytes=kv_bytes,
+                # Statistics need these, which import no policy.
+                facts=setting_facts(policy.setting, self.prompts[model.name, benchmark.name], kv_bytes),
                 control=self.is_control(policy.setting),
             )
             expected.append(cell)
         return tuple(expected)
-
-    @cached_property
-    def _facts(self) -> Mapping[tuple[str, str, Setting], SettingFacts]:
-        """The facts of each cell that statistics need, which import no policy."""
-        facts = {}
-        for model, benchmark, policy, _ in self.bind_cells():
-            prompts = self.prompts[model.name, benchmark.name]
-            found = setting_facts(policy.setting, prompts, model.kv_bytes(policy.storage))
-            facts[model.name, benchmark.name, policy.setting] = found
-        return facts
 
     def problems_by_id(self) -> dict[tuple[str, str], Problem]:
         """Return the problems by benchmark and id."""

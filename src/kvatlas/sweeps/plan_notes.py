@@ -7,8 +7,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from kvatlas.core import Problem, apart_sentence, grouped, windows_apart
-from kvatlas.core.settings import CAP
+from kvatlas.core import CAP, Problem, apart_sentence, grouped, windows_apart
 from kvatlas.cpu.native import why_not
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy

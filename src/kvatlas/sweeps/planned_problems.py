@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import benchmarks, measures
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.public import Questions
-from kvatlas.core import MAX_NEW_TOKENS, Claim, Measure, Problem
+from kvatlas.core import MAX_NEW_TOKENS, Claim, KvatlasError, Measure, Problem
 from kvatlas.results import Expected, Manifest
 from kvatlas.results.manifest import clusters_of, contents_of
 from kvatlas.sweeps.spec import Spec
@@ -30,6 +31,14 @@ def with_limit(spec: Spec, positions: Iterable[int | None]) -> Spec:
     limits = [count // 4 * 3 for count in positions if count]
     sampling = spec.sampling.model_copy(update={"max_new_tokens": min([MAX_NEW_TOKENS, *limits])})
     return spec.model_copy(update={"sampling": sampling})
+
+
+def other_run(folder: Path, unlike: str) -> KvatlasError:
+    """Return the refusal of a run in a folder that is `unlike` the sweep."""
+    return KvatlasError(
+        f"The run in {str(folder)!r} has {unlike}; name another folder, or replace its settings by this spec with "
+        "--replace (its traces stay in the store)."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +110,18 @@ class PlannedProblems:
             measures=self.measures,
         )
 
-    def provable(self, tested: Sequence[TestedSetting], axes: Sequence[str] = ()) -> Provable:
-        """Return what this many problems can prove of settings, in the order in which they will be tested."""
+    def tested_settings(self) -> tuple[list[TestedSetting], list[str]]:
+        """Return the settings of which something is claimed, on the first model, and the axes of their order."""
+        raise NotImplementedError
+
+    def provable(self) -> Provable:
+        """Return what this many problems can prove of the settings, in the order in which they will be tested."""
         from kvatlas.stats.orders import orders_of_claims
         from kvatlas.stats.power import provable
         from kvatlas.stats.run_data import margin_from_points
 
         spec = self.spec
+        tested, axes = self.tested_settings()
         margin = margin_from_points(spec.lose_at_most)
         samples = max([spec.samples, *spec.looks])
         orders = orders_of_claims(tested, self.problem_counts, self.sizes, samples, margin, spec.tests, axes)

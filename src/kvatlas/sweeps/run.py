@@ -17,7 +17,9 @@ from kvatlas.results.records import RefusedTraceError
 from kvatlas.results.regrade import start_measuring
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors, local, needs_text
 from kvatlas.sweeps.plan import Plan, WorkItem, provenance
+from kvatlas.sweeps.planned_problems import other_run
 from kvatlas.sweeps.worker import Job
+from kvatlas.text import counted
 
 #: New traces, or a quarter of all, from which on the time left is estimated.
 ESTIMATED = 8
@@ -83,12 +85,12 @@ def sweep(
         promise = promised(plan, store, replace, allow_code)
         for sentence in _changes_of_stored_traces(promise, store, replace):
             on_message(sentence)
-        store.set_aside(plan.contents_by_key())
+        expected = plan.expected()
+        store.set_aside({cell.run_key: plan.contents[cell.model, cell.benchmark] for cell in expected})
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         driver = SweepDriver(plan, store, run, pool, batch_size, on_trace, on_message)
         start_measuring(store, promise, plan.measures)
         store.put_manifest(promise)
-        expected = plan.expected()
         for model in plan.models:
             driver.decode(model, expected)
 
@@ -112,7 +114,7 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
         changes.append(earlier.changed_problems(benchmark.name, problems))
     changed = ", ".join(filter(None, changes))
     if changed:
-        raise _other_run(store, f"{changed} that this spec lacks or changes")
+        raise other_run(store.path.parent, f"{changed} that this spec lacks or changes")
 
     # A model that was moved has the same cells under another name.
     names = {cell.name for cell in now.expected}
@@ -121,7 +123,7 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
 
     unlike = now.unlike(earlier)
     if unlike:
-        raise _other_run(store, unlike)
+        raise other_run(store.path.parent, unlike)
 
     others = now.others(earlier)
     # Cells of the run that the plan lacks would have to have the same run keys today.
@@ -133,7 +135,7 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
         keys = with_others.compute_keys()
         for cell in others:
             if keys.get(cell.name) != cell.run_key:
-                raise _other_run(store, f"{cell.setting} of other weights, prompts or versions")
+                raise other_run(store.path.parent, f"{cell.setting} of other weights, prompts or versions")
     merged = now.merge_with(earlier)
     if alone and _is_chosen_later(merged, store):
         return replace(merged, provenance={**merged.provenance, "replaced": True})
@@ -159,13 +161,6 @@ def _identities(manifest: Manifest) -> set[tuple[str, str, str]]:
     return {(cell.run_key, cell.setting.id, cell.benchmark) for cell in manifest.expected}
 
 
-def _other_run(store: Store, unlike: str) -> KvatlasError:
-    return KvatlasError(
-        f"The run in {str(store.path.parent)!r} has {unlike}; name another folder, or replace its settings by this "
-        "spec with --replace (its traces stay in the store)."
-    )
-
-
 def _changes_of_stored_traces(now: Manifest, store: Store, replace: bool) -> Iterator[str]:
     """Yield a sentence on stored traces that the run will not show any more, if there are any."""
     try:
@@ -186,21 +181,19 @@ def _changes_of_stored_traces(now: Manifest, store: Store, replace: bool) -> Ite
     if replace:
         count = len(_stored_keys(earlier, store) - _stored_keys(now, store))
         if count:
-            traces = "1 trace" if count == 1 else f"{count:,} traces"
             yield (
-                f"Warning: {traces} of earlier sweeps are not part of the run any more; they stay stored and are not "
-                "shown."
+                f"Warning: {counted(count, 'trace')} of earlier sweeps are not part of the run any more; they stay "
+                "stored and are not shown."
             )
         return
 
     run_keys = {cell.name: cell.run_key for cell in now.expected}
     count = sum(run_keys.get(cell.name, cell.run_key) != cell.run_key for cell in earlier.expected)
     if count:
-        cells = "1 cell" if count == 1 else f"{count:,} cells"
         yield (
-            f"Warning: {cells} of the run had other weights, prompts, code or versions and are decoded again; the "
-            "former traces stay in the store and are not shown. Where only a grader was changed, `kvatlas grade RUN "
-            "--allow-code` before that grades the stored texts."
+            f"Warning: {counted(count, 'cell')} of the run had other weights, prompts, code or versions and are "
+            "decoded again; the former traces stay in the store and are not shown. Where only a grader was changed, "
+            "`kvatlas grade RUN --allow-code` before that grades the stored texts."
         )
 
 

@@ -34,7 +34,7 @@ from kvatlas.engines.server import READY_SECONDS, Server, ServerError, end_orpha
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.regrade import start_measuring
 from kvatlas.stats.orders import TestedSetting
-from kvatlas.sweeps.planned_problems import PlannedProblems, with_limit
+from kvatlas.sweeps.planned_problems import PlannedProblems, other_run, with_limit
 from kvatlas.sweeps.spec import SERVED, SERVED_SETTING_KEYS, ModelSpec, SettingSpec, Spec, Value
 from kvatlas.text import counted, number
 
@@ -106,7 +106,6 @@ class ServedPlan(PlannedProblems):
         return sum(self.problem_counts) * sum(served.samples for served in self.settings)
 
     def tested_settings(self) -> tuple[list[TestedSetting], list[str]]:
-        """Return the settings of which something is claimed, on the first model, and the axes that they vary."""
         first = self.settings[0].model
         claimed = [one for one in self.settings if one.setting.policy == SERVED and not one.control]
         tested = [TestedSetting(one.setting, one.kv_byte_pair) for one in claimed if one.model == first]
@@ -255,19 +254,13 @@ def _points(spec: Spec, entry: SettingSpec, spec_folder: Path) -> Iterator[dict[
     fixed = {name: value for name, value in entry.fixed_values.items() if name not in SERVED_SETTING_KEYS}
     if spec.serve_params:
         for values in read_serve_params(spec_folder / spec.serve_params):
-            yield {**{name: _plain(value) for name, value in values.items()}, **fixed}
+            # A mapping is its JSON in a setting.
+            plain = {name: json.dumps(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+            yield {**plain, **fixed}
         return
     axes = spec.crossed(entry)
     for point in itertools.product(*axes.values()):
         yield {**dict(zip(axes, point, strict=True)), **fixed}
-
-
-def _plain(value: Any) -> Value:
-    """Return a value of JSON as settings have it; a mapping is its JSON."""
-    if isinstance(value, Mapping):
-        return json.dumps(value)
-    plain: Value = value
-    return plain
 
 
 def _check_bytes(declared: Any, points: Sequence[Mapping[str, Value]]) -> None:
@@ -410,10 +403,7 @@ class _Driver:
             changed = [earlier.changed_problems(name, problems) for name, problems in self.plan.problems.items()]
             unlike = now.unlike(earlier) or ", ".join(filter(None, changed)) or _of_another_reference(now, earlier)
             if unlike:
-                raise KvatlasError(
-                    f"The run in {str(self.folder.parent)!r} has {unlike}; name another folder, or replace its "
-                    "settings by this spec with --replace (its answers stay in the store)."
-                )
+                raise other_run(self.folder.parent, unlike)
             now = now.merge_with(earlier)
         # Starts of settings that --replace drops tell nothing of this run.
         promised = {(cell.model, cell.setting.id) for cell in now.expected}

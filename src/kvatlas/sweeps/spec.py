@@ -339,7 +339,8 @@ class Spec(BaseModel):
         policies_ = {entry.policy for entry in self.settings}
         own_keys = ("reference", "serve_params", "concurrency", "tests")
         # A run's own spec names all keys.
-        changed = [name for name in (*own_keys, "baseline") if getattr(self, name) != _default(name)]
+        keys = (*own_keys, "baseline")
+        changed = [name for name in keys if getattr(self, name) != type(self).model_fields[name].default]
         without_server = [] if is_served else [name for name in own_keys if name in changed]
         unknown = [name for name in self.reference if name not in SERVED_SETTING_KEYS]
 
@@ -391,10 +392,6 @@ class Spec(BaseModel):
     def crossed(self, spec: SettingSpec) -> dict[str, list[Value]]:
         """Return the axes that a setting is crossed with."""
         return {name: values for name, values in self.axes.items() if name not in spec.fixed_values}
-
-
-def _default(key: str) -> Any:
-    return Spec.model_fields[key].default
 
 
 def recipes() -> dict[str, str]:

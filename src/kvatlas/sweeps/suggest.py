@@ -46,7 +46,6 @@ def suggest(
     model: str,
     benchmark: Mapping[str, Any],
     *,
-    seed: int = 0,
     model_options: Mapping[str, Any] | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Suggestion:
@@ -57,7 +56,7 @@ def suggest(
     """
     full = Setting.from_parameters("full")
     options = model_options or {}
-    spec = setting_spec(model, [dict(benchmark)], full, sampling={}, model_options=options, problems=TRIED, seed=seed)
+    spec = setting_spec(model, [dict(benchmark)], full, sampling={}, model_options=options, problems=TRIED)
     first = make_plan(parse_spec(spec, "the options"))
     with tempfile.TemporaryDirectory(prefix="kvatlas-") as scratch:
         sweep(first, Path(scratch), on_message=on_message)

@@ -266,6 +266,13 @@ def _packed_side(bits: int, pool: Tensor, group: int, recent: Tensor | None) -> 
     return bits, pool.shape[2], group, residual, _pointer(recent)
 
 
+#: The types of the kernels that return something.
+_RESULTS: dict[str, Any] = {
+    **dict.fromkeys(("attention_scratch", "byte_words", "unpack_bytes", "unpack", "sample"), c_int64),
+    **dict.fromkeys(("multiplies_pairs", "multiplies_bytes"), ctypes.c_int),
+}
+
+
 class Native:
     """The loaded library."""
 
@@ -303,14 +310,7 @@ class Native:
         }.items():
             function = getattr(library, f"kvatlas_{name}")
             function.argtypes = arguments
-            function.restype = None
-        library.kvatlas_attention_scratch.restype = c_int64
-        library.kvatlas_multiplies_pairs.restype = ctypes.c_int
-        library.kvatlas_multiplies_bytes.restype = ctypes.c_int
-        library.kvatlas_byte_words.restype = c_int64
-        library.kvatlas_unpack_bytes.restype = c_int64
-        library.kvatlas_unpack.restype = c_int64
-        library.kvatlas_sample.restype = c_int64
+            function.restype = _RESULTS.get(name)
         self._attend = library.kvatlas_paged_attention
         self._scratch = library.kvatlas_attention_scratch
         self._compact = library.kvatlas_compact
@@ -319,16 +319,6 @@ class Native:
         self._rotate = library.kvatlas_rotate
         self._sample = library.kvatlas_sample
         self._uniform = library.kvatlas_uniform
-
-    @property
-    def multiplies_pairs(self) -> bool:
-        """True if this processor multiplies pairs of bfloat16 numbers at once."""
-        return bool(self.library.kvatlas_multiplies_pairs())
-
-    @property
-    def multiplies_bytes(self) -> bool:
-        """True if this processor multiplies four bytes at once."""
-        return bool(self.library.kvatlas_multiplies_bytes())
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Linear:
         """Return a layer with a packed copy of `weight` [outputs, inputs]; `dtype` is fp32 (None), bfloat16 or int8."""
