@@ -113,7 +113,7 @@ def test_a_file_that_ends_the_process_when_it_is_loaded_is_refused(
     file = tmp_path / "faulty.py"
     file.write_text(f"import sys\n{statement}\n{file.read_text()}")
     sentence = kvatlas.refuse("run", "embedded:tiny-llama", "CHAIN8", "--policy", policy, *CELL)
-    reason = FAULTS.get(statement, "boom").removeprefix("SystemExit: ")
+    reason = FAULTS.get(statement, "boom, line 2 of faulty.py").removeprefix("SystemExit: ")
     assert f"The policy {policy} cannot be loaded ({reason})." in sentence
 
 
@@ -201,8 +201,8 @@ MEMBERS = {
     "def identity(self, model): return None": "returned None from identity; expected a dictionary",
     "def slots_used(self, *_): return -5": "uses -5 slots; expected an integer from 0 to ",
     "def slots_used(self, *_): return 2.5": "uses 2.5 slots; expected an integer from 0 to ",
-    "def score(self, cached): raise GeneratorExit": "failed in score (GeneratorExit).",
-    "def score(self, cached): raise type('E', (Exception,), {'__str__': lambda _: 1 / 0})": "failed in score (E).",
+    "def score(self, cached): raise GeneratorExit": "failed in score (GeneratorExit, line 7 of odd.py).",
+    "def score(self, cached): raise type('E', (Exception,), {'__str__': lambda _: 1 / 0})": "failed in score (E,",
     "def score(self, cached): return cached.positions.float().to_sparse()": "with the layout torch.sparse_coo",
 }
 

@@ -274,7 +274,7 @@ def recommended_notes(result: Evidence, maps: Sequence[Map]) -> list[Note]:
         drawn = {map_.model for map_ in maps}
         named = [(one.model, nearest_words(one)) for one in result.choices if one.model in drawn]
         nearest = "; ".join(f"{model_name(model)}: {text}" for model, text in named if text)
-        return [Note(NoteKind.RECOMMENDED, f"Nothing is proven: {nearest}")] if nearest else []
+        return [Note(NoteKind.RECOMMENDED, f"None is proven within the margin: {nearest}")] if nearest else []
     # Without a full cache nothing says what a setting loses.
     kind = "Cheapest not found worse" if with_ring[0].keeps is None else "Recommended"
     return [Note(NoteKind.RECOMMENDED, f"{kind}: {'; '.join(words)}")]
