@@ -191,7 +191,7 @@ def test_a_mistake_gets_its_field_its_value_and_a_way_out(
 #: Further mistakes, by structure alone: the command line, the words for field and value, and those for the way out.
 MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (f"{RUN} --policy rkvv --kv-budget 90", ("policy", "'rkvv'"), ("'rkv'",)),
-    (f"{RUN} --policy nowhere.py:One", ("nowhere.py",), ("There is no file",)),
+    (f"{RUN} --policy nowhere.py:One", ("nowhere.py:One",), ("No such file",)),
     (f"{RUN} --policy broken.py:One", ("broken.py:One",), ("line 1",)),
     (f"{RUN} {WINDOW} --ratio 1.5", ("ratio", "1.5"), ("from 0 to 1",)),
     (f"{RUN} --policy 'rkv kv_budget=90 local_window=900 ratio=0.5'", ("local_window", "900"), ("1 to 89",)),

@@ -93,7 +93,7 @@ def test_runs_are_compared_and_lost_answers_found_in_the_traces_of_the_new_sweep
     compared = compare_runs(replaced, small)
     assert (compared["common"], compared["only"], compared["differing"]) == (8, [0, 0], [])
     found = [find_lost(run, "random") for run in (replaced, small)]
-    counts = [[(len(cell.lost), len(cell.right), cell.answers) for cell in cells] for cells in found]
+    counts = [[(len(cell.lost), cell.answers) for cell in cells] for cells in found]
     assert counts[0] == counts[1] != []
 
 

@@ -69,7 +69,7 @@ def described(error: BaseException) -> str:
     name = type(error).__name__
     # `KeyError: 'nope'` says by its type that the key is missing.
     sentence = reason(error).removeprefix("there is no ") if isinstance(error, KeyError) else reason(error)
-    return name if sentence == name else f"{name}: {sentence}"
+    return sentence if sentence.partition(", line ")[0] == name else f"{name}: {sentence}"
 
 
 @contextmanager

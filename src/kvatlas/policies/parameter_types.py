@@ -96,6 +96,10 @@ def parameter(expected: str, accepts: Callable[[Any], bool], default: Any = MISS
     return field(default=default, metadata={"expected": expected, "accepts": accepts}, **options)
 
 
+#: Types of defaults, and their names in sentences.
+_TYPES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+
+
 def check_parameters(owner: Any) -> None:
     """Raise KvatlasError if a field of a dataclass does not accept its value."""
     for item in fields(owner):
@@ -103,10 +107,11 @@ def check_parameters(owner: Any) -> None:
         expected = item.metadata.get("expected")
         accepts = item.metadata.get("accepts")
 
-        # A parameter without a description takes texts if its default is one, else anything.
-        if expected is None and isinstance(item.default, str):
-            expected = "a text"
-            is_accepted = isinstance(value, str)
+        # A parameter without a description takes values like its default; an integer is a number, too.
+        kind = next((kind for kind in _TYPES if isinstance(item.default, kind)), None)
+        if expected is None and kind is not None:
+            expected = _TYPES[kind]
+            is_accepted = isinstance(value, (int, float) if kind is float else kind)
         else:
             is_accepted = accepts is None or accepts(value)
         if not is_accepted:

@@ -116,14 +116,6 @@ class Parametrized:
                 "`kvatlas plan --suggest MODEL PROBLEMS` proposes values."
             )
 
-        for item in own_parameters(cls):
-            # Fields that declare no check of their own have values of their default's type.
-            kind = next((kind for kind in (bool, int, float, str) if isinstance(item.default, kind)), None)
-            given = values.get(item.name)
-            if kind and given is not None and not isinstance(given, (int, float) if kind is float else kind):
-                expected = f"expected {kind.__name__}, as {item.default}"
-                raise KvatlasError(f"The policy {name!r} has {item.name} {given!r}; {expected}.")
-
         # The parameters of rule and precision stand beside the policy's own.
         rule = {**cls.rule_defaults, **{word: values.pop(word) for word in RULE_PARAMETERS if word in values}}
         bits = {word: values.pop(word) for word in PRECISION_PARAMETERS if word in values}
