@@ -147,6 +147,13 @@ def test_a_column_of_ones_own_is_in_every_form_of_a_cell(run: kvatlas.Run, tmp_p
             kvatlas.add_column(name, "kv_memory")
     with pytest.raises(kvatlas.KvatlasError, match=r"unknown source 'watts'; expected a function, traces\.N"):
         kvatlas.add_column("watts", "watts")
+    kvatlas.add_column("broken", lambda cell: cell.value)
+    with pytest.raises(
+        kvatlas.KvatlasError, match=r"The column 'broken' cannot be computed; a cell has cell\.estimate"
+    ):
+        kvatlas.open_run(run.path or "").cells()
+    with pytest.raises(kvatlas.KvatlasError, match="before is an object of DataFrame; expected a path, RUN@CELL or"):
+        kvatlas.gate(cells, cells)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("column_list")

@@ -133,13 +133,17 @@ def test_what_is_wrong_with_a_measure_is_told_in_a_sentence(old_run: Path, kvatl
         "endless = Measure('endless', lambda trace, reading: float('nan'))\n"
         "seconds = Measure('seconds', lambda trace, reading: 1)\n"
         "unknown = Measure('unknown_to_all', lambda trace, reading: None)\n"
+        "alone = Measure('alone', lambda trace: 1)\n"
+        "def plain(trace, reading): return 1\n"
     )
     sentences = {
         "broken": "The measure 'broken' cannot be used for sample 0 of p0 under ",
+        "alone": "its function does not take (trace, reading): too many positional arguments",
+        "plain": "plain is a function); write the measure below it, as share = Measure('share', plain)",
         "large": "it is 7.0, expected a number from 0 to 1 or None",
         "endless": "it is nan, expected a finite number or None",
         "seconds": "expected a name in letters, digits and _ that no column and no number of a trace has",
-        "other": "the file has no measure 'other'; it has broken, large, endless, seconds, unknown",
+        "other": "the file has no measure 'other'; it has broken, large, endless, seconds, unknown, alone",
     }
     for name, sentence in sentences.items():
         code, _, said = kvatlas("grade", old_run, "--measure", f"{file}:{name}")

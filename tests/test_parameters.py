@@ -9,6 +9,7 @@ from kvatlas.cli.options import assignments, cell
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import Options, find
 from kvatlas.policies import Scope
+from kvatlas.policies.parameter_types import check_parameters
 from kvatlas.serve.service import find_policy
 from kvatlas.sweeps import read_spec
 from kvatlas.text import read_value
@@ -71,6 +72,23 @@ def test_a_name_that_only_type_checkers_import_leaves_the_other_fields_readable(
 
     assert read_value(Foreign, "tokens", "5000") == 5000
     assert read_value(Foreign, "tensor", "[1, 2]") == [1, 2]
+
+
+def test_a_parameter_without_a_description_takes_values_like_its_default() -> None:
+    @dataclass(frozen=True)
+    class Foreign:
+        sinks: int = 4
+        share: float = 0.5
+        is_kept: bool = True
+
+    check_parameters(Foreign(share=1))
+    for values, sentence in (
+        ({"sinks": "four"}, "sinks is 'four'; expected an integer."),
+        ({"share": "half"}, "share is 'half'; expected a number."),
+        ({"is_kept": "maybe"}, "is_kept is 'maybe'; expected true or false."),
+    ):
+        with pytest.raises(KvatlasError, match=sentence):
+            check_parameters(Foreign(**values))  # type: ignore[arg-type]
 
 
 def test_what_asks_for_a_policy_reads_its_texts_alike() -> None:

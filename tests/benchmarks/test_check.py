@@ -54,6 +54,10 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
         first(SUMS, answer=lambda _: "9 (that is even)"),
         "1 of 40 reference answers are graded wrong themselves (first damaged-001: '9' for '9 (that is even)')",
     ),
+    "decimal commas": (
+        changed(SUMS, answer=lambda _: "1,5"),
+        "40 of 40 problems have a comma for a decimal point",
+    ),
     "no reference": (first(SUMS, answer=lambda _: ""), "1 without one are left out"),
     "letters without choices": (
         [{"question": row["question"], "answer": row["answer"]} for row in CHOICES],

@@ -162,6 +162,11 @@ def test_wrong_addresses_end_in_a_sentence(url: str, sentence: str) -> None:
     assert "secret" not in str(told.value)
 
 
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/", "/v1/completions", "/v1/chat/completions"])
+def test_an_address_may_end_in_a_path_of_the_api(path: str) -> None:
+    assert Endpoint(f"http://host:8000{path}").url == "http://host:8000/v1"
+
+
 @pytest.mark.parametrize("year", ["99999999999", "9999", "0001", "2015"])
 def test_dates_of_any_year_are_times_to_wait_or_none(year: str) -> None:
     wait = _retry_after(f"Wed, 21 Oct {year} 07:28:00 GMT")

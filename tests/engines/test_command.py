@@ -142,6 +142,7 @@ def test_rendering_a_rendered_command_changes_nothing() -> None:
         ({"serve_cmd": "", "endpoint": "http://a:1/v1"}, {"x": 1}, r"changes nothing: write \{x\} into endpoint"),
         ({"endpoint": "http://user:pw@a/v1"}, {}, "expected http://HOST:PORT/v1 without user"),
         ({"env": ["A"]}, {}, "env: expected texts by name"),
+        ({}, {"/Kv:Type": "fp8"}, r"write flags of another form out, as options: "),
         ({"files": {"../a": "x"}}, {}, "expected a name inside"),
         ({"env": {"HF_TOKEN": "hf_12345678"}}, {}, r"env HF_TOKEN is a secret in clear; write \$NAME"),
         ({"serve_cmd": f"{SERVE} --api-key abcdefgh"}, {}, "serve_cmd: --api-key is a secret in clear"),

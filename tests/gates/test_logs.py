@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory, tiny_llama: ModelHandle) -> d
     for name, (temperature, seed) in calls.items():
         with pytest.MonkeyPatch.context() as monkeypatch:
             made[name] = run_harness(folder, tiny_llama, temperature, seed, monkeypatch)
+        # Dates of logs are compared by the second.
+        time.sleep(1)
     return made
 
 

@@ -195,6 +195,7 @@ MEMBERS = {
     "budget = None": "its budget is a part of every policy; expected another name",
     "keep_prompt: bool = False": "its keep_prompt is a part of every policy; expected another name, or a default in",
     "setting = 3": "its setting is 3; expected a method or a property",
+    "def observe(self, step): pass": "it has observe, and observes no signal; expected one, as in observes = frozenset",
     "score = None": "its score is None; expected a method or a property",
     "def bind(self, model): return None": "returned None from bind; expected an object of Odd",
     "def identity(self, model): return {'x': object()}": "from identity; expected a dictionary of numbers and texts",

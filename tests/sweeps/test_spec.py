@@ -34,6 +34,9 @@ def test_defaults_are_the_published_ones() -> None:
         ({"benchmarks": [{"name": "AIME24", "path": "x"}]}, "expected name, file, prompt, columns"),
         ({"models": [{"name": "R1"}]}, "The key 'models.0.model' is missing in spec"),
         ({"models": "embedded:tiny-llama"}, "models: expected a list, as [embedded:tiny-llama]"),
+        ({"axes": {"ratio": "0.1-0.7"}}, "axes.ratio: expected a list, as [0.3, 0.5], given '0.1-0.7'"),
+        ({"sampling": {"do_sample": False}}, "Did you mean 'sampling.temperature' (0 is greedy)?"),
+        ({"problems": "all"}, "given 'all'; without the key all are asked"),
         ({"samples": 0}, "Wrong value in spec, samples: input should be greater than or equal to 1, given 0"),
         ({"problems": True}, "problems: input should be a valid integer, given True"),
         ({"seed": "3"}, "seed: input should be a valid integer, given '3'"),
@@ -52,6 +55,15 @@ def test_a_wrong_spec_is_told_in_one_sentence(spec_data: Build, changes: dict[st
         parse_spec(spec_data(**changes))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_values_that_may_be_meant_otherwise_are_asked_about(spec_data: Build) -> None:
+    fixed = [{"policy": "rkv", "kv_budget": 96, "ratio": 0.4}]
+    spec = parse_spec(spec_data(settings=fixed, axes={"local_window": [8], "ratio": [0.3, 0.5]}, lose_at_most=0.03))
+    assert spec.notes == [
+        "lose_at_most counts points; was 3 meant, and not 0.03?",
+        "A setting of rkv fixes ratio, so that no axis varies it.",
+    ]
 
 
 @pytest.mark.parametrize("name", ["policy", "self", "cls", "setting", "parameters", "axes", "preset"])

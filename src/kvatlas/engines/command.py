@@ -119,6 +119,11 @@ class Command:
         for name in values:
             if name in (*START_NAMES, "options"):
                 raise KvatlasError(f"No parameter can be named {name!r}: {{{name}}} in a command means another thing.")
+            if not re.fullmatch(r"-*[A-Za-z_][\w.-]*", name):
+                way_out = 'options: "/Kv:Type={kv_type}"'
+                raise KvatlasError(
+                    f"No parameter can be named {name!r}; write flags of another form out, as {way_out}."
+                )
 
         texts = {name: _text(name, value) for name, value in values.items()}
         used = _names_in(text for _, text in self._texts())

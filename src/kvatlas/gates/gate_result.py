@@ -481,7 +481,8 @@ def task_table(result: JudgedChange) -> str:
         # A name must not end its cell of the table.
         cells = [cell.replace("|", "\\|") for cell in row]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([lines[0], "|---|--:|--:|--:|--:|--:|--:|---|", *lines[1:]])
+    numbers = len(task_rows(result)[0]) - 2
+    return "\n".join([lines[0], f"|---|{numbers * '--:|'}---|", *lines[1:]])
 
 
 def task_rows(result: JudgedChange) -> list[list[str]]:
