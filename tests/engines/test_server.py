@@ -406,6 +406,20 @@ def test_processes_that_outlive_the_first_one_are_orphans_too(tmp_path: Path) ->
     assert processes_of(tmp_path) == {}
 
 
+def test_what_is_left_before_its_group_was_noted_is_ended_by_its_name(tmp_path: Path) -> None:
+    """Driver and guard may be killed between the start of a server and the second note."""
+    driver = start_driver(tmp_path, fake("--mode", "forks"))
+    _, _, guard_process = numbers_of(driver)
+    os.kill(driver.pid, signal.SIGSTOP)
+    os.kill(guard_process, signal.SIGKILL)
+    driver.kill()
+    driver.communicate()
+    (live,) = tmp_path.rglob(LIVE)
+    live.write_text(json.dumps({**json.loads(live.read_text()), "group": 0, "start_time": 0}))
+    assert end_orphans(tmp_path / "servers") == ["The server 001-fp8 of a killed sweep still ran; it is ended now."]
+    assert processes_of(tmp_path) == {}
+
+
 def test_a_note_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     """As after a loss of power."""
     live = tmp_path / "001-fp8" / LIVE

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+#: The variable with the name of a start, by which its processes are found.
+START = "KVATLAS_START"
 #: Seconds for a command that stops a server.
 STOP_COMMAND_SECONDS = 60.0
 #: Systems without it have no check of start times and sockets.
@@ -53,6 +55,17 @@ def _groups_and_start(process: int) -> tuple[list[str], int]:
         return [], 0
     is_dead = fields[0] in "ZX"
     return ([], 0) if is_dead else (fields[2:4], int(fields[19]))
+
+
+def groups_of_start(name: str) -> set[int]:
+    """Return the groups of the living processes that have the name of a start in their environment."""
+    found: set[int] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if f"{START}={name}".encode() in variables:
+                found.update(map(int, _groups_and_start(int(folder.name))[0][:1]))
+    return found
 
 
 def wait_until_empty(group: int, seconds: float) -> bool:
@@ -101,7 +114,11 @@ def main() -> None:
                 break
 
     record, _, word = told.partition(b"\n")
-    if record and word.strip() != b"done":
+    if not record:
+        # The driver was killed while it started the server.
+        for group in groups_of_start(os.environ.get(START, "")) - {os.getpgrp()}:
+            end_group(group)
+    elif word.strip() != b"done":
         server = json.loads(record)
         run_stop_command(server["stop_arguments"])
         end_group(server["group"])

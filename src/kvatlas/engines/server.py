@@ -25,7 +25,8 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -120,17 +121,30 @@ class Server:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
         self.session["port"] = self.port
-        self._group = _Group(self.launch, self.start_folder / LOG, self.ended)
-        # What the next sweep must end if driver and guard are killed; secrets by their names.
-        record = {
-            "group": self._group.id,
-            "start_time": guard.start_time(self._group.id),
+        # What the next sweep must end if driver and guard are killed; secrets by their names. Before the group is
+        # known, its processes are found by the name of the start in their environment.
+        record: dict[str, Any] = {
+            "group": 0,
+            "start_time": 0,
             "driver": [os.getpid(), guard.start_time(os.getpid())],
             "boot": _boot(),
             "names": self.names,
             "stop_cmd": self.command.stop_cmd,
             "env": dict(self.command.env),
         }
+        self._write_live(record)
+        launch = replace(self.launch, environment={**self.launch.environment, guard.START: self.names["name"]})
+        try:
+            self._group = _Group(launch, self.start_folder / LOG, self.ended)
+        except BaseException:
+            # Interrupted while it starts.
+            for group in guard.groups_of_start(self.names["name"]):
+                guard.end_group(group)
+            (self.start_folder / LIVE).unlink()
+            raise
+        self._write_live({**record, "group": self._group.id, "start_time": guard.start_time(self._group.id)})
+
+    def _write_live(self, record: Mapping[str, Any]) -> None:
         partial = self.start_folder / f"{LIVE}.part"
         partial.write_text(json.dumps(record), "utf-8")
         partial.replace(self.start_folder / LIVE)
@@ -261,7 +275,7 @@ class _Group:
         self.launch = launch
         self.log_file = log_file
         self.ended = ended
-        # First the guard: until it is told of a group, the end of its pipe only ends it.
+        # First the guard: until it is told of a group, it ends what has the name of the start.
         self.guard = self._start_guard()
         try:
             self.process = subprocess.Popen(
@@ -404,8 +418,12 @@ def end_orphans(folder: Path) -> list[str]:
         guard.run_stop_command(launch.stop_arguments, launch.environment)
         # The others may outlive the first process: no new one gets its number while its group has a process.
         group = record["group"]
-        if guard.start_time(group) in (0, record["start_time"]) and guard.HAS_PROC and guard.members(group):
-            guard.end_group(group)
+        groups = {group} if group else guard.groups_of_start(record["names"]["name"])
+        is_same = not group or guard.start_time(group) in (0, record["start_time"])
+        living = [one for one in groups if is_same and guard.HAS_PROC and guard.members(one)]
+        for one in living:
+            guard.end_group(one)
+        if living:
             sentences.append(f"The server {name} of a killed sweep still ran; it is ended now.")
         file.unlink()
     return sentences
