@@ -12,7 +12,7 @@ from kvatlas.benchmarks import families, find
 from kvatlas.benchmarks.file_checks import check_benchmark, notes_on
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import KvatlasError
-from tests.benchmarks.test_problem_files import FILES, SHARED
+from tests.benchmarks.test_problem_files import FILES, with_public_files
 from tests.command_line import Call
 from tests.r1 import AIME
 
@@ -129,7 +129,7 @@ def test_the_command_prints_a_line_for_each_thing_and_an_example(kvatlas: Call, 
     assert code == 2
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the public problem files are not beside this checkout")
+@with_public_files
 def test_the_public_files_pass_and_are_told_apart() -> None:
     for name in set(FILES) - {"GAOKAO2023EN"}:
         assert said(f"{name}@{FILES[name]}") == []
@@ -163,7 +163,7 @@ TOUCHED: dict[str, tuple[Callable[[list[Row]], list[Row]], int]] = {
 }
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the public problem files are not beside this checkout")
+@with_public_files
 @pytest.mark.parametrize("name", ["AIME24", "AIME25", "AMC23"])
 def test_questions_that_are_not_the_published_ones_are_told(tmp_path: Path, name: str) -> None:
     """Copies that differ in spaces and markup alone are as published."""

@@ -27,6 +27,10 @@ from tests.r1 import AIME
 #: Where the whole public problem files are: beside the checkout, or where this variable says.
 SHARED = Path(os.environ.get("KVATLAS_PROBLEM_FILES", Path(__file__).parents[3] / "shared" / "benchmarks"))
 FILES = {name: SHARED / f"{name.lower()}.jsonl" for name in ("AIME24", "AIME25", "AMC23", "MATH500", "GAOKAO2023EN")}
+#: They belong to others and are not shipped; fixtures in tests/data stand for them in all other tests.
+with_public_files = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="the public problem files are not shipped; KVATLAS_PROBLEM_FILES names their folder"
+)
 ROWS = [{"question": "One and one?", "answer": 2.0}, {"question": "Two and two?", "answer": 4.0}]
 GPQA = [
     {
@@ -413,7 +417,7 @@ COPIES: tuple[Callable[[str], str], ...] = (
 )
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the public problem files are not beside this checkout")
+@with_public_files
 @pytest.mark.parametrize("name", FILES)
 def test_every_reference_answer_is_right_against_itself_and_its_copies(name: str) -> None:
     """Each in one of the forms that models write, every fourth in other spellings, too."""

@@ -44,7 +44,7 @@ def packed() -> list[Policy]:
 
 @pytest.mark.parametrize(
     ("kind", "settings", "count"),
-    [("llama", grid, 2), ("gemma3", lambda: grid()[::3], 2), ("llama", packed, 1)],
+    [("llama", grid, 3), ("gemma3", lambda: grid()[::3], 2), ("llama", packed, 1)],
     ids=["grid", "windows", "packed"],
 )
 def test_traces_do_not_depend_on_batch_size_order_or_sharing(

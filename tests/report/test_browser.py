@@ -349,7 +349,7 @@ def test_the_tokens_that_would_have_saved_an_answer_are_marked_in_place(
 
 
 def test_pages_fit_and_axe_finds_nothing(served: Callable[..., Any], run: Path) -> None:
-    """Each page fits three widths; axe sees it on a phone and on a screen, by turns light or dark."""
+    """Each page at three widths, by turns light or dark."""
     page = served([run], "#/")
     page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
     pages = ("", "/decide", "/maps", "/compare", "/evidence", "/cell/3", "/problem/0/1", "/find", "/trace/3/1/1")
@@ -361,9 +361,7 @@ def test_pages_fit_and_axe_finds_nothing(served: Callable[..., Any], run: Path) 
             page.set_viewport_size({"width": width, "height": 900})
             page.wait_for_timeout(50)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, address
-            # The styles of 1,024 pixels are those of 1,440.
-            if width != 1024:
-                assert page.evaluate(AXE_FAULTS) == [], (address, width)
+            assert page.evaluate(AXE_FAULTS) == [], (address, width)
 
 
 def test_the_first_screen_has_the_forest_beside_the_answer_and_a_phone_soon_below(visit, real: Path) -> None:

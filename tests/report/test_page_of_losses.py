@@ -383,33 +383,32 @@ def test_axe_finds_nothing_in_any_state_of_a_trace_nor_on_paper(served: Callable
     page = served([examined], "#/run/trace/1/0/0")
     page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
 
-    def check(widths: tuple[int, ...], *where: Any) -> None:
-        for width in widths:
+    def check(*where: Any) -> None:
+        for width in (390, 1024, 1440):
             page.set_viewport_size({"width": width, "height": 900})
             page.wait_for_timeout(50)
             assert page.evaluate(AXE_FAULTS) == [], (width, *where)
 
-    # A phone and a screen, between which the page changes its form; colours and paper have one width.
-    for scheme, widths in (("light", (390, 1440)), ("dark", (1440,))):
+    for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         page.evaluate("location.hash = '#/run'")
         page.wait_for_selector(".card")
         # The trace with evicted tokens as it opens, at a moment of its replay, and whole.
         page.evaluate("location.hash = '#/run/trace/1/0/0'")
         page.wait_for_selector("#trace .pair .token.gone")
-        check(widths, scheme, "as it opens")
+        check(scheme, "as it opens")
         page.click("text=Next compression")
-        check(widths, scheme, "in motion")
+        check(scheme, "in motion")
         page.click("text=Whole trace")
-        check(widths, scheme, "whole")
+        check(scheme, "whole")
         page.evaluate("location.hash = '#/run/trace/1/0/0?beside=none'")
         page.wait_for_function("() => state.trace && !document.querySelector('.pair')")
-        check(widths, scheme, "alone")
+        check(scheme, "alone")
     page.emulate_media(media="print")
     for name in ("", "/decide"):
         page.evaluate(f"location.hash = '#/run{name}'")
         page.wait_for_timeout(200)
-        check((1440,), "print", name)
+        check("print", name)
 
 
 def test_the_answer_is_three_pages_of_paper_without_an_empty_heading(visit: Callable[..., Any], losing: Path) -> None:

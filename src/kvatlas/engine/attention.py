@@ -5,6 +5,7 @@ All masks are ours: transformers builds none for an attention function without a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -33,7 +34,7 @@ BACKENDS = {
 }
 
 
-class AttentionBackend:
+class AttentionBackend(ABC):
     """An implementation that writes the new keys and values of a batch into the cache and attends to the cache."""
 
     name: ClassVar[str]
@@ -44,11 +45,11 @@ class AttentionBackend:
     #: True if the backend defines `graph_runner`, which captures its steps in decoding.
     captures_steps: ClassVar[bool] = False
 
+    @abstractmethod
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention [tokens, heads, value size] of new tokens, and add the weights of watched sequences to
         `batch.attention`; query [tokens, heads, key size], key [tokens, KV heads, key size], value [tokens, KV heads,
         value size]. A token sees the cached tokens of its sequence and itself, within the layer's window."""
-        raise NotImplementedError
 
     def compute_layers(
         self, batch: ForwardBatch, cached_layers: Sequence[Layer], layers: Sequence[FusedLayer], tokens: DecoderPass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,7 +43,7 @@ def other_run(folder: Path, unlike: str) -> KvatlasError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedProblems:
+class PlannedProblems(ABC):
     """A spec, its benchmarks, and the problems of each by its name.
 
     `changes` are the keys of the spec's file that were given another value.
@@ -110,9 +111,9 @@ class PlannedProblems:
             measures=self.measures,
         )
 
+    @abstractmethod
     def tested_settings(self) -> tuple[list[TestedSetting], list[str]]:
         """Return the settings of which something is claimed, on the first model, and the axes of their order."""
-        raise NotImplementedError
 
     def provable(self) -> Provable:
         """Return what this many problems can prove of the settings, in the order in which they will be tested."""
