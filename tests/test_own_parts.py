@@ -80,6 +80,9 @@ def test_the_key_of_a_file_follows_its_content(tmp_path: Path) -> None:
         policy.identity(model)
     class_files.run_file.cache_clear()
     assert policy.identity(model) != before
+    file.unlink()
+    with pytest.raises(KvatlasError, match="cannot be read"):
+        policy.identity(model)
 
 
 def test_the_key_of_a_file_follows_the_modules_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

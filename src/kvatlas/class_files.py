@@ -121,7 +121,8 @@ def _other_classes(module: ModuleType, noun: str) -> str:
 def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
     """Run a Python file once; return its module, and the digests of its code by path, its own first.
 
-    Raises KvatlasError if it is no Python file or may not be run, and whatever its code raises.
+    Raises FileNotFoundError if it is not there, KvatlasError if it is no Python file or may not be run, and whatever
+    its code raises.
     """
     # The folder of the process may have changed since another file of this name was loaded.
     path = Path(file).absolute()
@@ -181,7 +182,8 @@ def code_of(file: str) -> dict[str, Any]:
 
     Raises KvatlasError if one of them was changed after it was loaded.
     """
-    digests = load_file(file)[1]
+    with refusal(f"The file {file!r} cannot be read"):
+        digests = load_file(file)[1]
     for path, loaded in digests.items():
         if _code_digest(path) != loaded:
             raise KvatlasError(f"The file {str(path)!r} was changed after it was loaded; start again.")

@@ -1,5 +1,6 @@
 """Problems that share a passage, a seed or a template are one unit of claims on problems like these."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,6 @@ from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable
 from kvatlas.sweeps import make_plan, parse_spec
 from kvatlas.sweeps.plan_notes import cluster_notes
-from kvatlas.sweeps.planned_problems import PlannedProblems
 from kvatlas.sweeps.spec import Spec
 
 MARGIN = 0.05
@@ -87,8 +87,8 @@ def test_equal_problems_are_one_unit() -> None:
     assert clusters["p2"] == clusters["p0"] != clusters["p3"]
     assert {"p18", "p21"}.isdisjoint(clusters)
 
-    spec = parse_spec({"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN9"]})
-    plan = PlannedProblems(spec=spec, benchmarks=(), problems={"mine": problems[:19]})
+    spec = parse_spec({"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN9"], "problems": 1})
+    plan = dataclasses.replace(make_plan(spec), problems={"mine": problems[:19]})
     assert plan.sizes == [7]
     assert len(plan.clusters["mine"]) == 18
     (note,) = cluster_notes("mine", problems[:19])
