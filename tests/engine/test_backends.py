@@ -1,6 +1,7 @@
 """Native attention equals plain torch, whatever else is in the batch; packed keys and values: their bound and bytes."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def attend(
     scaling: float = 1.0,
     gap: int = 0,
     device: str = "cpu",
+    kv_dtype: torch.dtype = torch.float32,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the outputs of sequences that grow in steps, and the watched attention of every other one in each step.
 
@@ -48,7 +50,9 @@ def attend(
     is watched.
     """
     rows = list(range(len(steps[0]))) if members is None else members
-    cache = KVCache(shape, len(rows), {}, 0, torch.device(device), torch.float32, backend.page_size, storage=storage)
+    place = torch.device(device)
+    own = {"storage": storage, "kv_dtype": kv_dtype}
+    cache = KVCache(shape, len(rows), {}, 0, place, torch.float32, backend.page_size, **own)
     sequences: dict[int, CachedSequence] = {row: cache.begin() for row in rows}
     drawn, outputs, noted = {}, {row: list[Tensor]() for row in rows}, list[Tensor]()
     for row in rows:
@@ -93,27 +97,36 @@ SCENES: list[Steps] = [
 @needs_native
 @pytest.mark.parametrize("kind", [PLAIN, (25, None, False), (None, 3.0, False), (25, 50.0, True)])
 @pytest.mark.parametrize(
-    ("storage", "group", "size", "scaling"),
+    ("storage", "kv_dtype", "group", "size", "scaling"),
     [
-        (Storage(), 1, 20, 1.0),
-        (Storage(), 3, 16, 30.0),
-        (Storage(), 8, 80, 1.0),
-        (Storage(), 3, 256, 1.0),
-        (Storage(8, 8), 3, 64, 1.0),
-        (Storage(4, 4, 32, 0), 2, 32, 1.0),
-        (Storage(3, 2, 16, 5), 1, 40, 1.0),
-        (Storage(16, 4, 32, 16), 8, 16, 1.0),
-        (Storage(2, 16, 64, 1), 1, 128, 1.0),
+        (Storage(), torch.float32, 1, 20, 1.0),
+        (Storage(), torch.float32, 3, 16, 30.0),
+        (Storage(), torch.float32, 8, 80, 1.0),
+        (Storage(), torch.float32, 3, 256, 1.0),
+        (Storage(), torch.bfloat16, 1, 20, 1.0),
+        (Storage(), torch.bfloat16, 3, 64, 30.0),
+        (Storage(), torch.bfloat16, 8, 80, 1.0),
+        (Storage(8, 8), torch.float32, 3, 64, 1.0),
+        (Storage(4, 4, 32, 0), torch.float32, 2, 32, 1.0),
+        (Storage(3, 2, 16, 5), torch.float32, 1, 40, 1.0),
+        (Storage(16, 4, 32, 16), torch.bfloat16, 8, 16, 1.0),
+        (Storage(2, 16, 64, 1), torch.float32, 1, 128, 1.0),
+        (Storage(8, 16, 32, 3), torch.bfloat16, 2, 40, 1.0),
     ],
 )
 def test_native_attention_is_that_of_plain_torch(
-    storage: Storage, group: int, size: int, scaling: float, kind: tuple[int | None, float | None, bool]
+    storage: Storage,
+    kv_dtype: torch.dtype,
+    group: int,
+    size: int,
+    scaling: float,
+    kind: tuple[int | None, float | None, bool],
 ) -> None:
     """On every target to the bit, alone as among others, for scores that are huge, too."""
     from tests.native.targets import ALL, BEST
 
     shape = Shape(layers=1, heads=2 * group, kv_heads=2, head_dim=size, hidden=64)
-    own: Any = {"kind": kind, "scaling": scaling, "gap": 0 if storage.packed else 7}
+    own: Any = {"kind": kind, "scaling": scaling, "gap": 0 if storage.packed else 7, "kv_dtype": kv_dtype}
     # The larger a score, the more its rounding tells.
     atol, rtol = (2e-5, 1e-4) if storage.packed else (1e-5 * scaling, 1e-5 * scaling)
     for steps in [*SCENES, [(1100,), (2,)]] if size == 20 else SCENES:
@@ -126,22 +139,24 @@ def test_native_attention_is_that_of_plain_torch(
             (alone,), _ = attend(CpuBackend(kernels), shape, steps, storage, members=[index], **own)
             assert torch.equal(alone, result[index])
     if storage.packed:
-        exact, _ = attend(CpuBackend(BEST), shape, GROWING, **own)
+        exact, _ = attend(CpuBackend(BEST), shape, GROWING, **own | {"kv_dtype": torch.float32})
         # A window within the unpacked tokens sees no codes.
         unlike = kind[0] is None or kind[0] > storage.residual
         assert all(torch.equal(ours, full) != unlike for ours, full in zip(result, exact, strict=True))
 
 
 @needs_native
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("storage", [Storage(), Storage(4, 3, 32, 8)])
-def test_a_sequence_is_the_same_in_any_chunks(storage: Storage) -> None:
+def test_a_sequence_is_the_same_in_any_chunks(storage: Storage, kv_dtype: torch.dtype) -> None:
     shape = Shape(layers=1, heads=6, kv_heads=2, head_dim=32, hidden=64)
     backend = backend_for(CPU, torch.float32)
-    together, _ = attend(backend, shape, GROWING, storage)
-    one_by_one, _ = attend(backend, shape, [(1, 1)] * 47, storage)
+    together, _ = attend(backend, shape, GROWING, storage, kv_dtype=kv_dtype)
+    one_by_one, _ = attend(backend, shape, [(1, 1)] * 47, storage, kv_dtype=kv_dtype)
     assert torch.equal(one_by_one[0], together[0][:47])
     assert torch.equal(one_by_one[1], together[1])
-    assert torch.equal(attend(backend, shape, [(7, 1)] * 15 + [(2, 1)], storage)[0][0], together[0])
+    sevens, _ = attend(backend, shape, [(7, 1)] * 15 + [(2, 1)], storage, kv_dtype=kv_dtype)
+    assert torch.equal(sevens[0], together[0])
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -259,6 +274,23 @@ def test_kernels_write_the_rows_of_plain_torch(storage: Storage, size: int) -> N
         backend_for(CPU, torch.float32, name).attend(batch, Layer(0, 1.0), key, key, value)
         pools.append([pool[0][:, batch.entered_slots] for pool in (cache.keys, cache.values)])
     assert all(torch.equal(own, theirs) for own, theirs in zip(*pools, strict=True))
+
+
+@needs_native
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_keys_and_values_take_half_the_memory_beside_short_weights(tiny_llama: ModelHandle, weights: str) -> None:
+    short = replace(tiny_llama, options=replace(tiny_llama.options, weights=weights))
+    packed, whole = Storage(8, 8, 32, 16), Storage()
+    assert [2 * size for size in short.kv_bytes(whole)] == [*tiny_llama.kv_bytes(whole)]
+    # Packed rows are as long beside any weights, and the newest tokens are kept in float32.
+    assert short.kv_bytes(packed) == tiny_llama.kv_bytes(packed)
+    full = policies.from_setting(Setting.from_parameters("full"))
+    texts = {}
+    for name in ("cpu", "reference"):
+        engine, generations = run(short, requests(short, [full], 2), 2, name, temperature=0.0, max_new_tokens=24)
+        texts[name] = sorted((each.key, each.tokens) for each in generations)
+        assert engine.cache.bytes == len(engine.cache.holders) * engine.cache.page_size * short.kv_bytes_per_token
+    assert texts["cpu"] == texts["reference"]
 
 
 @needs_native

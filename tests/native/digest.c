@@ -35,6 +35,12 @@ static float *numbers(int64_t count) {
     for (int64_t i = 0; i < count; i++) made[i] = number();
     return made;
 }
+/* Words of two bfloat16 numbers: those of `number` as they are would be infinite or none at times. */
+static float *pairs(int64_t count) {
+    float *made = numbers(2 * count);
+    kvatlas_shorten(made, 1, 2 * count);
+    return made;
+}
 static void digest(const char *name, const void *bits, int64_t bytes) {
     uint64_t hash = 14695981039346656037u;
     for (int64_t i = 0; i < bytes; i++) hash = (hash ^ ((const uint8_t *)bits)[i]) * 1099511628211u;
@@ -52,8 +58,9 @@ enum { KV = 2, PAGES = 16, PAGE = 48, TOKENS = 26, SEQUENCES = 3, GROUP = 32, RE
 /* Keys or values; of packed ones the cached tokens are zeros. */
 static struct side side(int64_t size, int64_t bits) {
     struct side made = {size, KV * size, numbers(TOKENS * KV * size)};
-    if (bits) {
-        made.bits = bits, made.group = GROUP, made.residual = RESIDUAL;
+    made.bits = bits, made.bytes = size * (bits == 16 ? 2 : 4);
+    if (bits && bits < 16) {
+        made.group = GROUP, made.residual = RESIDUAL;
         made.bytes = 4 * (((size + LANES - 1) / LANES * bits + 1) / 2 + (size + GROUP - 1) / GROUP);
         made.recent = numbers(SEQUENCES * KV * RESIDUAL * size);
     }
@@ -73,13 +80,14 @@ static void attention(int64_t size, int64_t group, int64_t window, int64_t bits)
     l.key = side(size, bits), l.value = side(size, bits), l.out = out, l.mass = mass, l.scaling = 0.1;
     if (window) l.places = places, l.positions = positions, l.window = window;
     if (group == 4) l.sinks = numbers(KV * group), l.softcap = 30.0;
-    kvatlas_attend(&b, &l);
+    kvatlas_paged_attention(&b, &l);
     digest("attention", out, TOKENS * KV * group * size * 4), digest("mass", mass, 2 * KV * 240 * 4);
 }
 
-static struct linear random_layer(int64_t inputs, int64_t outputs) {
+static struct linear random_layer(enum kind kind, int64_t inputs, int64_t outputs) {
     int64_t panels = (outputs + LANES - 1) / LANES;
-    return (struct linear){numbers(panels * inputs * LANES), numbers(panels * LANES), inputs, outputs};
+    float *weights = kind == PAIRS ? pairs(panels * inputs / 2 * LANES) : numbers(panels * inputs * LANES);
+    return (struct linear){weights, numbers(panels * LANES), inputs, outputs, kind};
 }
 
 /* Weights in bytes: codes of 1 to 255, and scales of about a hundredth. */
@@ -108,9 +116,9 @@ static void bytes(void) {
 /* The parts of a decoder layer beside attention, and a compaction of a pool of its states. */
 static void decoder_layer(enum kind kind) {
     enum { ROWS = 6, HIDDEN = 40, HEAD = 12, HEADS = 4, INNER = 20 };
-    struct decoder_layer d = {random_layer(HIDDEN, HEADS * HEAD), random_layer(2 * HEAD, HIDDEN), random_layer(HIDDEN, 2 * INNER),
-                              random_layer(INNER, HIDDEN), numbers(HIDDEN), numbers(HIDDEN), 1e-6, 1e-5, 3, HEAD};
-    d.projections.kind = d.output.kind = d.inner.kind = d.down.kind = kind;
+    struct linear projections = random_layer(kind, HIDDEN, HEADS * HEAD), output = random_layer(kind, 2 * HEAD, HIDDEN);
+    struct linear inner = random_layer(kind, HIDDEN, 2 * INNER), down = random_layer(kind, INNER, HIDDEN);
+    struct decoder_layer d = {projections, output, inner, down, numbers(HIDDEN), numbers(HIDDEN), 1e-6, 1e-5, 3, HEAD};
     struct pass p = {ROWS, numbers(ROWS * HEAD), numbers(ROWS * HEAD), numbers(ROWS * HIDDEN)};
     p.normed = zeros(4 * ROWS * HIDDEN), p.heads = zeros(4 * ROWS * HEADS * HEAD), p.seen = numbers(ROWS * 2 * HEAD);
     p.inner = zeros(4 * ROWS * 2 * INNER), p.gated = zeros(4 * ROWS * INNER);
@@ -129,12 +137,12 @@ __attribute__((force_align_arg_pointer))
 void _start(void) {
     for (int64_t size = 16; size <= 128; size += 28)
         for (int64_t group = 1; group < 9; group += 3)
-            for (int64_t bits = 0; bits < 9; bits += bits ? bits : 2) attention(size, group, size % 3 ? 0 : 9, bits);
+            for (int64_t bits = 0; bits < 17; bits += bits ? bits : 2) attention(size, group, size % 3 ? 0 : 9, bits);
     for (int64_t rows = 1; rows < 14; rows++) {
         float *y = zeros(4 * (rows * 70)), *x = numbers(rows * 75);
         const float *weights = numbers(5 * 75 * 16), *bias = numbers(80);
         kvatlas_linear(x, 75, weights, bias, y, 70, rows, 75, 70, FLOATS), digest("linear", y, rows * 280);
-        kvatlas_linear(x, 75, weights, bias, y, 70, rows, 75, 70, PAIRS), digest("pairs", y, rows * 280);
+        kvatlas_linear(pairs(rows * 75), 75, pairs(5 * 75 * 16), bias, y, 70, rows, 75, 70, PAIRS), digest("pairs", y, rows * 280);
         kvatlas_rms_norm(x, numbers(75), y, rows - 1, 75, 1e-6), digest("norm", y, (rows - 1) * 300);
         kvatlas_silu_mul(x, 75, x + 30, 75, y, rows, 45), digest("gate", y, rows * 180);
         kvatlas_rotate(x, 75, numbers(rows * 36), numbers(rows * 36), rows, 2, 36), digest("rotation", x, rows * 300);

@@ -289,12 +289,13 @@ def test_a_plan_says_that_16_bits_of_float32_are_32() -> None:
     """On CPUs few bits hold more tokens of the same bytes than beside bfloat16."""
     by_bits = {"policy": "window", "local_window": 40, "ratio": 0.3}
     in_bytes = BITS | {"settings": [by_bits | {"kv_budget": "256KiB"}], "axes": {"kv_bits": [16, 4]}}
-    sentence = "a cached number takes 4 bytes at kv_bits 16"
+    sentence = "has a cache in float32: a number takes 4 bytes at kv_bits 16"
     assert any(sentence in note for note in make_plan(parse_spec(in_bytes)).notes)
     in_bfloat16 = in_bytes | {"models": [{"model": "embedded:tiny-llama", "dtype": "bfloat16"}]}
+    beside_int8 = in_bytes | {"models": [{"model": "embedded:tiny-llama", "weights": "int8"}]}
     in_few_bits = in_bytes | {"axes": {"kv_bits": [8, 4]}}
     in_tokens = in_bytes | {"settings": [by_bits | {"kv_budget": 160}]}
-    for other in (in_bfloat16, in_few_bits, in_tokens):
+    for other in (in_bfloat16, beside_int8, in_few_bits, in_tokens):
         assert not any(sentence in note for note in make_plan(parse_spec(other)).notes)
 
 

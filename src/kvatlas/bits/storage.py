@@ -15,7 +15,7 @@ from kvatlas.core import CODES, POSITION_BYTES, Storage
 
 
 class PackedRows:
-    """Keys and values of a cache in the form of its storage; numbers of 16 bits stay as they are.
+    """Keys and values of a cache in the form of its storage; numbers of 16 bits have the pools' type.
 
     `key_biases` are those that packed keys are without.
     """
@@ -46,7 +46,7 @@ class PackedRows:
         """Return the keys [KV heads, ..., size] of rows of a layer, as attention reads them."""
         bits = self.storage.key_bits
         if bits == 16:
-            return rows
+            return rows.to(dtype)
         if self.key_biases is None:
             return unpack_bits(rows, size, bits, self.storage.group).to(dtype)
         positions = rows[..., -POSITION_BYTES:].contiguous().view(torch.int32)[..., 0]
@@ -57,7 +57,7 @@ class PackedRows:
     def unpack_values(self, rows: Tensor, size: int, dtype: torch.dtype) -> Tensor:
         """Return the values [KV heads, ..., size] of rows."""
         bits = self.storage.value_bits
-        return rows if bits == 16 else unpack_bits(rows, size, bits, self.storage.group).to(dtype)
+        return (rows if bits == 16 else unpack_bits(rows, size, bits, self.storage.group)).to(dtype)
 
 
 def pack_bits(numbers: Tensor, bits: int, group: int) -> Tensor:

@@ -137,13 +137,16 @@ class KVCache:
         storage: Storage = Storage(),  # noqa: B008
         key_biases: KeyBiases | None = None,
         loaded: PreTrainedModel | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.shape = shape
         #: The model whose keys and values these are, which policies may look at.
         self.loaded = loaded
         self.rows = rows
         self.device = device
+        #: The type of keys and values as policies read them, and that of unpacked pools.
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self.page_size = page_size
         self.query_window = query_window
         #: The states of rows, for models with such layers.
@@ -194,7 +197,7 @@ class KVCache:
         Packed rows have room for `more_bytes`.
         """
         if bits == 16:
-            return [self._pool(0, size, self.dtype) for size in sizes]
+            return [self._pool(0, size, self.kv_dtype) for size in sizes]
         return [self._pool(0, self.storage.row_bytes(bits, size) + more_bytes, torch.uint8) for size in sizes]
 
     def _recent_rings(self, bits: int, sizes: Sequence[int]) -> list[Tensor | None]:
@@ -241,8 +244,11 @@ class KVCache:
 
         Keys with biases need their `positions` [tokens].
         """
-        self.keys[layer][:, slots] = self.form.pack_keys(layer, key, positions).transpose(0, 1)
-        self.values[layer][:, slots] = self.form.pack_values(value).transpose(0, 1)
+        for pool, rows in (
+            (self.keys[layer], self.form.pack_keys(layer, key, positions)),
+            (self.values[layer], self.form.pack_values(value)),
+        ):
+            pool[:, slots] = rows.transpose(0, 1).to(pool.dtype)
 
     def read(self, side: int, layer: int, slots: Tensor) -> Tensor:
         """Return the keys (side 0) or the values (side 1) of slots [...] as they are read: [KV heads, ..., size]."""

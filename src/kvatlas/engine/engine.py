@@ -314,6 +314,7 @@ class Engine:
             storage,
             self._key_biases,
             self.model,
+            getattr(torch, self.handle.kv_dtype),
         )
 
     def reserve(self, planned: Peak) -> None:

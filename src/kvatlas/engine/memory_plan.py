@@ -112,7 +112,7 @@ def _peak_of_storage(
 
     shape = model.shape
     element_bytes = 4 if model.dtype == "float32" else 2
-    token_bytes, tail_bytes = shape.kv_bytes(storage, element_bytes)
+    token_bytes, tail_bytes = model.kv_bytes(storage)
     page_bytes = page_size * token_bytes
     cached_bytes = pages * page_bytes
 

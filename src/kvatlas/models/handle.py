@@ -64,7 +64,7 @@ class ModelHandle(Chat):
 
     @cached_property
     def dtype(self) -> str:
-        """The name of the type of its weights and its cache: part of the run key."""
+        """The name of the type in which it computes: part of the run key."""
         if self.overrides.dtype is not None:
             return self.overrides.dtype
         if self.options.dtype != "auto":
@@ -80,13 +80,21 @@ class ModelHandle(Chat):
         return self.dtype if self.options.weights == "auto" else self.options.weights
 
     @property
+    def kv_dtype(self) -> str:
+        """The name of the type of cached keys and values: bfloat16 beside linear layers in bfloat16 or int8."""
+        return self.dtype if self.precision == self.dtype else "bfloat16"
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token, in the type in which the model runs."""
+        """Bytes of keys and values of one token, in the type in which they are cached."""
         return self.kv_bytes(Storage())[0]
 
     def kv_bytes(self, storage: Storage) -> tuple[int, int]:
         """Return the bytes of keys and values of each token, and of each sequence besides."""
-        return self.shape.kv_bytes(storage, 4 if self.dtype == "float32" else 2)
+        token_bytes, _ = self.shape.kv_bytes(storage, 4 if self.kv_dtype == "float32" else 2)
+        # The newest tokens of packed pools are in the type in which the model computes.
+        _, sequence_bytes = self.shape.kv_bytes(storage, 4 if self.dtype == "float32" else 2)
+        return token_bytes, sequence_bytes
 
     @cached_property
     def weight_bytes(self) -> int | None:

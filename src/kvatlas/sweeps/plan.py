@@ -497,7 +497,7 @@ def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy
     """Return the versioned hash of everything that can change an answer, besides setting, problem and sample."""
     # Logits tie in short types: then the treatment of ties is part of the key.
     ties = {} if model.dtype == "float32" else {"top_k_ties": "kept"}
-    rounded = {} if model.precision == model.dtype else {"linear_layers": model.precision}
+    rounded = {} if model.precision == model.dtype else {"linear_layers": model.precision, "cache": model.kv_dtype}
     return digest(
         {
             "version": RUN_KEY_VERSION,

@@ -49,11 +49,11 @@ def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) ->
     storages = {policy.storage for policy in compressing if isinstance(policy.budget.kv_budget, str)}
     if len(storages) > 1 and not all(storage.packed for storage in storages):
         notes += [
-            f"The model {model.name!r} runs in float32: a cached number takes 4 bytes at kv_bits 16, so that a "
+            f"The model {model.name!r} has a cache in float32: a number takes 4 bytes at kv_bits 16, so that a "
             "kv_budget in bytes holds half as many such tokens as in bfloat16. Give kv_budget in tokens to compare "
             "bits as on a GPU."
             for model in models
-            if model.dtype == "float32"
+            if model.kv_dtype == "float32"
         ]
     return notes
 

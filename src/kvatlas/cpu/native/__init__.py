@@ -96,8 +96,6 @@ _SIDE: dict[str, Any] = {
 }
 #: Values of `kind` in `kernels.c`.
 FLOATS, PAIRS, PAIRS_AT_ONCE, BYTES, BYTES_AT_ONCE = range(5)
-#: `bits` and what follows it of keys or values that are not packed.
-_UNPACKED: tuple[int, int, int, int, int | None] = (0, 0, 0, 0, None)
 
 
 class PagedLayer(ctypes.Structure):
@@ -258,12 +256,13 @@ class Linear:
         return rows
 
 
-def _packed_side(bits: int, pool: Tensor, group: int, recent: Tensor | None) -> tuple[int, int, int, int, int | None]:
+def _side(bits: int, pool: Tensor, group: int, recent: Tensor | None) -> tuple[int, int, int, int, int | None]:
     """Return bits, bytes of a row, group, residual and recent tokens of keys or values for `PagedLayer`."""
+    row_bytes = pool.shape[2] * pool.element_size()
     if bits == 16:
-        return _UNPACKED
+        return bits if pool.element_size() == 2 else 0, row_bytes, 0, 0, None
     residual = 0 if recent is None else recent.shape[2]
-    return bits, pool.shape[2], group, residual, _pointer(recent)
+    return bits, row_bytes, group, residual, _pointer(recent)
 
 
 #: The types of the kernels that return something.
@@ -352,9 +351,9 @@ class Native:
     ) -> PagedLayer:
         """Return a layer with so many query heads over its pools, for a call with this batch.
 
-        `keys` [kv_heads, slots, size] and `values` [kv_heads, slots, value size] are the pools, `sizes` those of a key
-        and a value. Scores become softcap tanh(score / softcap) if it is not 0; `sinks` [heads] are logits that take a
-        share of the softmax and have no value.
+        `keys` [kv_heads, slots, size] and `values` [kv_heads, slots, value size] are the pools, fp32 or bfloat16, and
+        `sizes` those of a key and a value. Scores become softcap tanh(score / softcap) if it is not 0; `sinks` [heads]
+        are logits that take a share of the softmax and have no value.
         With a `window`, a token sees those slots with position > own - window: `positions` [tokens] int32 of the new
         tokens are written into `places` [kv_heads, slots] int32. The attention of watched sequences to each slot, the
         mean of a group's heads, is added to `mass` [watched, kv_heads, watched_width].
@@ -365,14 +364,10 @@ class Native:
         kv_heads, slots, _ = keys.shape
         size, value_size = sizes
         self.make_scratch(batch, max(sizes))
-        packed_keys = packed_values = _UNPACKED
-        if bits != (16, 16):
-            packed_keys = _packed_side(bits[0], keys, group, recent[0])
-            packed_values = _packed_side(bits[1], values, group, recent[1])
         return PagedLayer(
             *(heads, kv_heads, slots, None, 0),
-            *(size, 0, None, keys.data_ptr(), *packed_keys),
-            *(value_size, 0, None, values.data_ptr(), *packed_values),
+            *(size, 0, None, keys.data_ptr(), *_side(bits[0], keys, group, recent[0])),
+            *(value_size, 0, None, values.data_ptr(), *_side(bits[1], values, group, recent[1])),
             *(None, _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)),
             *(window, scaling, softcap),
             *(_pointer(bias), _pointer(angles), 0 if angles is None else len(angles)),

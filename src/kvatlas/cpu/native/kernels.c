@@ -39,6 +39,7 @@ typedef double dvec_at __attribute__((vector_size(64), aligned(8), may_alias));
 typedef uint64_t lvec_at __attribute__((vector_size(64), aligned(8), may_alias));
 typedef uint8_t bytes_at __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint16_t short_at __attribute__((aligned(1), may_alias));
+typedef uint16_t shorts_at __attribute__((vector_size(32), aligned(2), may_alias));
 typedef uint32_t word_at __attribute__((aligned(1), may_alias));
 typedef uint64_t long_at __attribute__((aligned(1), may_alias));
 typedef _Float16 half_at __attribute__((aligned(1), may_alias));
@@ -57,6 +58,14 @@ typedef uint32_t uvec_at __attribute__((vector_size(64), aligned(4), may_alias))
 
 INLINE vec load(const float *p) { return *(const vec_at *)p; }
 INLINE void store(float *p, vec v) { *(vec_at *)p = v; }
+INLINE vec load_shorts(const uint16_t *p) { return (vec)(__builtin_convertvector(*(const shorts_at *)p, uvec) << 16); }
+/* Sixteen numbers of a row of floats, or of `shorts`: bfloat16 numbers. */
+INLINE vec load_of(const int shorts, const void *row, int64_t at) {
+    return shorts ? load_shorts((const uint16_t *)row + at) : load((const float *)row + at);
+}
+INLINE const void *step(const int shorts, const void *row, int64_t count) {
+    return (const char *)row + count * (shorts ? 2 : 4);
+}
 INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE ivec isplat(int32_t x) { return (ivec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE lvec lsplat(uint64_t x) { return (lvec){x, x, x, x, x, x, x, x}; }
@@ -359,17 +368,19 @@ API void kvatlas_linear(const float *x, int64_t x_stride, const float *w, const 
     else linear_at_once(x, x_stride, w, bias, y, y_stride, rows, words, outputs);
 }
 
-/* Round the numbers of each row to bfloat16, to the nearest or the even one, at the row's beginning. */
+/* A number in bfloat16: the nearest, or the even one. */
+INLINE uint32_t shortened(uint32_t bits) {
+    const int is_number = (bits & 0x7FFFFFFFu) <= 0x7F800000u;
+    return is_number ? (bits + 0x7FFFu + (bits >> 16 & 1)) >> 16 : 0x7FC0u;
+}
+
+/* Round the numbers of each row to bfloat16 at the row's beginning. */
 API void kvatlas_shorten(float *x, int64_t rows, int64_t width) {
     for (int64_t r = 0; r < rows; r++, x += width) {
         uint32_t *to = (uint32_t *)x;
         for (int64_t k = 0; k < width; k += 2) {
             uint32_t half[2];
-            for (int i = 0; i < 2; i++) {
-                const uint32_t bits = ((const word_at *)x)[k + i];
-                const int is_number = (bits & 0x7FFFFFFFu) <= 0x7F800000u;
-                half[i] = is_number ? (bits + 0x7FFFu + (bits >> 16 & 1)) >> 16 : 0x7FC0u;
-            }
+            for (int i = 0; i < 2; i++) half[i] = shortened(((const word_at *)x)[k + i]);
             *(word_at *)(to + k / 2) = half[0] | half[1] << 16;
         }
     }
@@ -645,7 +656,7 @@ struct side {
     int64_t size, stride;     /* between new tokens; heads of a token lie side by side */
     const float *fresh;       /* [tokens][kv_heads][size] */
     void *pool;               /* [kv_heads][slots][size] or [kv_heads][slots][bytes] */
-    int64_t bits, bytes;      /* bits 0: floats */
+    int64_t bits, bytes;      /* bits 0: floats; 16: bfloat16 numbers; fewer: packed */
     int64_t group, residual;
     const float *recent;      /* [rows][kv_heads][residual][size] */
 };
@@ -693,8 +704,8 @@ API int64_t kvatlas_attention_scratch(int64_t size, int64_t longest, int64_t wit
 }
 
 /* Products of `n` queries with 16 keys; the next keys are prefetched meanwhile. */
-INLINE void dot_rows(const int n, const int chunks, const float *queries, int64_t padded, const float *keys,
-                     int64_t stride, const float *next, float *to) {
+INLINE void dot_rows(const int shorts, const int n, const int chunks, const float *queries, int64_t padded,
+                     const void *keys, int64_t stride, const void *next, float *to) {
     vec q[4][16], quad[4][4];
     for (int i = 0; i < n; i++)
         for (int c = 0; c < chunks; c++) q[i][c] = load(queries + i * padded + c * LANES);
@@ -705,8 +716,8 @@ INLINE void dot_rows(const int n, const int chunks, const float *queries, int64_
             for (int j = 0; j < 2; j++) {
                 const int64_t row = (4 * f + 2 * p + j) * stride;
                 for (int c = 0; c < chunks; c++) {
-                    vec key = load(keys + row + c * LANES);
-                    if (next) FETCH(next + row + c * LANES);
+                    vec key = load_of(shorts, keys, row + c * LANES);
+                    if (next && !(shorts && c & 1)) FETCH(step(shorts, next, row + c * LANES));
                     for (int i = 0; i < n; i++) dot[i][j] = c ? FMA(q[i][c], key, dot[i][j]) : q[i][c] * key;
                 }
             }
@@ -719,14 +730,15 @@ INLINE void dot_rows(const int n, const int chunks, const float *queries, int64_
 }
 
 /* `dot_rows` for keys of any size. */
-INLINE vec dot_rows_long(const float *query, const float *keys, int64_t stride, int64_t chunks) {
+INLINE vec dot_rows_long(const int shorts, const float *query, const void *keys, int64_t stride, int64_t chunks) {
     vec r[4];
     for (int i = 0; i < 4; i++) {
         vec s[4];
         for (int j = 0; j < 4; j++) {
-            const float *k = keys + (4 * i + j) * stride;
-            s[j] = load(query) * load(k);
-            for (int64_t c = 1; c < chunks; c++) s[j] = FMA(load(query + c * LANES), load(k + c * LANES), s[j]);
+            const int64_t row = (4 * i + j) * stride;
+            s[j] = load(query) * load_of(shorts, keys, row);
+            for (int64_t c = 1; c < chunks; c++)
+                s[j] = FMA(load(query + c * LANES), load_of(shorts, keys, row + c * LANES), s[j]);
         }
         r[i] = merge2(merge1(s[0], s[1]), merge1(s[2], s[3]));
     }
@@ -734,12 +746,12 @@ INLINE vec dot_rows_long(const float *query, const float *keys, int64_t stride, 
 }
 
 /* Transpose 16 keys [16][stride] to [padded][BLOCK], one column a key. */
-INLINE void turn(const float *keys, int64_t stride, const float *next, float *to, int64_t chunks) {
+INLINE void turn(const int shorts, const void *keys, int64_t stride, const void *next, float *to, int64_t chunks) {
     for (int64_t c = 0; c < chunks; c++) {
         vec a[LANES], b[LANES];
         for (int i = 0; i < LANES; i++) {
-            a[i] = load(keys + i * stride + c * LANES);
-            FETCH(next + i * stride + c * LANES);
+            a[i] = load_of(shorts, keys, i * stride + c * LANES);
+            FETCH(step(shorts, next, i * stride + c * LANES));
         }
         for (int i = 0; i < LANES; i += 4) {
             vec lo01 = SHUFFLE(a[i], a[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
@@ -802,10 +814,10 @@ INLINE void dot_turned(const int n, const int vectors, const float *queries, int
 }
 
 /* Scores of all queries of the tile with the keys of a block, into `shares`. */
-INLINE void score_block(struct tile *t, const float *const *keys, const float *const *next, int64_t stride,
-                        int64_t quarters) {
+INLINE void score_block(const int shorts, struct tile *t, const void *const *keys, const void *const *next,
+                        int64_t stride, int64_t quarters) {
     if (t->count > 5) {
-        for (int64_t s = 0; s < quarters; s++) turn(keys[s], stride, next[s], t->turned + s * LANES, t->chunks);
+        for (int64_t s = 0; s < quarters; s++) turn(shorts, keys[s], stride, next[s], t->turned + s * LANES, t->chunks);
         int64_t i = 0;
 #define TURNED(n, vectors)                                                                                             \
     for (; i + n <= t->count; i += n)                                                                                  \
@@ -824,16 +836,17 @@ INLINE void score_block(struct tile *t, const float *const *keys, const float *c
         int64_t i = 0;
 #define ROWS(n)                                                                                                        \
     for (; i + n <= t->count; i += n) {                                                                                \
-        const float *q = t->queries + i * t->padded, *after = i ? 0 : next[s];                                         \
+        const float *q = t->queries + i * t->padded;                                                                   \
+        const void *after = i ? 0 : next[s];                                                                           \
         float *to = t->shares + i * BLOCK + s * LANES;                                                                 \
         switch (t->chunks) {                                                                                           \
-        case 1: dot_rows(n, 1, q, t->padded, keys[s], stride, after, to); break;                                       \
-        case 2: dot_rows(n, 2, q, t->padded, keys[s], stride, after, to); break;                                       \
-        case 4: dot_rows(n, 4, q, t->padded, keys[s], stride, after, to); break;                                       \
-        case 8: dot_rows(n, 8, q, t->padded, keys[s], stride, after, to); break;                                       \
+        case 1: dot_rows(shorts, n, 1, q, t->padded, keys[s], stride, after, to); break;                               \
+        case 2: dot_rows(shorts, n, 2, q, t->padded, keys[s], stride, after, to); break;                               \
+        case 4: dot_rows(shorts, n, 4, q, t->padded, keys[s], stride, after, to); break;                               \
+        case 8: dot_rows(shorts, n, 8, q, t->padded, keys[s], stride, after, to); break;                               \
         default:                                                                                                       \
             for (int64_t j = 0; j < n; j++)                                                                            \
-                store(to + j * BLOCK, dot_rows_long(q + j * t->padded, keys[s], stride, t->chunks));                   \
+                store(to + j * BLOCK, dot_rows_long(shorts, q + j * t->padded, keys[s], stride, t->chunks));           \
         }                                                                                                              \
     }
         ROWS(3)
@@ -876,21 +889,21 @@ INLINE void soften_block(const int plain, struct tile *t, int64_t block, int64_t
 }
 
 /* sums [n][vectors * 16] = sums * shrink + shares [n][tokens] values [tokens]. */
-INLINE void add_values(const int n, const int vectors, float *sums, int64_t padded, const float *shares,
-                       const float *shrink, const float *const *values, const float *const *next, int64_t stride,
-                       int64_t offset, int64_t tokens) {
+INLINE void add_values(const int shorts, const int n, const int vectors, float *sums, int64_t padded,
+                       const float *shares, const float *shrink, const void *const *values, const void *const *next,
+                       int64_t stride, int64_t offset, int64_t tokens) {
     vec own[8][8];
     for (int i = 0; i < n; i++)
         for (int v = 0; v < vectors; v++) own[i][v] = load(sums + i * padded + v * LANES) * splat(shrink[i]);
     for (int64_t s = 0; s * LANES < tokens; s++) {
-        const float *row = values[s] + offset;
         int64_t count = tokens - s * LANES < LANES ? tokens - s * LANES : LANES;
-        const float *after = next ? next[s] + offset : row;
-        for (int64_t j = 0; j < count; j++, row += stride, after += stride) {
+        const void *after = next ? next[s] : values[s];
+        int64_t at = offset;
+        for (int64_t j = 0; j < count; j++, at += stride) {
             vec value[8];
             for (int v = 0; v < vectors; v++) {
-                value[v] = load(row + v * LANES);
-                FETCH(after + v * LANES);
+                value[v] = load_of(shorts, values[s], at + v * LANES);
+                if (!(shorts && v & 1)) FETCH(step(shorts, after, at + v * LANES));
             }
             for (int i = 0; i < n; i++) {
                 vec share = splat(shares[i * BLOCK + s * LANES + j]);
@@ -902,12 +915,12 @@ INLINE void add_values(const int n, const int vectors, float *sums, int64_t padd
         for (int v = 0; v < vectors; v++) store(sums + i * padded + v * LANES, own[i][v]);
 }
 
-INLINE void value_columns(const int vectors, struct tile *t, const float *const *values, const float *const *next,
-                          int64_t stride, int64_t column, int64_t tokens) {
+INLINE void value_columns(const int shorts, const int vectors, struct tile *t, const void *const *values,
+                          const void *const *next, int64_t stride, int64_t column, int64_t tokens) {
     int64_t i = 0;
 #define QUERIES(n)                                                                                                     \
     for (; i + n <= t->count; i += n)                                                                                  \
-        add_values(n, vectors, t->sums + i * t->wide + column, t->wide, t->shares + i * BLOCK, t->shrink + i,          \
+        add_values(shorts, n, vectors, t->sums + i * t->wide + column, t->wide, t->shares + i * BLOCK, t->shrink + i,  \
                    values, i ? 0 : next, stride, column, tokens);
 #if WIDE
     QUERIES(6)
@@ -919,27 +932,44 @@ INLINE void value_columns(const int vectors, struct tile *t, const float *const 
 #undef QUERIES
 }
 
-INLINE void value_block(struct tile *t, const float *const *values, const float *const *next, int64_t stride, int64_t tokens) {
+INLINE void value_block(const int shorts, struct tile *t, const void *const *values, const void *const *next,
+                        int64_t stride, int64_t tokens) {
     int64_t c = 0, chunks = t->wide / LANES;
 #if WIDE
-    for (; c + 4 <= chunks; c += 4) value_columns(4, t, values, next, stride, c * LANES, tokens);
+    for (; c + 4 <= chunks; c += 4) value_columns(shorts, 4, t, values, next, stride, c * LANES, tokens);
 #endif
-    for (; c + 2 <= chunks; c += 2) value_columns(2, t, values, next, stride, c * LANES, tokens);
-    for (; c < chunks; c++) value_columns(1, t, values, next, stride, c * LANES, tokens);
+    for (; c + 2 <= chunks; c += 2) value_columns(shorts, 2, t, values, next, stride, c * LANES, tokens);
+    for (; c < chunks; c++) value_columns(shorts, 1, t, values, next, stride, c * LANES, tokens);
 }
 
-/* Pad rows of any size to whole vectors. */
-INLINE void pad_rows(const float *rows, int64_t size, float *to, int64_t padded) {
+/* Sixteen rows of a pool as floats, padded to whole vectors. */
+INLINE void pad_rows(const int shorts, const void *rows, int64_t size, float *to, int64_t padded) {
     for (int64_t i = 0; i < LANES; i++)
-        for (int64_t c = 0; c < padded; c += LANES)
-            store(to + i * padded + c,
-                  c + LANES <= size ? load(rows + i * size + c) : load_part(rows + i * size + c, size - c));
+        for (int64_t c = 0; c < padded; c += LANES) {
+            int64_t at = i * size + c, rest = size - c;
+            vec own;
+            if (rest >= LANES) own = load_of(shorts, rows, at);
+            else if (!shorts) own = load_part((const float *)rows + at, rest);
+            else {
+                uint16_t part[LANES] = {0};
+                for (int64_t d = 0; d < rest; d++) part[d] = ((const uint16_t *)rows)[at + d];
+                own = load_shorts(part);
+            }
+            store(to + i * padded + c, own);
+        }
 }
 
 /* Return the slot of a sequence's token in the pool. */
 INLINE int64_t slot_of(const struct batch *b, const int32_t *pages, int64_t token) {
     uint32_t page = (uint32_t)token / (uint32_t)b->page_size;
     return pages[page] * b->page_size + (token - page * b->page_size);
+}
+
+INLINE int is_packed(const struct side *s) { return s->bits && s->bits < 16; }
+INLINE int is_short(const struct side *s) { return s->bits == 16; }
+/* The pool's rows of one head. */
+INLINE const char *rows_of(const struct layer *l, const struct side *s, int64_t head) {
+    return (const char *)s->pool + head * l->slots * s->bytes;
 }
 
 /* Rows of packed numbers are words of 32 bits: codes, then a scale and a zero point (fp16) for each group. Codes of 8
@@ -1196,21 +1226,19 @@ static void packed_values(const struct batch *b, const struct layer *l, struct t
 }
 
 /* `after`: the slot, counted from this head's first, that is read when this tile is done. A `plain` one is neither packed
- * nor capped. */
-INLINE void attend_tile(const int plain, const struct batch *b, const struct layer *l, const int32_t *pages, int64_t head,
-                        int64_t after, struct tile *t) {
+ * nor capped, and its rows are whole vectors if they are of `shorts`. */
+INLINE void attend_tile(const int plain, const int shorts, const struct batch *b, const struct layer *l,
+                        const int32_t *pages, int64_t head, int64_t after, struct tile *t) {
     int64_t limit = t->visible[t->count - 1], size = l->key.size, value_size = l->value.size;
-    const float *keys = (const float *)l->key.pool + head * l->slots * size;
-    const float *values = (const float *)l->value.pool + head * l->slots * value_size;
-    const int packed_key = !plain && l->key.bits, packed_value = !plain && l->value.bits;
-    const uint8_t *key_rows = (const uint8_t *)l->key.pool + head * l->slots * l->key.bytes;
-    const uint8_t *value_rows = (const uint8_t *)l->value.pool + head * l->slots * l->value.bytes;
+    const char *keys = rows_of(l, &l->key, head), *values = rows_of(l, &l->value, head);
+    const int packed_key = !plain && is_packed(&l->key), packed_value = !plain && is_packed(&l->value);
+    const int short_key = !plain && is_short(&l->key), short_value = !plain && is_short(&l->value);
     const int32_t *places = l->places ? l->places + head * l->slots : 0;
     const int64_t distance = t->padded < 64 ? AHEAD_SMALL : AHEAD;
     for (int64_t block = 0; block < limit; block += BLOCK) {
-        const float *key[QUARTERS], *value[QUARTERS], *next_key[QUARTERS], *next_value[QUARTERS];
+        const void *key[QUARTERS], *value[QUARTERS], *next_key[QUARTERS], *next_value[QUARTERS];
         const int32_t *place[QUARTERS];
-        int64_t slots[QUARTERS], next[QUARTERS];
+        int64_t slots[QUARTERS];
         int64_t tokens = limit - block < BLOCK ? limit - block : BLOCK, quarters = (tokens + LANES - 1) / LANES;
         for (int64_t s = 0; s < quarters; s++) {
             slots[s] = slot_of(b, pages, block + s * LANES);
@@ -1226,27 +1254,26 @@ INLINE void attend_tile(const int plain, const struct batch *b, const struct lay
         }
         for (int64_t s = 0; s < QUARTERS; s++) {
             int64_t ahead = block + distance + s * LANES;
-            next[s] = ahead < limit ? slot_of(b, pages, ahead) : after + (ahead - limit) / LANES * LANES;
-            next_key[s] = keys + next[s] * size, next_value[s] = values + next[s] * value_size;
+            int64_t next = ahead < limit ? slot_of(b, pages, ahead) : after + (ahead - limit) / LANES * LANES;
+            next_key[s] = keys + next * l->key.bytes, next_value[s] = values + next * l->value.bytes;
         }
         for (int64_t s = 0; s < quarters; s++) {
-            key[s] = keys + slots[s] * size, value[s] = values + slots[s] * value_size;
-            if (size != t->padded && !packed_key) {
-                pad_rows(key[s], size, t->key_copy + s * LANES * t->padded, t->padded);
+            key[s] = keys + slots[s] * l->key.bytes, value[s] = values + slots[s] * l->value.bytes;
+            if (short_key || (size != t->padded && !packed_key)) {
+                pad_rows(short_key, key[s], size, t->key_copy + s * LANES * t->padded, t->padded);
                 key[s] = t->key_copy + s * LANES * t->padded;
             }
-            if (value_size != t->wide && !packed_value) {
-                pad_rows(value[s], value_size, t->value_copy + s * LANES * t->wide, t->wide);
+            if (short_value || (value_size != t->wide && !packed_value)) {
+                pad_rows(short_value, value[s], value_size, t->value_copy + s * LANES * t->wide, t->wide);
                 value[s] = t->value_copy + s * LANES * t->wide;
             }
         }
-        if (!packed_key) score_block(t, key, next_key, t->padded, quarters);
+        if (!packed_key) score_block(shorts, t, key, next_key, t->padded, quarters);
         for (int64_t s = 0; s < quarters && packed_key; s++)
-            packed_keys(b, l, t, head, block + s * LANES, key_rows + slots[s] * l->key.bytes,
-                        key_rows + next[s] * l->key.bytes, t->shares + s * LANES);
+            packed_keys(b, l, t, head, block + s * LANES, key[s], next_key[s], t->shares + s * LANES);
         soften_block(plain, t, block, quarters, places ? place : 0);
         if (!packed_value) {
-            value_block(t, value, next_value, t->wide, tokens);
+            value_block(shorts, t, value, next_value, t->wide, tokens);
             continue;
         }
         for (int64_t i = 0; i < t->count; i++)
@@ -1255,15 +1282,18 @@ INLINE void attend_tile(const int plain, const struct batch *b, const struct lay
                 store(to, load(to) * splat(t->shrink[i]));
             }
         for (int64_t s = 0; s < quarters; s++)
-            packed_values(b, l, t, head, block + s * LANES, value_rows + slots[s] * l->value.bytes,
-                          value_rows + next[s] * l->value.bytes, t->shares + s * LANES);
+            packed_values(b, l, t, head, block + s * LANES, value[s], next_value[s], t->shares + s * LANES);
     }
 }
 
-/* Packed or capped tiles apart from plain ones, which would spill registers beside them. */
+/* Other tiles apart from plain ones of floats, which would spill registers beside them. */
 static __attribute__((noinline)) void attend_other_tile(const struct batch *b, const struct layer *l, const int32_t *pages,
                                                         int64_t head, int64_t after, struct tile *t) {
-    attend_tile(0, b, l, pages, head, after, t);
+    attend_tile(0, 0, b, l, pages, head, after, t);
+}
+static __attribute__((noinline)) void attend_short_tile(const struct batch *b, const struct layer *l, const int32_t *pages,
+                                                        int64_t head, int64_t after, struct tile *t) {
+    attend_tile(1, 1, b, l, pages, head, after, t);
 }
 
 /* Add the weights of the tile's queries, averaged over the heads of the group, to those of earlier tokens. */
@@ -1322,18 +1352,18 @@ static void pack_unbiased(const struct layer *l, const float *from, int64_t head
     *(word_at *)(to + l->key.bytes - 4) = (uint32_t)position;
 }
 
-/* Write a new token's key or value of one head, unpacked. */
-INLINE void write_floats(const struct side *s, int64_t token, int64_t head, float *to) {
-    const float *from = s->fresh + token * s->stride + head * s->size;
-    int64_t d = 0;
-    for (; d + LANES <= s->size; d += LANES) store(to + d, load(from + d));
-    for (; d < s->size; d++) to[d] = from[d];
-}
-
 /* Write a new token's key or value of one head into row `at` of the pool. */
 INLINE void write_row(const struct side *s, int64_t token, int64_t head, int64_t at) {
-    if (s->bits) pack_row(s, s->fresh + token * s->stride + head * s->size, (uint8_t *)s->pool + at * s->bytes);
-    else write_floats(s, token, head, (float *)s->pool + at * s->size);
+    const float *from = s->fresh + token * s->stride + head * s->size;
+    char *to = (char *)s->pool + at * s->bytes;
+    int64_t d = 0;
+    if (is_packed(s)) pack_row(s, from, (uint8_t *)to);
+    else if (is_short(s))
+        for (; d < s->size; d++) ((uint16_t *)to)[d] = (uint16_t)shortened(((const word_at *)from)[d]);
+    else {
+        for (; d + LANES <= s->size; d += LANES) store((float *)to + d, load(from + d));
+        for (; d < s->size; d++) ((float *)to)[d] = from[d];
+    }
 }
 
 static void write_tokens(const struct batch *b, const struct layer *l, int64_t sequence) {
@@ -1354,10 +1384,12 @@ static void write_tokens(const struct batch *b, const struct layer *l, int64_t s
 }
 
 API void kvatlas_paged_attention(const struct batch *b, const struct layer *l) {
-    int64_t group = l->heads / l->kv_heads, residual = l->key.bits ? l->key.residual : l->value.bits ? l->value.residual : 0;
+    int64_t group = l->heads / l->kv_heads, residual = is_packed(&l->key) ? l->key.residual : l->value.residual;
     struct tile t;
     t.chunks = (l->key.size + LANES - 1) / LANES, t.padded = t.chunks * LANES;
     t.wide = (l->value.size + LANES - 1) / LANES * LANES, t.softcap = (float)l->softcap;
+    const int are_floats = !l->key.bits && !l->value.bits;
+    const int are_shorts = is_short(&l->key) && is_short(&l->value) && l->key.size == t.padded && l->value.size == t.wide;
     float *scratch = b->scratch;
     t.queries = scratch, scratch += TILE * t.padded;
     t.sums = scratch, scratch += TILE * t.wide;
@@ -1399,7 +1431,7 @@ API void kvatlas_paged_attention(const struct batch *b, const struct layer *l) {
                         store(t.queries + i * t.padded + c, own * scaling);
                     }
                     if (l->bias) turn_query(l, &t, i, head);
-                    for (int64_t c = 0; c < t.chunks && l->key.bits; c++)
+                    for (int64_t c = 0; c < t.chunks && is_packed(&l->key); c++)
                         t.query_sums[i * t.chunks + c] = sum(load(t.packed_queries + i * t.padded + c * LANES));
                     for (int64_t c = 0; c < t.wide; c += LANES) store(t.sums + i * t.wide + c, splat(0.0f));
                     /* The sink is a score that has been seen. */
@@ -1410,8 +1442,9 @@ API void kvatlas_paged_attention(const struct batch *b, const struct layer *l) {
                     t.earliest[i] = l->places ? (int32_t)(l->positions[token] - l->window) : 0;
                 }
                 t.recent = residual ? t.visible[0] - residual : INT64_MAX;
-                if (l->key.bits || l->value.bits || t.softcap != 0.0f) attend_other_tile(b, l, pages, head, after, &t);
-                else attend_tile(1, b, l, pages, head, after, &t);
+                if (are_floats && t.softcap == 0.0f) attend_tile(1, 0, b, l, pages, head, after, &t);
+                else if (are_shorts && t.softcap == 0.0f) attend_short_tile(b, l, pages, head, after, &t);
+                else attend_other_tile(b, l, pages, head, after, &t);
                 float totals[TILE];
                 for (int64_t i = 0; i < t.count; i++) {
                     int64_t token = start + (first + i) / group;
