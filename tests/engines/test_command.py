@@ -110,6 +110,12 @@ def test_the_nearer_layer_wins_entry_by_entry() -> None:
     assert (command.serve_cmd, command.options, command.ready_path) == (SERVE, "", "/health")
 
 
+def test_backslashes_at_the_ends_of_lines_join_them() -> None:
+    for end in ("\\\n", "\\ \n", "\\ "):
+        command = Command.layered({"serve_cmd": f"vllm serve m {end}  --port {{port}} {end} --x 'a\\nb'"}).render({})
+        assert shlex.split(command.serve_cmd) == ["vllm", "serve", "m", "--port", "{port}", "--x", "a\\nb"]
+
+
 def test_other_braces_stay() -> None:
     json_text = """--hf-overrides '{"sliding_window": 256, "a": {"b": [1]}}' --format '{{json}}' --x ${HOME}"""
     command = Command.layered({"serve_cmd": f"{SERVE} {json_text}"}).render({})
@@ -131,6 +137,8 @@ def test_rendering_a_rendered_command_changes_nothing() -> None:
         ({"options": ""}, {"budget": 1}, r"changes nothing: write \{budget\} into options, env, files or serve_cmd"),
         ({}, {"port": 1}, "No parameter can be named 'port'"),
         ({}, {"sizes": [1, 2]}, r"sizes: expected a text.*\[1, 2\] was given"),
+        ({"options": "--x {budgte}"}, {"budget": 1}, r"options: \{budgte\} has no value here.*Did you mean 'budget'"),
+        ({"serve_cmd": f"C:\\serve\\run --port {{port}}"}, {}, "a backslash outside of quotes.*write / in paths"),
         ({"serve_cmd": f"{SERVE} | tee log"}, {}, "needs a shell.*bash -c"),
         ({"serve_cmd": f"{SERVE} && true"}, {}, "needs a shell"),
         ({"serve_cmd": f"{SERVE} > log"}, {}, "needs a shell"),

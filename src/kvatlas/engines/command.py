@@ -34,7 +34,8 @@ ENTRY_NAME = "_benchmark_name"
 #: `{name}`; neither `{{name}}`, which templates have, nor `${NAME}` of a shell.
 _BRACES = re.compile(r"(?<![{$])\{([A-Za-z_]\w*)\}|(?<!\$)\{([A-Za-z_]\w*)\}(?!\})")
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
-_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
+_IN_QUOTES = r"""'[^']*'|"(?:\\.|[^"\\])*\""""
+_QUOTED = re.compile(rf"{_IN_QUOTES}|\\.")
 _SHELL_SYNTAX = re.compile(r"[|&;<>`]|\$\(|^\s*\w+=\S*\s")
 #: Programs whose environment the server does not get.
 ELSEWHERE = ("docker", "podman", "ssh")
@@ -126,15 +127,19 @@ class Command:
                 )
 
         texts = {name: _text(name, value) for name, value in values.items()}
-        used = _names_in(text for _, text in self._texts())
-        flags = {name: value for name, value in values.items() if name not in used}
-        if flags and (self.options is not None or not self.serve_cmd):
-            names = ", ".join(f"{{{name}}}" for name in flags)
-            places = "options, env, files or serve_cmd" if self.serve_cmd else "endpoint"
-            raise KvatlasError(f"A value that changes nothing: write {names} into {places}.")
 
         def filled(text: str, place: str) -> str:
             return _filled(text, texts, START_NAMES, place)
+
+        used = _names_in(text for _, text in self._texts())
+        flags = {name: value for name, value in values.items() if name not in used}
+        if flags and (self.options is not None or not self.serve_cmd):
+            for place, text in self._texts():
+                # A misspelt name is the likely cause.
+                filled(text, place)
+            names = ", ".join(f"{{{name}}}" for name in flags)
+            places = "options, env, files or serve_cmd" if self.serve_cmd else "endpoint"
+            raise KvatlasError(f"A value that changes nothing: write {names} into {places}.")
 
         arguments = _split(self.serve_cmd, "serve_cmd")
         options = [filled(argument, "options") for argument in _split(self.options or "", "options")]
@@ -354,8 +359,13 @@ def _split(command: str, place: str) -> list[str]:
             f"{place} needs a shell, and is started without one: write bash -c '...' around it; variables belong into "
             "env."
         )
+    if re.search(r"\\\w", re.sub(_IN_QUOTES, "", command)):
+        raise KvatlasError(
+            f"{place} has a backslash outside of quotes, which would vanish: write / in paths, or quotes around it."
+        )
     with refusal(f"{place} cannot be split into arguments", ValueError):
-        return shlex.split(command)
+        # Those at the ends of lines join the lines, as in a shell.
+        return shlex.split(re.sub(r"\\\s+", " ", command))
 
 
 def _joined(arguments: Iterable[str]) -> str:
