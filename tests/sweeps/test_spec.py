@@ -45,6 +45,10 @@ def test_defaults_are_the_published_ones() -> None:
         ({"axes": {"ratio": []}}, "ratio has no values"),
         ({"settings": [], "baseline": []}, "neither settings nor baseline name a policy"),
         ({"settings": []}, "axes need settings to vary"),
+        (
+            {"settings": [{"policy": "rkv", "kv_budget": 96, "ratio": 0.4}], "axes": {"ratio": [0.3, 0.5]}},
+            "axes ratio: each setting fixes a value of its own, so that nothing varies; take it out of axes, or",
+        ),
         ({"strict_budget": 1}, "strict_budget: input should be a valid boolean, given 1"),
         ({"settings": [{"policy": "rkv", "querys": None}]}, "'querys' is no parameter of the policy 'rkv' and no axis"),
         ({"settings": [{"kv_budget": 3}]}, "The key 'settings.0.policy' is missing in spec"),
@@ -58,7 +62,7 @@ def test_a_wrong_spec_is_told_in_one_sentence(spec_data: Build, changes: dict[st
 
 
 def test_values_that_may_be_meant_otherwise_are_asked_about(spec_data: Build) -> None:
-    fixed = [{"policy": "rkv", "kv_budget": 96, "ratio": 0.4}]
+    fixed = [{"policy": "rkv", "kv_budget": 96, "ratio": 0.4}, {"policy": "window", "kv_budget": 96}]
     spec = parse_spec(spec_data(settings=fixed, axes={"local_window": [8], "ratio": [0.3, 0.5]}, lose_at_most=0.03))
     assert spec.notes == [
         "lose_at_most counts points; was 3 meant, and not 0.03?",

@@ -80,7 +80,7 @@ def uncompressed_sentence(policies: Iterable[Policy], model: str, benchmark: str
     return (
         f"{len(beyond)} of {len(budgets)} settings with a KV budget compress nothing on {benchmark} with {model} if "
         f"its traces are as long as expected, at most {longest:,} tokens with their prompts: the least of these "
-        f"budgets is {min(beyond):,}."
+        f"budgets is {min(beyond):,}. Take budgets below {longest:,}, or longer traces (sampling: max_new_tokens)."
     )
 
 

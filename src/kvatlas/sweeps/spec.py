@@ -343,6 +343,7 @@ class Spec(BaseModel):
         changed = [name for name in keys if getattr(self, name) != type(self).model_fields[name].default]
         without_server = [] if is_served else [name for name in own_keys if name in changed]
         unknown = [name for name in self.reference if name not in SERVED_SETTING_KEYS]
+        idle = [name for name in self.axes if self.settings and all(name in one.fixed_values for one in self.settings)]
 
         for wrong, sentence in (
             (is_served and not all(served), "some models are served and some are not; make a run of each kind"),
@@ -356,6 +357,11 @@ class Spec(BaseModel):
             (is_served and "baseline" in changed, "served models have reference in place of baseline"),
             (unknown, f"reference has no key {', '.join(unknown)}; expected {', '.join(SERVED_SETTING_KEYS)}"),
             (self.serve_params and self.axes, "serve_params takes the place of axes; name one of them"),
+            (
+                idle,
+                f"axes {', '.join(idle)}: each setting fixes a value of its own, so that nothing varies; take it out of "
+                "axes, or out of the settings",
+            ),
         ):
             if wrong:
                 raise ValueError(sentence)
