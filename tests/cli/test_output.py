@@ -150,6 +150,22 @@ def test_a_narrow_terminal_gets_whole_names_and_fewer_numbers(
     assert "Left out at 40 columns: pass at 1, kept tokens; --json has all." in said
 
 
+def test_numbers_end_below_each_other_and_none_is_left_out_where_all_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"name": "window", "kept_tokens": 1250, "seconds": 7}, {"name": "h2o", "kept_tokens": 9, "seconds": 1234567}]
+    output.print_rows(rows)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert len({len(line) for line in lines}) == 1
+    assert lines[1].index("1250") == lines[2].index("9") - 3
+
+    # Two spaces stand behind each column, the last one, too.
+    width = len(lines[0]) + 2
+    monkeypatch.setattr(output, "table_console", lambda: Console(width=width, force_terminal=True, no_color=True))
+    output.print_rows(rows)
+    assert "Left out" not in capsys.readouterr().out
+
+
 def test_a_first_look_then_figures_report_and_what_to_choose(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,12 @@ def test_a_gguf_runs_as_transformers_runs_it(file: Path, tmp_path: Path, capsys:
     assert (other.weights_digest, other.tokenizer_digest) == (model.weights_digest, model.tokenizer_digest)
 
 
+def test_a_cache_that_cannot_be_written_is_named(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(KvatlasError, match=r"^The model cannot be kept in '.*gguf-\w+' \(File exists\)\.$"):
+        models.find(f"hf:{file}", cache=str(tmp_path / "cache"))
+
+
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all" * 100, None])
 def test_what_is_no_gguf_is_refused(content: bytes | None, file: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.gguf"

@@ -114,6 +114,16 @@ def test_a_refusal_names_the_field(service: Service, fields: dict[str, Any], sen
     assert time.process_time() - began < 30
 
 
+def test_a_message_in_parts_is_their_text_and_a_developer_speaks_as_the_system() -> None:
+    parts = [{"type": "text", "text": text} for text in ("Is it", " so?")]
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
+    request = ChatRequest.model_validate({"messages": messages})
+    assert [message.for_template() for message in request.messages] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "Is it so?"},
+    ]
+
+
 # Real answers, of one token each.
 
 MODEL = find("embedded:tiny-llama")

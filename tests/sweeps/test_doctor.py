@@ -1,12 +1,13 @@
 """`kvatlas check`, here and on a stand-in for a GPU."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kvatlas.core import Check, CheckResult, KvatlasError
-from kvatlas.cpu.native import load
+from kvatlas.cpu import native
 from kvatlas.models import ModelHandle
 from kvatlas.models.handle import handle_for
 from kvatlas.sweeps import doctor
@@ -25,7 +26,18 @@ def examined(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Callable[[], dict[str
 def test_it_prints_a_block_for_an_issue_report(succeed: Callable[..., str]) -> None:
     first, *lines, last = succeed("check", "cpu").splitlines()
     assert first == last == "```"
-    assert [line.split()[:2] for line in lines][2:] == [["ok" if load() else "warning", "kernels"], ["ok", "tokens"]]
+    assert [line.split()[:2] for line in lines][2:] == [["ok" if native.load() else "warning", "kernels"], ["ok", "tokens"]]
+
+
+def test_kernels_that_are_switched_off_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.VARIABLE, "off")
+    monkeypatch.setattr(native, "_loaded", native._loaded.__wrapped__)
+    versions, device, kernels = itertools.islice(doctor.check_machine("cpu"), 3)
+    assert versions.message.startswith("kvatlas ")
+    assert device.message.startswith("CPU (")
+    assert (kernels.name, kernels.status) == ("kernels", Check.WARNING)
+    assert kernels.message == "The native CPU kernels are switched off (KVATLAS_NATIVE=off)"
+    assert kernels.advice == "torch computes instead, slower"
 
 
 def test_a_gpu_is_examined(examined: Callable[[], dict[str, CheckResult]], gpu: Gpu) -> None:
