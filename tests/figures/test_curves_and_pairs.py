@@ -15,9 +15,9 @@ from kvatlas.figures.style import FigureOptions, save
 from kvatlas.policies import all_values
 from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import ModelSetting, fitting_systems, pairs_of, systems_of
+from kvatlas.stats.systems import fitting_systems, pairs_of, systems_of
 from tests.figures.conftest import faults, texts
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest, system, traces
 from tests.stored import maze_run
 
 FULL, WINDOW = Setting.from_parameters("full"), Setting.from_parameters("window", ratio=0.1)
@@ -71,7 +71,7 @@ def test_zero_and_one_are_bins_of_their_own_and_the_others_equal(run: RunData, t
 
 def test_names_are_as_short_as_they_can_be() -> None:
     def names(*pairs: tuple[str, Setting]) -> list[str]:
-        return names_of([ModelSetting(model, setting) for model, setting in pairs])
+        return names_of([system(model, setting, [1]) for model, setting in pairs])
 
     assert names(("hf:lab/A", FULL), ("embedded:b", FULL)) == ["A", "b"]
     assert names(("hf:lab/A", FULL), ("hf:lab/A", WINDOW)) == ["full", "window"]
@@ -84,7 +84,7 @@ def test_names_are_as_short_as_they_can_be() -> None:
 
 
 def test_too_many_panels_are_refused() -> None:
-    many = [ModelSetting(str(i), FULL, {("B", "1"): {0: 0.1}, ("B", "2"): {0: i / 9}}) for i in range(9)]
+    many = [system(str(i), FULL, [0.1, i / 9]) for i in range(9)]
     with pytest.raises(
         KvatlasError, match=r"9 systems make 36 panels, .* at most 28 \(8 systems\); name .* compare RUN full"
     ):
@@ -94,9 +94,9 @@ def test_too_many_panels_are_refused() -> None:
 
 
 def test_what_all_systems_have_in_common_stands_once(tmp_path: Path) -> None:
-    outcomes = [{("B", str(n)): {0: float(n % modulus == 0)} for n in range(12)} for modulus in (2, 3)]
+    outcomes = [[n % modulus == 0 for n in range(12)] for modulus in (2, 3)]
     settings = [Setting.from_parameters("window", local_window=window, ratio=0.1) for window in (8, 16)]
-    systems = [ModelSetting("A", setting, values) for setting, values in zip(settings, outcomes, strict=True)]
+    systems = [system("A", setting, values) for setting, values in zip(settings, outcomes, strict=True)]
     figure = pairwise_figure(systems, pairs_of(systems), "progress")
     words = " ".join(texts(figure, tmp_path))
     assert "window, ratio 0.1" in words
@@ -211,7 +211,7 @@ def test_pairs_of_one_model_name_it_and_the_benchmark(run: RunData, tmp_path: Pa
 
 
 def test_a_system_is_said_to_be_ahead_only_where_it_is_proven(tmp_path: Path) -> None:
-    alike = [ModelSetting(name, FULL, {("B", str(n)): {0: float(n % 2)} for n in range(8)}) for name in "XY"]
+    alike = [system(name, FULL, [n % 2 for n in range(8)]) for name in "XY"]
     words = texts(pairwise_figure(alike, pairs_of(alike), "pass@1"), tmp_path)
     assert "Pass@1: neither X nor Y is proven to be ahead" in " ".join(words)
     # Values of 0 and 1 alone are a table of four.

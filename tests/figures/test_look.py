@@ -25,18 +25,18 @@ from kvatlas.report.result import Result
 from kvatlas.stats.costs import CostRatio, cost_ratios
 from kvatlas.stats.maps import curves_of_run
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import ModelSetting, pairs_of
+from kvatlas.stats.systems import pairs_of
 from kvatlas.text import fixed, model_name, percent_text, signed
 from tests.figures.conftest import dense, faults
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest, system, traces
 
 POLICIES = ("dynts", "random", "window", "h2o")
 SYSTEMS = [
-    ModelSetting(
+    system(
         name,
         Setting.from_parameters("dynts", local_window=500, ratio=0.3),
-        {("B", str(n)): {0: round((n * (own + 2) % 11) / 10, 1)} for n in range(40)},
-        {("B", str(n)): {"L": 5 + n // 4} for n in range(40)},
+        [round((n * (own + 2) % 11) / 10, 1) for n in range(40)],
+        [5 + n // 4 for n in range(40)],
     )
     for own, name in enumerate(("R1-Llama", "R1-Llama-of-a-long-name", "R1-Qwen", "gpt-4o-mini"))
 ]

@@ -23,11 +23,9 @@ from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.csv_tests import bound_tests_of_maps
 from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
-from kvatlas.stats.paired import paired_difference
+from kvatlas.stats.paired import difference_of_cells
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import by_sample
-from kvatlas.stats.table import CellTraces
 from kvatlas.text import fixed, interval_text, percent_text
 from tests.figures.conftest import dense, texts
 from tests.stats.synthetic import grid, manifest, traces
@@ -241,7 +239,7 @@ def test_a_difference_has_one_interval_wherever_it_stands(run):
         cells = [cell for cell in run.cells if cell.expected.benchmark == benchmark]
         (own,) = [cell for cell in cells if not cell.expected.baseline and cell.coord(run.axes) == (8, 0.3)]
         (full,) = [cell for cell in cells if cell.expected.baseline]
-        alone = paired_difference(*(by_sample([cell], CellTraces.values) for cell in (own, full)))
+        alone = difference_of_cells([(own, full)], Claim.LIKE, [Claim.LIKE])
         assert contrast.value == pytest.approx(alone.value)
         assert (contrast.low, contrast.high) == pytest.approx((alone.low, alone.high))
         assert contrast.p == pytest.approx(alone.p)
