@@ -24,11 +24,10 @@ from kvatlas.figures.style import LEAST_TYPE, WIDTHS, FigureOptions, save
 from kvatlas.report.result import Result
 from kvatlas.stats.costs import CostRatio, cost_ratios
 from kvatlas.stats.maps import curves_of_run
-from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import pairs_of
 from kvatlas.text import fixed, model_name, percent_text, signed
 from tests.figures.conftest import dense, faults
-from tests.stats.synthetic import grid, manifest, system, traces
+from tests.stats.synthetic import grid, manifest, run_of, system, traces
 
 POLICIES = ("dynts", "random", "window", "h2o")
 SYSTEMS = [
@@ -45,7 +44,7 @@ SYSTEMS = [
 @pytest.fixture(scope="module")
 def line():
     plan = manifest(grid(*POLICIES), problems=4)
-    return curves_of_run(RunData(plan, list(traces(plan)), fix={"local_window": 16}))
+    return curves_of_run(run_of(plan, list(traces(plan)), fix={"local_window": 16}))
 
 
 @cache
@@ -58,7 +57,7 @@ def answered(problems: int = 60) -> Result:
             return 0.2
         return {0.1: 0.5, 0.2: 0.93}.get(setting.values.get("ratio", 1), 1.0)
 
-    return Result((RunData(plan, list(traces(plan, chance)), lose_at_most=8),))
+    return Result((run_of(plan, list(traces(plan, chance)), lose_at_most=8),))
 
 
 def costs_of(result: Result, cost: str = "memory") -> dict[str, dict[str, CostRatio]]:

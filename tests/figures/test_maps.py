@@ -25,10 +25,9 @@ from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.paired import difference_of_cells
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
-from kvatlas.stats.run_data import RunData
 from kvatlas.text import fixed, interval_text, percent_text
 from tests.figures.conftest import dense, texts
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest, run_of, traces
 
 pytestmark = pytest.mark.newest
 
@@ -41,7 +40,7 @@ def means(llama):
 @pytest.fixture(scope="module")
 def run():
     plan = manifest(grid("dynts"))
-    return RunData(plan, traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.2))
+    return run_of(plan, traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.2))
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +169,7 @@ def test_a_map_that_can_show_nothing_says_so(tmp_path):
     flat = [(key, replace(trace, usage=replace(trace.usage, compressions=0))) for key, trace in traces(plan)]
     words, maps = (
         "Can show no loss: none of the 216 traces under a KV budget was compressed",
-        maps_of_run(RunData(plan, flat)),
+        maps_of_run(run_of(plan, flat)),
     )
     for panels in (metric_panels(maps), cost_panels(maps, "mean_kv_tokens")):
         assert all(panel.notes[0].text == words for panel in panels)
@@ -196,7 +195,7 @@ def test_cost_maps_show_every_cost_of_a_run(maps, tmp_path):
 def test_kv_memory_is_drawn_of_a_run_and_of_its_csv_map(tmp_path):
     plan = manifest(grid("dynts"))
     plan = replace(plan, expected=tuple(replace(cell, kv_bytes=(1024, 0)) for cell in plan.expected))
-    of_run = maps_of_run(RunData(plan, traces(plan)))
+    of_run = maps_of_run(run_of(plan, traces(plan)))
     write_maps(of_run, tmp_path / "m.csv")
     for found in (of_run, read_maps(tmp_path / "m.csv")):
         panel, *_ = cost_panels(found, "kv_memory")
@@ -252,7 +251,7 @@ def test_a_difference_has_one_interval_wherever_it_stands(run):
 def test_policies_are_compared_cell_by_cell():
     plan = manifest(grid("dynts", "random"), problems=20)
     stored = list(traces(plan, lambda setting: {"dynts": 0.9, "random": 0.2}.get(setting.policy, 0.9)))
-    whole = RunData(plan, stored)
+    whole = run_of(plan, stored)
     result = differences_of_runs(whole, whole, lambda name: name._replace(policy="random"))
     assert {name.policy for name in result} == {"dynts"}
     maps = {item.name: item for item in maps_of_run(whole)}
@@ -263,7 +262,7 @@ def test_policies_are_compared_cell_by_cell():
             assert contrast.value == pytest.approx(cell.estimate.value - other.cells[coord].estimate.value)
             assert contrast.p < 0.05
     assert result["tiny", "mean of 2", "dynts"][8, 0.1].low > 0
-    assert differences_of_runs(whole, RunData(plan, stored, fix={}), lambda name: name._replace(model="x")) == {}
+    assert differences_of_runs(whole, run_of(plan, stored, fix={}), lambda name: name._replace(model="x")) == {}
 
 
 def test_the_data_of_a_panel_is_what_it_prints(maps):

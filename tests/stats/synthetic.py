@@ -2,15 +2,17 @@
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from kvatlas.core import Grade, Setting, Status, Trace, Usage
 from kvatlas.results import Expected, Manifest
+from kvatlas.results.records import TraceColumns, join_records, record, small_of
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, systems_of
+from kvatlas.stats.table import TraceTable
 
 WINDOWS = (8, 16, 32)
 RATIOS = (0.1, 0.3, 0.5)
@@ -72,6 +74,23 @@ def traces(
                 yield expected.run_key, trace(expected, problem, sample, generator.random() < chance(expected.setting))
 
 
+def columns_of(stored: Iterable[tuple[str, Trace]]) -> TraceColumns:
+    """The columns of traces with their run keys, as those of a store."""
+    codes: dict[str, int] = {}
+    rows = []
+    for run_key, each in stored:
+        small = small_of(run_key, each)
+        digest = bytes.fromhex(each.token_digest)
+        rows.append((0, *record(small, digest, each.made_with, lambda text: codes.setdefault(text, len(codes)))))
+    _, records, measured = join_records(rows)
+    return TraceColumns(records, measured, tuple(codes))
+
+
+def run_of(plan: Manifest, stored: Iterable[tuple[str, Trace]] = (), **options: object) -> RunData:
+    """A run of a plan with these traces, which are in no store."""
+    return RunData(plan, TraceTable(plan, [columns_of(stored)]), **options)  # type: ignore[arg-type]
+
+
 def system(model: str, cell: Setting, values: object, depths: Sequence[float] | None = None) -> ModelSetting:
     """A model under a setting, in a run of its own: progress by problem, or by problem and sample; NaN is missing."""
     by_sample = np.array(values, float)
@@ -85,5 +104,5 @@ def system(model: str, cell: Setting, values: object, depths: Sequence[float] | 
             if not math.isnan(value):
                 grade = Grade(value == 1, value, "7", Status.OK)
                 stored.append((expected.run_key, trace(expected, problem, sample, value == 1, grade=grade)))
-    (found,) = systems_of([RunData(replace(plan, expected=(expected,), about=about), stored)])
+    (found,) = systems_of([run_of(replace(plan, expected=(expected,), about=about), stored)])
     return found

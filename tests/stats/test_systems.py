@@ -9,7 +9,7 @@ from kvatlas.core import KvatlasError, Setting
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, pair, pairs_of, systems_of
 from kvatlas.stats.table import aligned, missing
-from tests.stats.synthetic import grid, manifest, system, traces
+from tests.stats.synthetic import grid, manifest, run_of, system, traces
 from tests.stored import maze_run
 
 FULL, SMALL, LARGE = (
@@ -50,23 +50,23 @@ def test_metrics_of_several_samples_are_made_by_problem(run: RunData) -> None:
         _ = systems_of([run], "maj@3")[0].means
 
 
-def run_of(model: str, **changes: object) -> RunData:
+def run_of_model(model: str, **changes: object) -> RunData:
     """A run of one model on six problems, whose manifest has these fields."""
     plan = replace(manifest(grid("window"), models=[model], benchmarks=["CHAIN6"], problems=6), **changes)
-    return RunData(plan, traces(plan, lambda _: 0.5))
+    return run_of(plan, traces(plan, lambda _: 0.5))
 
 
 def test_problems_of_two_runs_are_the_same_by_their_contents(run: RunData) -> None:
     """Not by their numbers: a pair over other problems would be an answer to no question."""
     same = {f"p{number}": f"content {number}" for number in range(6)}
     moved = {f"p{number}": f"content {number + 1}" for number in range(5)}
-    first = run_of("a", contents={"CHAIN6": same})
-    assert len(pairs_of(systems_of([first, run_of("b", contents={"CHAIN6": same})])[8:12])) == 6
+    first = run_of_model("a", contents={"CHAIN6": same})
+    assert len(pairs_of(systems_of([first, run_of_model("b", contents={"CHAIN6": same})])[8:12])) == 6
     with pytest.raises(KvatlasError, match=r"have other contents of 5 of 5 problems of CHAIN6 \(p0, p1, p2, ...\); "):
-        systems_of([first, run_of("b", contents={"CHAIN6": moved})])
-    cells = [cell for one in ("a", "b") for cell in run_of(one, contents={"CHAIN6": same}).cells]
+        systems_of([first, run_of_model("b", contents={"CHAIN6": moved})])
+    cells = [cell for one in ("a", "b") for cell in run_of_model(one, contents={"CHAIN6": same}).cells]
     assert aligned(cells)[1].shape == (6, 20, 2)
-    other = run_of("b", contents={"CHAIN6": {**same, "p5": "content 9"}}).cells
+    other = run_of_model("b", contents={"CHAIN6": {**same, "p5": "content 9"}}).cells
     with pytest.raises(KvatlasError, match=r"1 of 6 problems of CHAIN6 \(p5\)"):
         aligned([*cells, *other])
 
@@ -96,7 +96,7 @@ def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:
 def test_a_setting_is_chosen_by_a_value_that_it_does_not_name() -> None:
     settings = [Setting.from_parameters("snapkv", ratio=0.3, **others) for others in ({}, {"plan_prefix": 2})]
     plan = manifest(settings, benchmarks=("CHAIN6",), problems=2)
-    usual, other, _ = systems_of([RunData(plan, traces(plan))])
+    usual, other, _ = systems_of([run_of(plan, traces(plan))])
     assert choose([usual, other], ["snapkv plan_prefix=2", "snapkv plan_prefix=0"]) == [other, usual]
     for printed in ("snapkv(plan_prefix=2, ratio=0.3)", "snapkv plan_prefix 2, ratio 0.3"):
         assert choose([usual, other], [printed]) == [other]
