@@ -266,15 +266,15 @@ def test_policies_are_compared_cell_by_cell():
 
 
 def test_the_data_of_a_panel_is_what_it_prints(maps):
-    plateau = frozenset({(8, 0.1)})
-    panels = metric_panels([replace(map_, plateau=plateau if map_.benchmark == "CHAIN6" else None) for map_ in maps])
+    kept = frozenset({(8, 0.1)})
+    panels = metric_panels([replace(map_, keeps=kept if map_.benchmark == "CHAIN6" else None) for map_ in maps])
     rows = list(csv.DictReader(io.StringIO(panels_csv(panels))))
     assert len(rows) == 18
     assert list(rows[0]) == [
-        "model", "benchmark", "policy", "local_window", "ratio", "shows", "value", "text", "small", "outlined",
-        "proven", "loses_more", "recommended",
+        "model", "benchmark", "policy", "local_window", "ratio", "shows", "value", "text", "small", "proven",
+        "loses_more", "recommended",
     ]  # fmt: skip
-    assert [row["outlined"] for row in rows].count("1") == 1
+    assert [row["proven"] for row in rows].count("1") == 1
     for row in rows:
         shown = next(p for p in panels if p.map.benchmark == row["benchmark"]).cells[
             int(row["local_window"]), float(row["ratio"])
@@ -309,7 +309,6 @@ def test_the_margin_is_marked_before_the_plateau(llama):
     kept = frozenset({(2000, 0.3)})
     map_ = replace(llama[0], plateau=frozenset({(500, 0.1)}), keeps=kept, margin=0.03, claim=Claim.THESE)
     (panel,) = metric_panels([map_])
-    assert panel.outlined == kept
     assert {coord for coord, state in panel.states.items() if state is State.WITHIN} == kept
     assert KeyEntry(State.WITHIN, "proven within 3 points on these problems") in panel.key
     assert panels_title([panel]) == "1 of 20 settings is proven within 3 points on these problems"
