@@ -4,7 +4,7 @@ For each document in bench/results that holds outcomes by problem, its numbers a
 this version and compared with the stored ones, and each line that holds such numbers must be in one of its pages.
 
     python bench/audit.py                        # all documents
-    python bench/audit.py --renew thinking_cap   # write the numbers of one anew, after a change of its program
+    python bench/audit.py --renew equal_arms     # write the numbers of one anew, after a change of its program
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import arena
 import autopsies
 import engine_maps
 import engines
 import error_rates
 import real_gpu
-import second_looks
-import thinking_cap
 import vllm_equality
 import vllm_plugin
 from common import arguments
@@ -32,11 +29,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 #: Programs whose document holds outcomes by problem, by the document's name.
 AUDITABLE = {
-    "arena": arena,
     "real_gpu": real_gpu,
-    "thinking_cap": thinking_cap,
     "equal_arms": autopsies,
-    "second_looks": second_looks,
     "engine_maps": engine_maps,
     "key_biases": engine_maps,
     "vllm_types": engine_maps,

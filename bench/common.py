@@ -22,7 +22,6 @@ from kvatlas.engine.cache import Layer
 from kvatlas.engine.rows import Row, compress
 from kvatlas.models import ENDLESS, ModelHandle
 from kvatlas.policies import Policy
-from kvatlas.results import Manifest
 
 if TYPE_CHECKING:
     from kvatlas.engine.batch import ForwardBatch
@@ -48,12 +47,6 @@ def arguments(text: str | None, *files: str, **options: Any) -> argparse.Namespa
         parser.add_argument(f"--{name.replace('_', '-')}", **option)
     parser.add_argument("--out", type=Path, help="keep the document in this file too")
     return parser.parse_args()
-
-
-def part_of(manifest: Manifest, problems: slice) -> Manifest:
-    """Return a manifest with these problems of each benchmark alone."""
-    cells = [replace(cell, problems=cell.problems[problems]) for cell in manifest.expected]
-    return replace(manifest, expected=tuple(cells))
 
 
 def keep(options: argparse.Namespace, /, **document: Any) -> None:

@@ -13,8 +13,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import chain_power
-
 RESULTS = Path(__file__).with_name("results")
 PAGES = ("docs/findings/error-rates.md",)
 Json = dict[str, Any]
@@ -168,7 +166,7 @@ def _of_full_samples() -> list[str]:
 
 def every_line() -> list[str]:
     """Return the rows of all tables of the page that documents measured."""
-    return [*lines(), *chain_lines(), *chain_power.lines(read("chain_power"))]
+    return [*lines(), *chain_lines()]
 
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ from kvatlas.engine.cache import KVCache, Layer
 from kvatlas.engine.memory_plan import peak
 from kvatlas.engine.rows import Row, compress
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.engine.timing import TimedEngine
 from kvatlas.models import ENDLESS, ModelHandle, embedded, find
 from kvatlas.policies import Policy, rkv
 from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.sweeps.measured_rate import TimedEngine
 from kvatlas.sweeps.measured_rate import decoding_rate as planned_rate
 from kvatlas.sweeps.run import Progress
 

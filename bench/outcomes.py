@@ -12,9 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvatlas.core import Grade, Setting, Status, Trace, Usage
 from kvatlas.results import Manifest, Store
 from kvatlas.results.manifest import Expected
@@ -31,31 +28,21 @@ def from_hex(text: str) -> list[bool]:
     return [digit == "1" for digit in f"{int(text, 16):b}"[1:]]
 
 
-def mean_over_benchmarks(right: NDArray[np.float64], sizes: Sequence[int]) -> float:
-    """Return the mean over benchmarks, whose problems lie one benchmark after the other."""
-    parts = np.split(right, np.cumsum(sizes)[:-1])
-    return float(np.mean([part.mean() for part in parts]))
-
-
-def write_run(outcomes: Json, folder: Path, *others: Json) -> None:
-    """Write a run with these outcomes, of one sample of each problem, into a new folder.
-
-    `others` are those of other models and benchmarks under the same settings.
-    """
+def write_run(outcomes: Json, folder: Path) -> None:
+    """Write a run with these outcomes, of one sample of each problem, into a new folder."""
+    model = outcomes["model"]
+    benchmark = outcomes["benchmark"]
+    problems = tuple(f"{benchmark}-{number:03d}" for number in outcomes["problems"])
+    kv_bytes = tuple(outcomes["kv_bytes"])
+    key = f"outcomes {model}"
     cells = []
     traces = []
-    for part in (outcomes, *others):
-        model = part["model"]
-        benchmark = part["benchmark"]
-        problems = tuple(f"{benchmark}-{number:03d}" for number in part["problems"])
-        kv_bytes = tuple(part["kv_bytes"])
-        for entry in part["settings"]:
-            setting = Setting.from_parameters(entry["policy"], **entry["values"])
-            key = f"outcomes {model}"
-            cells.append(Expected(model, benchmark, setting, key, problems, 1, entry["baseline"], kv_bytes))
-            # One token for each setting: texts that are all the same would say that nothing was compressed.
-            empty = Trace(model, benchmark, "", 0, setting, (len(cells),), "", WRONG, NO_COSTS)
-            traces += [(key, trace) for trace in traces_of(entry, empty, part, problems)]
+    for entry in outcomes["settings"]:
+        setting = Setting.from_parameters(entry["policy"], **entry["values"])
+        cells.append(Expected(model, benchmark, setting, key, problems, 1, entry["baseline"], kv_bytes))
+        # One token for each setting: texts that are all the same would say that nothing was compressed.
+        empty = Trace(model, benchmark, "", 0, setting, (len(cells),), "", WRONG, NO_COSTS)
+        traces += [(key, trace) for trace in traces_of(entry, empty, outcomes, problems)]
     axes = tuple((name, tuple(values)) for name, values in outcomes["axes"])
     manifest = Manifest(axes, tuple(cells), spec={}, provenance={})
     with Store.create(folder) as store:
@@ -77,14 +64,10 @@ NO_COSTS = Usage(
 
 def traces_of(entry: Json, empty: Trace, outcomes: Json, problems: Sequence[str]) -> list[Trace]:
     """Return the traces of one setting: `empty` with the outcome and the costs of each problem that is not missing."""
-    no_costs = [0] * len(problems)
-    output_tokens = entry.get("output_tokens", no_costs)
-    mean_kv_tokens = entry.get("mean_kv_tokens", no_costs)
     missing = from_hex(entry["missing"])
     right = from_hex(entry["right"])
     truncated = from_hex(entry["truncated"])
     compressed = from_hex(entry["compressed"])
-    cut = from_hex(entry["cut"]) if "cut" in entry else []
     traces = []
     for index, problem in enumerate(problems):
         if missing[index]:
@@ -94,11 +77,9 @@ def traces_of(entry: Json, empty: Trace, outcomes: Json, problems: Sequence[str]
         usage = replace(
             NO_COSTS,
             prompt_tokens=outcomes["prompt_tokens"][index],
-            output_tokens=output_tokens[index],
-            mean_kv_tokens=float(mean_kv_tokens[index]),
+            output_tokens=entry["output_tokens"][index],
+            mean_kv_tokens=float(entry["mean_kv_tokens"][index]),
             compressions=int(compressed[index]),
-            # A trace whose thinking was cut has as many thinking tokens as its cap.
-            thinking_tokens=entry["values"]["thinking_tokens"] if cut and cut[index] else 0,
         )
         traces.append(replace(empty, problem=problem, grade=grade, usage=usage))
     return traces

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
@@ -124,21 +123,6 @@ def test_the_kept_causes_restore_more_than_random_tokens_do() -> None:
     assert all(summary["replays"] <= 60 for summary in summaries)
 
 
-def test_what_the_prompt_explains_is_the_spread_that_was_planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Policies points apart with a prompt that may be forgotten, and alike with one that is kept and worth 20."""
-    monkeypatch.syspath_prepend(BENCH)
-    arena = importlib.import_module("arena")
-    rng = np.random.default_rng(3)
-    chances = np.concatenate([np.full(20, 0.7), 0.5 + 0.06 * rng.standard_normal(20)])
-    tables = [(rng.random((40, 400)) < chances[:, None]).astype(float) for _ in range(2)]
-    found = arena.with_interval(tables, arena.prompt_factor)
-    assert found["kept_minus_not"]["value"] == pytest.approx(20, abs=2)
-    planted = 100 * chances[20:].std(ddof=1)
-    assert found["spread_not"]["low"] < planted < found["spread_not"]["high"]
-    assert found["spread_kept"]["value"] < 1.5
-    assert found["explained"]["low"] > 80
-
-
 def test_the_peak_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCH)
     measured = runpy.run_path(str(BENCH / "large_run.py"))["measured"]
@@ -164,7 +148,7 @@ def test_an_audit_finds_the_kept_numbers_and_one_wrong_outcome(monkeypatch: pyte
     assert any("/settings/0/loses:" in fault for fault in faults)
 
 
-@pytest.mark.parametrize("name", ["equal_arms", "second_looks", "vllm_equality", "vllm_plugin"])
+@pytest.mark.parametrize("name", ["equal_arms", "vllm_equality", "vllm_plugin"])
 def test_numbers_and_pages_follow_from_the_kept_outcomes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.syspath_prepend(BENCH)
     audit = importlib.import_module("audit")

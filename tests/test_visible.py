@@ -16,7 +16,7 @@ import yaml
 from typer.main import get_command
 
 from kvatlas import cli
-from kvatlas.cli.run_output import print_run
+from kvatlas.cli.sweeps import print_run
 from kvatlas.core import Grade, Status, Trace
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.text import guarded, unguarded, visible

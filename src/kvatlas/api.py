@@ -155,7 +155,7 @@ class Run:
         system, other = choose(systems_of([self.data], self.data.metric), [first, second])
         _, difference = compared_systems(system, other, self.data.claim)
         models = ", ".join(dict.fromkeys((system.model, other.model)))
-        benchmarks = dict.fromkeys(benchmark for benchmark, _ in system.outcomes)
+        benchmarks = dict.fromkeys(cell.benchmark for cell in system.cells if cell.measured)
         return [Comparison(models, ", ".join(benchmarks), self.data.metric, first, second, 1, difference)]
 
     def recommend(self) -> list[Choice]:

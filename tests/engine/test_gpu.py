@@ -17,11 +17,11 @@ from kvatlas.engine import Engine, Request, memory_plan, scheduler
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.gpu.compiled import compiled_layers
 from kvatlas.engine.rows import compress
-from kvatlas.engine.timing import TimedEngine
 from kvatlas.machine import compiled, compiles
 from kvatlas.models import ModelHandle
 from kvatlas.models.weights import load_weights
 from kvatlas.policies import Policy, Signal
+from kvatlas.sweeps.measured_rate import TimedEngine
 from tests.decoding import endless, outcome
 from tests.engine.gpu_stand_in import Gpu, gpu, moved
 

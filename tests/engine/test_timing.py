@@ -4,8 +4,8 @@ import pytest
 
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
-from kvatlas.engine.timing import TimedEngine
 from kvatlas.models import ModelHandle
+from kvatlas.sweeps.measured_rate import TimedEngine
 from tests.decoding import requests
 
 

@@ -15,9 +15,9 @@ from kvatlas.figures.style import FigureOptions, save
 from kvatlas.policies import all_values
 from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import ModelSetting, fitting_systems, pairs_of, systems_of
+from kvatlas.stats.systems import fitting_systems, pairs_of, systems_of
 from tests.figures.conftest import faults, texts
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest, run_of, system, traces
 from tests.stored import maze_run
 
 FULL, WINDOW = Setting.from_parameters("full"), Setting.from_parameters("window", ratio=0.1)
@@ -71,7 +71,7 @@ def test_zero_and_one_are_bins_of_their_own_and_the_others_equal(run: RunData, t
 
 def test_names_are_as_short_as_they_can_be() -> None:
     def names(*pairs: tuple[str, Setting]) -> list[str]:
-        return names_of([ModelSetting(model, setting) for model, setting in pairs])
+        return names_of([system(model, setting, [1]) for model, setting in pairs])
 
     assert names(("hf:lab/A", FULL), ("embedded:b", FULL)) == ["A", "b"]
     assert names(("hf:lab/A", FULL), ("hf:lab/A", WINDOW)) == ["full", "window"]
@@ -84,7 +84,7 @@ def test_names_are_as_short_as_they_can_be() -> None:
 
 
 def test_too_many_panels_are_refused() -> None:
-    many = [ModelSetting(str(i), FULL, {("B", "1"): {0: 0.1}, ("B", "2"): {0: i / 9}}) for i in range(9)]
+    many = [system(str(i), FULL, [0.1, i / 9]) for i in range(9)]
     with pytest.raises(
         KvatlasError, match=r"9 systems make 36 panels, .* at most 28 \(8 systems\); name .* compare RUN full"
     ):
@@ -94,9 +94,9 @@ def test_too_many_panels_are_refused() -> None:
 
 
 def test_what_all_systems_have_in_common_stands_once(tmp_path: Path) -> None:
-    outcomes = [{("B", str(n)): {0: float(n % modulus == 0)} for n in range(12)} for modulus in (2, 3)]
+    outcomes = [[n % modulus == 0 for n in range(12)] for modulus in (2, 3)]
     settings = [Setting.from_parameters("window", local_window=window, ratio=0.1) for window in (8, 16)]
-    systems = [ModelSetting("A", setting, values) for setting, values in zip(settings, outcomes, strict=True)]
+    systems = [system("A", setting, values) for setting, values in zip(settings, outcomes, strict=True)]
     figure = pairwise_figure(systems, pairs_of(systems), "progress")
     words = " ".join(texts(figure, tmp_path))
     assert "window, ratio 0.1" in words
@@ -120,7 +120,7 @@ def budgets():
     plan = manifest(settings, axes=(("kv_budget", BUDGETS),), problems=8)
     chance = {"full": 0.9, "dynts": 0.7, "window": 0.3}
     stored = list(traces(plan, lambda setting: chance[setting.policy]))
-    return RunData(plan, stored), stored
+    return run_of(plan, stored), stored
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def policies():
     plan = manifest(
         [Setting.from_parameters(name, kv_budget=64) for name in ("dynts", "window", "数学")], axes=(), problems=8
     )
-    return RunData(plan, traces(plan))
+    return run_of(plan, traces(plan))
 
 
 def test_one_curve_for_each_model_benchmark_and_policy(budgets):
@@ -150,7 +150,7 @@ def test_policies_alone_are_the_axis(policies):
     twice = manifest(
         [Setting.from_parameters("dynts", kv_budget=budget) for budget in (64, 96)], axes=(), problems=2, samples=1
     )
-    (first, _) = curves_of_run(RunData(twice, traces(twice)))
+    (first, _) = curves_of_run(run_of(twice, traces(twice)))
     assert first.axes[0][1] == ("dynts(kv_budget=64)", "dynts(kv_budget=96)", "full")
 
 
@@ -160,7 +160,7 @@ def test_bits_that_are_held_leave_out_settings_of_other_bits():
     ]
     plan = manifest(settings, axes=(("kv_bits", (4, 16)), ("local_window", (8, 16))), problems=2)
     for bits in (4, 16):
-        curve, _ = curves_of_run(RunData(plan, list(traces(plan)), fix={"kv_bits": bits}))
+        curve, _ = curves_of_run(run_of(plan, list(traces(plan)), fix={"kv_bits": bits}))
         assert {all_values(cell.setting)["kv_bits"] for cell in curve.cells.values()} == {bits}
         assert list(curve.baselines) == ["full"]
 
@@ -191,7 +191,7 @@ def test_values_of_an_axis_are_rows_with_intervals_and_baselines(budgets, tmp_pa
 
 def test_what_all_panels_share_stands_once_above_them(tmp_path):
     plan = manifest(grid("dynts"), problems=4)
-    curves = curves_of_run(RunData(plan, list(traces(plan)), fix={"ratio": 0.3}))
+    curves = curves_of_run(run_of(plan, list(traces(plan)), fix={"ratio": 0.3}))
     figure = curve_figure(curves)
     words = texts(figure, tmp_path)
     assert "tiny under dynts: Pass@1 by Local Window Size" in words
@@ -211,7 +211,7 @@ def test_pairs_of_one_model_name_it_and_the_benchmark(run: RunData, tmp_path: Pa
 
 
 def test_a_system_is_said_to_be_ahead_only_where_it_is_proven(tmp_path: Path) -> None:
-    alike = [ModelSetting(name, FULL, {("B", str(n)): {0: float(n % 2)} for n in range(8)}) for name in "XY"]
+    alike = [system(name, FULL, [n % 2 for n in range(8)]) for name in "XY"]
     words = texts(pairwise_figure(alike, pairs_of(alike), "pass@1"), tmp_path)
     assert "Pass@1: neither X nor Y is proven to be ahead" in " ".join(words)
     # Values of 0 and 1 alone are a table of four.
@@ -222,7 +222,7 @@ def test_a_system_is_said_to_be_ahead_only_where_it_is_proven(tmp_path: Path) ->
 def test_settings_of_long_names_are_rows(tmp_path):
     budgets = (64, 96, 128, 160, 192, 224)
     settings = [Setting.from_parameters("dynts", kv_budget=budget, local_window=budget // 8) for budget in budgets]
-    curves = curves_of_run(RunData(plan := manifest(settings, axes=(), problems=4), traces(plan)))
+    curves = curves_of_run(run_of(plan := manifest(settings, axes=(), problems=4), traces(plan)))
     figure = curve_figure(curves, options=FigureOptions(2))
     words = " ".join(texts(figure, tmp_path))
     names = [name for name, _ in curves[0].cells]

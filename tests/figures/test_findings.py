@@ -22,7 +22,7 @@ from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_data import RunData
 from tests.figures.conftest import faults
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest, run_of, traces
 from tests.stored import store_run
 
 
@@ -74,7 +74,7 @@ def test_rows_and_columns_of_a_grid_are_named_once(llama: list[Map]) -> None:
 def run() -> RunData:
     plan = manifest(grid("dynts", "random"), problems=40)
     chances = {"dynts": 0.85, "random": 0.3, "full": 0.9}
-    return RunData(plan, list(traces(plan, lambda setting: chances[setting.policy])))
+    return run_of(plan, list(traces(plan, lambda setting: chances[setting.policy])))
 
 
 def test_means_show_points_lost_with_colours_beyond_the_margin(tmp_path) -> None:

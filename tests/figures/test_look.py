@@ -24,19 +24,18 @@ from kvatlas.figures.style import LEAST_TYPE, WIDTHS, FigureOptions, save
 from kvatlas.report.result import Result
 from kvatlas.stats.costs import CostRatio, cost_ratios
 from kvatlas.stats.maps import curves_of_run
-from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import ModelSetting, pairs_of
+from kvatlas.stats.systems import pairs_of
 from kvatlas.text import fixed, model_name, percent_text, signed
 from tests.figures.conftest import dense, faults
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest, run_of, system, traces
 
 POLICIES = ("dynts", "random", "window", "h2o")
 SYSTEMS = [
-    ModelSetting(
+    system(
         name,
         Setting.from_parameters("dynts", local_window=500, ratio=0.3),
-        {("B", str(n)): {0: round((n * (own + 2) % 11) / 10, 1)} for n in range(40)},
-        {("B", str(n)): {"L": 5 + n // 4} for n in range(40)},
+        [round((n * (own + 2) % 11) / 10, 1) for n in range(40)],
+        [5 + n // 4 for n in range(40)],
     )
     for own, name in enumerate(("R1-Llama", "R1-Llama-of-a-long-name", "R1-Qwen", "gpt-4o-mini"))
 ]
@@ -45,7 +44,7 @@ SYSTEMS = [
 @pytest.fixture(scope="module")
 def line():
     plan = manifest(grid(*POLICIES), problems=4)
-    return curves_of_run(RunData(plan, list(traces(plan)), fix={"local_window": 16}))
+    return curves_of_run(run_of(plan, list(traces(plan)), fix={"local_window": 16}))
 
 
 @cache
@@ -58,7 +57,7 @@ def answered(problems: int = 60) -> Result:
             return 0.2
         return {0.1: 0.5, 0.2: 0.93}.get(setting.values.get("ratio", 1), 1.0)
 
-    return Result((RunData(plan, list(traces(plan, chance)), lose_at_most=8),))
+    return Result((run_of(plan, list(traces(plan, chance)), lose_at_most=8),))
 
 
 def costs_of(result: Result, cost: str = "memory") -> dict[str, dict[str, CostRatio]]:

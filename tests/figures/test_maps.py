@@ -23,14 +23,11 @@ from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.csv_tests import bound_tests_of_maps
 from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
-from kvatlas.stats.paired import paired_difference
+from kvatlas.stats.paired import difference_of_cells
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
-from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import by_sample
-from kvatlas.stats.table import CellTraces
 from kvatlas.text import fixed, interval_text, percent_text
 from tests.figures.conftest import dense, texts
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest, run_of, traces
 
 pytestmark = pytest.mark.newest
 
@@ -43,7 +40,7 @@ def means(llama):
 @pytest.fixture(scope="module")
 def run():
     plan = manifest(grid("dynts"))
-    return RunData(plan, traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.2))
+    return run_of(plan, traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.2))
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +169,7 @@ def test_a_map_that_can_show_nothing_says_so(tmp_path):
     flat = [(key, replace(trace, usage=replace(trace.usage, compressions=0))) for key, trace in traces(plan)]
     words, maps = (
         "Can show no loss: none of the 216 traces under a KV budget was compressed",
-        maps_of_run(RunData(plan, flat)),
+        maps_of_run(run_of(plan, flat)),
     )
     for panels in (metric_panels(maps), cost_panels(maps, "mean_kv_tokens")):
         assert all(panel.notes[0].text == words for panel in panels)
@@ -198,7 +195,7 @@ def test_cost_maps_show_every_cost_of_a_run(maps, tmp_path):
 def test_kv_memory_is_drawn_of_a_run_and_of_its_csv_map(tmp_path):
     plan = manifest(grid("dynts"))
     plan = replace(plan, expected=tuple(replace(cell, kv_bytes=(1024, 0)) for cell in plan.expected))
-    of_run = maps_of_run(RunData(plan, traces(plan)))
+    of_run = maps_of_run(run_of(plan, traces(plan)))
     write_maps(of_run, tmp_path / "m.csv")
     for found in (of_run, read_maps(tmp_path / "m.csv")):
         panel, *_ = cost_panels(found, "kv_memory")
@@ -241,7 +238,7 @@ def test_a_difference_has_one_interval_wherever_it_stands(run):
         cells = [cell for cell in run.cells if cell.expected.benchmark == benchmark]
         (own,) = [cell for cell in cells if not cell.expected.baseline and cell.coord(run.axes) == (8, 0.3)]
         (full,) = [cell for cell in cells if cell.expected.baseline]
-        alone = paired_difference(*(by_sample([cell], CellTraces.values) for cell in (own, full)))
+        alone = difference_of_cells([(own, full)], Claim.LIKE, [Claim.LIKE])
         assert contrast.value == pytest.approx(alone.value)
         assert (contrast.low, contrast.high) == pytest.approx((alone.low, alone.high))
         assert contrast.p == pytest.approx(alone.p)
@@ -254,7 +251,7 @@ def test_a_difference_has_one_interval_wherever_it_stands(run):
 def test_policies_are_compared_cell_by_cell():
     plan = manifest(grid("dynts", "random"), problems=20)
     stored = list(traces(plan, lambda setting: {"dynts": 0.9, "random": 0.2}.get(setting.policy, 0.9)))
-    whole = RunData(plan, stored)
+    whole = run_of(plan, stored)
     result = differences_of_runs(whole, whole, lambda name: name._replace(policy="random"))
     assert {name.policy for name in result} == {"dynts"}
     maps = {item.name: item for item in maps_of_run(whole)}
@@ -265,19 +262,19 @@ def test_policies_are_compared_cell_by_cell():
             assert contrast.value == pytest.approx(cell.estimate.value - other.cells[coord].estimate.value)
             assert contrast.p < 0.05
     assert result["tiny", "mean of 2", "dynts"][8, 0.1].low > 0
-    assert differences_of_runs(whole, RunData(plan, stored, fix={}), lambda name: name._replace(model="x")) == {}
+    assert differences_of_runs(whole, run_of(plan, stored, fix={}), lambda name: name._replace(model="x")) == {}
 
 
 def test_the_data_of_a_panel_is_what_it_prints(maps):
-    plateau = frozenset({(8, 0.1)})
-    panels = metric_panels([replace(map_, plateau=plateau if map_.benchmark == "CHAIN6" else None) for map_ in maps])
+    kept = frozenset({(8, 0.1)})
+    panels = metric_panels([replace(map_, keeps=kept if map_.benchmark == "CHAIN6" else None) for map_ in maps])
     rows = list(csv.DictReader(io.StringIO(panels_csv(panels))))
     assert len(rows) == 18
     assert list(rows[0]) == [
-        "model", "benchmark", "policy", "local_window", "ratio", "shows", "value", "text", "small", "outlined",
-        "proven", "loses_more", "recommended",
+        "model", "benchmark", "policy", "local_window", "ratio", "shows", "value", "text", "small", "proven",
+        "loses_more", "recommended",
     ]  # fmt: skip
-    assert [row["outlined"] for row in rows].count("1") == 1
+    assert [row["proven"] for row in rows].count("1") == 1
     for row in rows:
         shown = next(p for p in panels if p.map.benchmark == row["benchmark"]).cells[
             int(row["local_window"]), float(row["ratio"])
@@ -312,7 +309,6 @@ def test_the_margin_is_marked_before_the_plateau(llama):
     kept = frozenset({(2000, 0.3)})
     map_ = replace(llama[0], plateau=frozenset({(500, 0.1)}), keeps=kept, margin=0.03, claim=Claim.THESE)
     (panel,) = metric_panels([map_])
-    assert panel.outlined == kept
     assert {coord for coord, state in panel.states.items() if state is State.WITHIN} == kept
     assert KeyEntry(State.WITHIN, "proven within 3 points on these problems") in panel.key
     assert panels_title([panel]) == "1 of 20 settings is proven within 3 points on these problems"

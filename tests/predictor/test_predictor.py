@@ -13,10 +13,17 @@ from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle
 from kvatlas.policies.dynts import HeadLayout
-from kvatlas.predictor import labels
 from kvatlas.predictor.calibration import statistics_of_queries
-from kvatlas.predictor.labels import REASONS, Examples, label_trace, why_left_out
-from kvatlas.predictor.training import judge_head, save_head, train_head
+from kvatlas.predictor.training import (
+    REASONS,
+    Examples,
+    judge_head,
+    label_trace,
+    sample_tokens,
+    save_head,
+    train_head,
+    why_left_out,
+)
 from tests.conftest import ARCHITECTURES
 from tests.decoding import prompts
 from tests.stored import provenance_of
@@ -111,7 +118,7 @@ def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.T
     results = []
     for _ in range(traces):
         hidden = torch.randn(tokens, 8, generator=generator)
-        results.append(labels.sample_tokens(hidden, hidden[:, 0].exp(), 0, 0))
+        results.append(sample_tokens(hidden, hidden[:, 0].exp(), 0, 0))
     return results
 
 
@@ -126,14 +133,14 @@ def test_traces_are_joined_in_their_order() -> None:
 def test_sampling_keeps_pairs_order_and_range() -> None:
     hidden = torch.arange(100.0)[:, None] * torch.tensor([1.0, 1e5])
     label = torch.arange(100.0)
-    few, few_labels = labels.sample_tokens(hidden, label, 30, 7)
+    few, few_labels = sample_tokens(hidden, label, 30, 7)
     assert few.shape == (30, 2)
     assert torch.equal(few[:, 0].float(), few_labels)
     assert torch.equal(few_labels, few_labels.sort().values)
     assert torch.isfinite(few).all()
-    again, _ = labels.sample_tokens(hidden, label, 30, 7)
+    again, _ = sample_tokens(hidden, label, 30, 7)
     assert torch.equal(few, again)
-    assert len(labels.sample_tokens(hidden, label, 200, 7)[1]) == 100
+    assert len(sample_tokens(hidden, label, 200, 7)[1]) == 100
 
 
 def test_a_head_keeps_its_provenance_and_is_judged_on_its_own_width(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates import BINOMIAL_NOTE
 from kvatlas.stats.losses import LossFamily
 from kvatlas.stats.maps import maps_of_run
-from kvatlas.stats.run_data import RunData
 from kvatlas.text import fixed, p_text
-from tests.stats.synthetic import AXES, grid, manifest, traces
+from tests.stats.synthetic import AXES, grid, manifest, run_of, traces
 from tests.stored import store_run
 
 FULL = (Setting.from_parameters("full"),)
@@ -30,7 +29,7 @@ DECIMAL = re.compile(r"(?<![\w.])(\d[\d,]*\.\d+)(?![\w.])")
 
 def of_run(chance, margin=3.0, problems=120, baselines=FULL):
     plan = manifest(grid("dynts", "random"), problems=problems, samples=1, baselines=baselines)
-    return analyse([RunData(plan, list(traces(plan, chance)), lose_at_most=margin)])
+    return analyse([run_of(plan, list(traces(plan, chance)), lose_at_most=margin)])
 
 
 def loses_with_ratio(item):
@@ -133,7 +132,7 @@ def test_the_long_text_has_five_sections_and_every_sentence_has_its_number():
 def test_comparisons_baselines_and_notes_of_a_run():
     plan = manifest(grid("dynts", "random"))
     kept = [t for t in traces(plan, lambda s: 0.9 if s.policy == "dynts" else 0.3) if t[1].problem != "p0"]
-    result = analyse([RunData(plan, kept, partial=True)])
+    result = analyse([run_of(plan, kept, partial=True)])
     data = result.to_dict()
     first = data["comparisons"][0]
     assert (first["first"], first["second"], first["problems"], first["note"]) == ("dynts", "random", 22, None)
@@ -149,7 +148,7 @@ def test_the_p_values_of_maps_that_differ_are_those_of_these_maps():
     for model, slope in (("alike", 0.0), ("unlike", 1.0)):
         plan = manifest(grid("dynts"), models=[model], benchmarks=["CHAIN6"], problems=60)
         run = traces(plan, lambda s, slope=slope: 0.5 + slope * (dict(s.parameters).get("ratio", 0.3) - 0.3))
-        analyses.append(RunData(plan, list(run)))
+        analyses.append(run_of(plan, list(run)))
     result = analyse(analyses)
     by_model = {item["model"]: item for item in result.to_dict()["maps"]}
     assert [by_model[model]["evidence_of_difference"] for model in ("alike", "unlike")] == [False, True]
@@ -164,7 +163,7 @@ def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
         (key, replace(item, usage=replace(item.usage, compressions=0), grade=Grade(False, 0.0, None, Status.NO_ANSWER)))
         for key, item in traces(plan)
     ]
-    result = analyse([RunData(plan, run)])
+    result = analyse([run_of(plan, run)])
     data = result.to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert [finding["kind"] for finding in data["findings"]] == ["floor", "unanswered", "uncompressed", "no_choice"]
@@ -183,7 +182,7 @@ def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
     assert f"- tiny, CHAIN6: no setting is recommended, because {reason}.\n" in text
     assert "cheapest" not in text
     # Nor is one by the maps alone.
-    assert f"because {reason}" in every_map(analyse(maps_of_run(RunData(plan, run))))
+    assert f"because {reason}" in every_map(analyse(maps_of_run(run_of(plan, run))))
 
 
 @pytest.mark.parametrize("order", [("AIME24", "MATH500"), ("MATH500", "AIME24")])
@@ -259,7 +258,7 @@ def borderline(benchmarks):
 @pytest.mark.parametrize(("benchmarks", "margin"), [(("CHAIN6",), 14), (("CHAIN6", "CHAIN8"), 7)])
 def test_marks_frames_and_recommendation_agree_in_borderline_runs(benchmarks, margin):
     plan, stored = borderline(benchmarks)
-    result = analyse([RunData(plan, stored, lose_at_most=margin)])
+    result = analyse([run_of(plan, stored, lose_at_most=margin)])
     data, page = result.to_dict(), one_page(result)
     entries = data["means"] or data["maps"]
     (choice,) = data["recommendation"]["all"]
@@ -291,7 +290,7 @@ def test_policies_in_runs_of_their_own_have_the_limits_of_one_run():
     def of(*policies):
         own = replace(plan, expected=tuple(cell for cell in plan.expected if cell.setting.policy in policies))
         kept = [pair for pair in stored if pair[1].setting.policy in policies]
-        return RunData(own, kept, lose_at_most=14)
+        return run_of(own, kept, lose_at_most=14)
 
     whole = analyse([of("full", "dynts", "knorm", "h2o")])
     split = analyse([of("full", policy) for policy in ("dynts", "knorm", "h2o")])

@@ -1,12 +1,18 @@
 """Runs made of numbers: a manifest and traces whose grades follow a given function."""
 
+import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from kvatlas.core import Grade, Setting, Status, Trace, Usage
 from kvatlas.results import Expected, Manifest
+from kvatlas.results.records import TraceColumns, join_records, record, small_of
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import ModelSetting, systems_of
+from kvatlas.stats.table import TraceTable
 
 WINDOWS = (8, 16, 32)
 RATIOS = (0.1, 0.3, 0.5)
@@ -66,3 +72,37 @@ def traces(
         for problem in expected.problems:
             for sample in range(expected.samples):
                 yield expected.run_key, trace(expected, problem, sample, generator.random() < chance(expected.setting))
+
+
+def columns_of(stored: Iterable[tuple[str, Trace]]) -> TraceColumns:
+    """The columns of traces with their run keys, as those of a store."""
+    codes: dict[str, int] = {}
+    rows = []
+    for run_key, each in stored:
+        small = small_of(run_key, each)
+        digest = bytes.fromhex(each.token_digest)
+        rows.append((0, *record(small, digest, each.made_with, lambda text: codes.setdefault(text, len(codes)))))
+    _, records, measured = join_records(rows)
+    return TraceColumns(records, measured, tuple(codes))
+
+
+def run_of(plan: Manifest, stored: Iterable[tuple[str, Trace]] = (), **options: object) -> RunData:
+    """A run of a plan with these traces, which are in no store."""
+    return RunData(plan, TraceTable(plan, [columns_of(stored)]), **options)  # type: ignore[arg-type]
+
+
+def system(model: str, cell: Setting, values: object, depths: Sequence[float] | None = None) -> ModelSetting:
+    """A model under a setting, in a run of its own: progress by problem, or by problem and sample; NaN is missing."""
+    by_sample = np.array(values, float)
+    by_sample = by_sample.reshape(len(by_sample), -1)
+    plan = manifest([], models=(model,), benchmarks=("B",), baselines=(cell,), problems=len(by_sample))
+    about = {} if depths is None else {"B": {f"p{n}": {"L": float(depth)} for n, depth in enumerate(depths)}}
+    (expected,) = (replace(one, samples=by_sample.shape[1]) for one in plan.expected)
+    stored = []
+    for problem, row in zip(expected.problems, by_sample.tolist(), strict=True):
+        for sample, value in enumerate(row):
+            if not math.isnan(value):
+                grade = Grade(value == 1, value, "7", Status.OK)
+                stored.append((expected.run_key, trace(expected, problem, sample, value == 1, grade=grade)))
+    (found,) = systems_of([run_of(replace(plan, expected=(expected,), about=about), stored)])
+    return found

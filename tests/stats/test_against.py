@@ -7,7 +7,7 @@ from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures.setting_rows import against_csv, against_figure, against_title
 from kvatlas.stats.pairs import against_policy, partner_of, rows_of_policy
 from kvatlas.stats.run_data import RunData
-from tests.stats.synthetic import manifest, trace
+from tests.stats.synthetic import manifest, run_of, trace
 
 AXES = (("keep_prompt", (True, False)),)
 
@@ -27,7 +27,7 @@ def arena(chances: dict[str, float], problems: int = 150) -> RunData:
     for cell in plan.expected:
         chance = chances.get(cell.setting.policy, 1.0)
         made += [(cell.run_key, trace(cell, problem, 0, rng.random() < chance)) for problem in cell.problems]
-    return RunData(plan, made)
+    return run_of(plan, made)
 
 
 def test_each_setting_meets_the_policy_with_the_same_values() -> None:

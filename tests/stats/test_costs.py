@@ -12,7 +12,7 @@ from kvatlas.stats.costs import COSTS, RATE, SECONDS, cost_ratios
 from kvatlas.stats.csv_tests import unpaired_losses
 from kvatlas.stats.losses import losses_of
 from kvatlas.stats.run_data import RunData
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest, run_of, traces
 
 SHARE = 0.6
 
@@ -30,7 +30,7 @@ def timed(seed: int, problems: int = 30) -> RunData:
             usage = replace(trace.usage, mean_kv_tokens=100 * share * noise[0], seconds=share * noise[1])
             yield key, replace(trace, usage=usage)
 
-    return RunData(plan, list(changed()))
+    return run_of(plan, list(changed()))
 
 
 def test_a_ratio_is_that_of_means_and_its_interval_covers_the_true_one() -> None:
@@ -60,7 +60,7 @@ def test_costs_that_are_unknown_are_refused() -> None:
     run = timed(0, 4)
     with pytest.raises(KvatlasError, match=f"--cost: expected {', '.join(COSTS)}, got 'watts'"):
         cost_ratios(run, "tiny", "watts", ())
-    without = RunData(plan := manifest(grid("dynts")[:1], baselines=(), problems=4), list(traces(plan)))
+    without = run_of(plan := manifest(grid("dynts")[:1], baselines=(), problems=4), list(traces(plan)))
     with pytest.raises(KvatlasError, match="tiny has no full cache in this run"):
         cost_ratios(without, "tiny", SECONDS, ())
 

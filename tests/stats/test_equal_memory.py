@@ -23,10 +23,9 @@ from kvatlas.stats.numerics.equal_memory import (
     line_weights,
     strongest,
 )
-from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec
 from tests.report.test_tables import SPEC
-from tests.stats.synthetic import manifest, traces
+from tests.stats.synthetic import manifest, run_of, traces
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "embedded" / "equal_memory.yaml"
 #: Four windows of five ratios each, at a budget of 320 and prompts of 88 tokens.
@@ -143,7 +142,7 @@ def test_a_window_that_costs_at_equal_memory_is_found_and_the_estimate_holds_it(
 def of_run(chance: Callable[[Setting], float], settings: list[Setting], axes: dict[str, tuple[object, ...]]) -> Result:
     plan = manifest(settings, problems=150, samples=1, axes=tuple(axes.items()))
     plan = replace(plan, spec={**SPEC, "problems": 150, "samples": 1})
-    return analyse([RunData(plan, list(traces(plan, chance)))])
+    return analyse([run_of(plan, list(traces(plan, chance)))])
 
 
 def grid(windows: tuple[int, ...], ratios: tuple[float, ...]) -> list[Setting]:

@@ -6,26 +6,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import FULL, Claim, KvatlasError, Setting
 from kvatlas.stats.losses import losses_of
 from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
 from kvatlas.stats.numerics.texts import Departures, departure_p
 from kvatlas.stats.orders import kept_by_rule
-from kvatlas.stats.paired import paired_difference
+from kvatlas.stats.paired import difference_of_cells
 from kvatlas.stats.power import provable
 from kvatlas.stats.run_data import RunData
-from tests.stats.synthetic import manifest
+from tests.stats.synthetic import manifest, system
 from tests.stored import store_run
 
 
 def test_only_common_problems_and_samples_count():
-    first = {("A", "a"): {0: 1.0, 1: 1.0}, ("A", "b"): {0: 1.0}, ("A", "c"): {0: 1.0}}
-    second = {("A", "a"): {1: 0.0, 2: 0.0}, ("A", "b"): {0: 1.0}, ("A", "d"): {0: 0.0}}
-    result = paired_difference(first, second)
+    missing = math.nan
+    first = system("a", FULL, [[1, 1], [1, missing], [1, missing], [missing, 0]]).cells
+    second = system("b", FULL, [[missing, 0], [1, missing], [missing, 0]]).cells
+    result = difference_of_cells([(*first, *second)], Claim.LIKE, [Claim.LIKE])
     assert (result.value, result.problems, result.pairs) == (0.5, 2, 2)
+    third = system("c", FULL, [[missing, missing], [missing, 1]]).cells
     with pytest.raises(KvatlasError, match="in common"):
-        paired_difference(first, {("B", "a"): {0: 1.0}})
+        difference_of_cells([(*first, *third)], Claim.LIKE, [Claim.LIKE])
 
 
 @pytest.mark.parametrize(

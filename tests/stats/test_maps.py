@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from kvatlas.core import Grade, KvatlasError, Map, Note, NoteKind, Setting, Status
-from kvatlas.results import Store, TraceColumns
+from kvatlas.results import Store
 from kvatlas.stats.maps import LOOKED_EARLY, curves_of_run, maps_of_run, mean_map, mean_maps
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable, check_distinct, missing
 from tests.counting import calls
-from tests.stats.synthetic import AXES, RATIOS, WINDOWS, grid, manifest, setting, trace, traces
+from tests.stats.synthetic import AXES, RATIOS, WINDOWS, columns_of, grid, manifest, run_of, setting, trace, traces
 from tests.stored import change_store
 
 
 def test_one_map_for_each_model_benchmark_and_policy():
     plan = manifest(grid("dynts", "random"), models=("one", "two"))
-    maps = maps_of_run(RunData(plan, traces(plan)))
+    maps = maps_of_run(run_of(plan, traces(plan)))
     assert [(m.model, m.benchmark, m.policy) for m in maps] == [
         (model, benchmark, policy)
         for model in ("one", "two")
@@ -40,9 +40,9 @@ def test_one_map_for_each_model_benchmark_and_policy():
 def test_a_grade_that_is_not_ok_counts_as_wrong():
     plan = manifest(grid("dynts"))
     lenient = Grade(True, 1.0, "7", Status.GRADER_TIMEOUT)
-    (first, _) = maps_of_run(RunData(plan, [(key, replace(trace, grade=lenient)) for key, trace in traces(plan)]))
+    (first, _) = maps_of_run(run_of(plan, [(key, replace(trace, grade=lenient)) for key, trace in traces(plan)]))
     assert first.cells[8, 0.1].estimate.value == 0
-    (first, _) = maps_of_run(RunData(plan, traces(plan, lambda _: 0.0), metric="progress"))
+    (first, _) = maps_of_run(run_of(plan, traces(plan, lambda _: 0.0), metric="progress"))
     assert (first.cells[8, 0.1].estimate.value, first.cells[8, 0.1].number("truncated")) == (0.5, 24)
 
 
@@ -58,18 +58,18 @@ def test_foreign_traces_do_not_count():
         (some.run_key, trace(some, "p0", 0, True)),
     ]
     # The last one comes twice: what was written later counts, as in a store.
-    assert maps_of_run(RunData(plan, foreign + own)) == maps_of_run(RunData(plan, own))
+    assert maps_of_run(run_of(plan, foreign + own)) == maps_of_run(run_of(plan, own))
     with pytest.raises(KvatlasError, match="1 of 480 traces are missing"):
-        maps_of_run(RunData(plan, own[1:] + foreign[:-1]))
+        maps_of_run(run_of(plan, own[1:] + foreign[:-1]))
 
 
 def test_a_table_grows_by_parts_and_counts_what_is_missing():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=4, samples=3)
     every = list(traces(plan))
-    table, whole = TraceTable(plan), TraceTable(plan, [TraceColumns.from_traces(every)])
+    table, whole = TraceTable(plan), TraceTable(plan, [columns_of(every)])
     assert missing(table.cells()) == (120, 120, 10)
     for begin in range(0, len(every), 50):
-        table.append(TraceColumns.from_traces(every[begin : begin + 50]))
+        table.append(columns_of(every[begin : begin + 50]))
         cells = table.cells()
         assert missing(cells)[0] == max(0, 120 - begin - 50)
         assert cells[0].cell == whole.cells()[0].cell
@@ -95,7 +95,7 @@ def test_a_map_of_many_traces_reads_no_texts_and_does_little_for_each(tmp_path: 
             store.add_all(every)
         # That its texts are not what was written is told where they are read.
         change_store(folder, "UPDATE traces SET text = x'00'")
-        expected = maps_of_run(RunData(plan, every))
+        expected = maps_of_run(run_of(plan, every))
         maps, counts[len(every)] = calls(partial(_maps_in, folder))
         assert maps == expected
 
@@ -114,8 +114,8 @@ def test_missing_traces_are_refused_with_numbers_unless_partial():
         if item.setting != setting("dynts", 8, 0.1) and not (item.setting.policy == "full" and item.problem == "p3")
     ]
     with pytest.raises(KvatlasError, match=r"26 of 240 traces are missing, in 2 of 10 cells; .*--partial"):
-        maps_of_run(RunData(plan, kept))
-    (partial,) = maps_of_run(RunData(plan, kept, partial=True))
+        maps_of_run(run_of(plan, kept))
+    (partial,) = maps_of_run(run_of(plan, kept, partial=True))
     assert partial.notes == (Note(NoteKind.PARTIAL, "PARTIAL: 26 of 240 traces are missing, in 2 cells"), LOOKED_EARLY)
     assert (8, 0.1) not in partial.cells
     assert len(partial.cells) == 8
@@ -125,10 +125,10 @@ def test_missing_traces_are_refused_with_numbers_unless_partial():
 
 def test_a_map_without_any_trace_is_left_out_and_an_empty_run_refused():
     plan = manifest(grid("dynts"))
-    (only,) = maps_of_run(RunData(plan, (t for t in traces(plan) if t[1].benchmark == "CHAIN8"), partial=True))
+    (only,) = maps_of_run(run_of(plan, (t for t in traces(plan) if t[1].benchmark == "CHAIN8"), partial=True))
     assert only.benchmark == "CHAIN8"
     with pytest.raises(KvatlasError, match="none of its 480 traces"):
-        maps_of_run(RunData(plan, [], partial=True))
+        maps_of_run(run_of(plan, [], partial=True))
 
 
 def test_each_value_of_a_third_axis_has_a_map_of_its_own():
@@ -140,46 +140,46 @@ def test_each_value_of_a_third_axis_has_a_map_of_its_own():
         for r in RATIOS
     ]
     plan = manifest(settings, axes=(*AXES, ("kv_budget", budgets)))
-    every = maps_of_run(RunData(plan, traces(plan)))
+    every = maps_of_run(run_of(plan, traces(plan)))
     assert [(m.benchmark, m.policy) for m in every] == [
         (benchmark, f"dynts(kv_budget={budget})") for benchmark in ("CHAIN6", "CHAIN8") for budget in budgets
     ]
     assert all(m.axes == AXES for m in every)
-    maps = maps_of_run(RunData(plan, traces(plan), fix={"kv_budget": 96}))
+    maps = maps_of_run(run_of(plan, traces(plan), fix={"kv_budget": 96}))
     assert [[*map(str, m.notes)] for m in maps] == [["kv_budget=96"]] * 2
     assert maps[0].cells[8, 0.1].setting.values["kv_budget"] == 96
     assert maps[0].policy == "dynts"
     with pytest.raises(KvatlasError, match="window cannot be fixed to 8; the run has: local_window: 8, 16, 32; ratio"):
-        maps_of_run(RunData(plan, [], fix={"window": 8}))
+        maps_of_run(run_of(plan, [], fix={"window": 8}))
     with pytest.raises(KvatlasError, match=r"cannot be fixed to 80; the run has: .*kv_budget: 64, 96"):
-        maps_of_run(RunData(plan, [], fix={"kv_budget": 80}))
+        maps_of_run(run_of(plan, [], fix={"kv_budget": 80}))
 
 
 def test_fewer_than_two_axes_are_refused():
     plan = manifest(grid("dynts"), axes=(("ratio", (0.1, 0.3)), ("local_window", (8,))))
     with pytest.raises(KvatlasError, match="two axes with at least two values each; this run varies ratio"):
-        maps_of_run(RunData(plan, []))
+        maps_of_run(run_of(plan, []))
 
 
 def test_policies_without_both_axes_have_no_map():
     beside = [Setting.from_parameters("window", kv_budget=96, local_window=w) for w in WINDOWS]
     plan = manifest([*grid("dynts"), *beside])
-    assert {m.policy for m in maps_of_run(RunData(plan, traces(plan)))} == {"dynts"}
+    assert {m.policy for m in maps_of_run(run_of(plan, traces(plan)))} == {"dynts"}
     plan = manifest(beside)
     with pytest.raises(KvatlasError, match="No policy of this run has two or more values of both"):
-        maps_of_run(RunData(plan, traces(plan)))
+        maps_of_run(run_of(plan, traces(plan)))
 
 
 def test_variants_of_a_policy_are_told_apart():
     names = ["dynts(ratio_over=older)", "dynts(ratio_over=thinking)"]
     settings = [one for over in ("older", "thinking") for one in grid("dynts", ratio_over=over)]
     plan = manifest(settings, benchmarks=("CHAIN6",))
-    assert [m.policy for m in maps_of_run(RunData(plan, traces(plan)))] == names
+    assert [m.policy for m in maps_of_run(run_of(plan, traces(plan)))] == names
 
 
 def test_mean_map_averages_cells_and_baselines():
     plan = manifest(grid("dynts"))
-    first, second = maps_of_run(RunData(plan, traces(plan)))
+    first, second = maps_of_run(run_of(plan, traces(plan)))
     mean = mean_map([first, second])
     assert (mean.model, mean.benchmark, mean.policy) == ("tiny", "mean of 2", "dynts")
     for coord, cell in mean.cells.items():
@@ -194,7 +194,7 @@ def test_mean_map_averages_cells_and_baselines():
 
 def test_mean_map_refuses_what_does_not_belong_together():
     plan = manifest(grid("dynts", "random"), models=("one", "two"))
-    maps = {(m.model, m.benchmark, m.policy): m for m in maps_of_run(RunData(plan, traces(plan)))}
+    maps = {(m.model, m.benchmark, m.policy): m for m in maps_of_run(run_of(plan, traces(plan)))}
     first = maps["one", "CHAIN6", "dynts"]
     for other, said in (
         (maps["two", "CHAIN8", "dynts"], "equal model"),
@@ -214,7 +214,7 @@ def test_mean_of_partial_maps_says_so():
         for key, trace in traces(plan)
         if (trace.benchmark, trace.setting) != ("CHAIN8", setting("dynts", 8, 0.1))
     ]
-    mean = mean_map(maps_of_run(RunData(plan, kept, partial=True)))
+    mean = mean_map(maps_of_run(run_of(plan, kept, partial=True)))
     assert len(mean.cells) == 8
     assert [*map(str, mean.notes)] == [
         "PARTIAL: some of the averaged maps lack traces",
@@ -229,7 +229,7 @@ def test_traces_of_several_versions_are_told_on_the_map():
 
     def notes(*made_with: str) -> list[str]:
         made = [(key, replace(item, made_with=made_with[n % len(made_with)])) for n, (key, item) in enumerate(kept)]
-        (only,) = maps_of_run(RunData(plan, made, partial=True))
+        (only,) = maps_of_run(run_of(plan, made, partial=True))
         assert all(note.is_warning for note in only.notes)
         return [str(note) for note in only.notes if note.kind is NoteKind.MIXED]
 
@@ -249,7 +249,7 @@ def test_settings_on_no_map_are_counted_and_shown_with_an_axis_held():
     without_ratio = [Setting.from_parameters("h2o", kv_budget=96, local_window=8, every=32)]
     axes = (("local_window", (8, 16, 32, 64)), ("ratio", (0.1, 0.3, 0.5)))
     plan = manifest([*grid("dynts"), *alone, *without_ratio], benchmarks=("CHAIN6",), axes=axes)
-    run = RunData(plan, list(traces(plan)))
+    run = run_of(plan, list(traces(plan)))
     (only,) = maps_of_run(run)
     text = (
         "3 settings of window, h2o on no map, with fewer than two values of local_window or ratio: "
@@ -265,7 +265,7 @@ def test_settings_on_no_map_are_counted_and_shown_with_an_axis_held():
 
 def test_a_value_that_only_a_setting_fixes_can_be_held():
     plan = manifest([*grid("dynts"), setting("rkv", 8, 0.9), setting("rkv", 16, 0.9)], benchmarks=("CHAIN6",))
-    run = RunData(plan, list(traces(plan)))
+    run = run_of(plan, list(traces(plan)))
     (only,) = maps_of_run(run)
     assert "--fix ratio=0.9" in only.notes[0].text
     (held,) = curves_of_run(replace(run, fix={"ratio": "0.9"}))
@@ -282,7 +282,7 @@ def test_a_value_that_settings_do_not_name_is_on_its_axis(policy, axis, values):
     named = {values[0]: {}, **{value: {axis: value} for value in values[1:]}}
     settings = [setting(policy, 8, ratio, **others) for others in named.values() for ratio in (0.1, 0.3)]
     plan = manifest(settings, benchmarks=("CHAIN6",), axes=(("ratio", (0.1, 0.3)), (axis, values)))
-    run = RunData(plan, list(traces(plan)))
+    run = run_of(plan, list(traces(plan)))
     (whole,) = maps_of_run(run)
     assert {column for _, column in whole.cells} == set(values)
     assert not whole.notes
@@ -297,7 +297,7 @@ def test_bits_of_keys_and_values_are_axes():
     settings = [Setting.from_parameters("snapkv", kv_budget=96, local_window=32, **of_bits) for of_bits in bits]
     axes = (("key_bits", (4, 16)), ("value_bits", (4, 16)))
     plan = manifest(settings, benchmarks=("CHAIN6",), axes=axes)
-    run = RunData(plan, list(traces(plan)))
+    run = run_of(plan, list(traces(plan)))
     (whole,) = maps_of_run(run)
     assert whole.axes == axes
     assert whole.policy == "snapkv"
@@ -311,7 +311,7 @@ def test_bits_of_keys_and_values_are_axes():
 def test_settings_of_one_policy_that_differ_beside_the_axis_are_lines_of_their_own():
     settings = [setting("rkv", window, ratio) for window in (8, 16) for ratio in (0.1, 0.3)]
     plan = manifest(settings, benchmarks=("CHAIN6",), axes=(("ratio", (0.1, 0.3)),))
-    (curve,) = curves_of_run(RunData(plan, list(traces(plan))))
+    (curve,) = curves_of_run(run_of(plan, list(traces(plan))))
     lines = ("rkv(local_window=8)", "rkv(local_window=16)")
     assert curve.axes == (("policy", lines), ("ratio", (0.1, 0.3)))
     for (line, ratio), cell in curve.cells.items():

@@ -8,9 +8,8 @@ import pytest
 from kvatlas.api import Run
 from kvatlas.core import Setting, policy_name
 from kvatlas.stats.pairs import comparisons
-from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, pair, systems_of
-from tests.stats.synthetic import grid, manifest, trace, traces
+from tests.stats.synthetic import grid, manifest, run_of, trace, traces
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +24,7 @@ def unequal():
         for cell in plan.expected
         for problem in cell.problems
     ]
-    return Run(RunData(plan, made, lose_at_most=60))
+    return Run(run_of(plan, made, lose_at_most=60))
 
 
 def test_a_pooled_difference_is_that_of_the_means_shown(unequal):
@@ -48,12 +47,12 @@ def test_a_pooled_difference_is_that_of_the_means_shown(unequal):
 def test_traces_that_do_not_overlap_are_not_compared():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
     kept = [(key, trace) for key, trace in traces(plan) if (trace.problem == "p0") == (trace.setting.policy == "full")]
-    assert comparisons(RunData(plan, kept)) == []
+    assert comparisons(run_of(plan, kept)) == []
 
 
 def test_models_meet_policy_by_policy():
     plan = manifest(grid("dynts", "random"), models=("one", "two"))
-    between = [c for c in comparisons(RunData(plan, traces(plan))) if c.first == "one"]
+    between = [c for c in comparisons(run_of(plan, traces(plan))) if c.first == "one"]
     assert [(c.model, c.first, c.second, c.cells, c.note) for c in between] == [
         ("one, two", "one", "two", 18, "dynts"),
         ("one, two", "one", "two", 18, "random"),
@@ -70,21 +69,21 @@ def test_policies_meet_at_equal_bits():
         for of_bits in bits
     ]
     plan = manifest(settings, benchmarks=("CHAIN6",), axes=(("kv_bits", (4, 16)), ("local_window", (8, 16))))
-    (between,) = comparisons(RunData(plan, traces(plan)))
+    (between,) = comparisons(run_of(plan, traces(plan)))
     assert between.cells == 4
 
 
 def test_policies_meet_whatever_their_own_parameters_are():
     settings = [*grid("snapkv", queries=32), *grid("rkv", queries=8)]
     plan = manifest(settings, benchmarks=("CHAIN6",))
-    (between,) = comparisons(RunData(plan, traces(plan)))
+    (between,) = comparisons(run_of(plan, traces(plan)))
     assert between.cells == 9
 
 
 def test_bytes_of_a_cell_are_those_of_its_tokens() -> None:
     plan = manifest(grid("dynts"))
     plan = replace(plan, expected=tuple(replace(cell, kv_bytes=(100, 7)) for cell in plan.expected))
-    for cell in (traces_of_cell.cell for traces_of_cell in RunData(plan, traces(plan)).cells):
+    for cell in (traces_of_cell.cell for traces_of_cell in run_of(plan, traces(plan)).cells):
         assert cell.number("kv_memory") == pytest.approx(100 * cell.number("mean_kv_tokens") + 7)
         assert cell.number("kv_bytes_peak") == 100 * cell.number("peak_kv_tokens") + 7
 
@@ -93,7 +92,7 @@ def test_policies_of_files_are_shown_by_their_class():
     """In maps, comparisons and settings; with the file where two files have a class of one name."""
     of_files = ["/home/me/mine.py:Sinks", "other.py:Oldest"]
     plan = manifest(grid(*of_files), problems=20)
-    run = RunData(plan, traces(plan))
+    run = run_of(plan, traces(plan))
     assert {name.policy for name in run.groups} == {"Sinks", "Oldest"}
     assert [(c.first, c.second) for c in comparisons(run)] == [("Sinks", "Oldest")]
     assert str(plan.expected[0].setting) == "Sinks(kv_budget=96, local_window=8, ratio=0.1)"
@@ -101,7 +100,7 @@ def test_policies_of_files_are_shown_by_their_class():
 
     same = ["mine.py:Sinks", "yours.py:Sinks"]
     plan = manifest(grid(*same), problems=20)
-    run = RunData(plan, traces(plan))
+    run = run_of(plan, traces(plan))
     assert [name.policy for name in run.groups] == same * 2
     assert [(c.first, c.second) for c in comparisons(run)] == [tuple(same)]
 

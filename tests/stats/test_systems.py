@@ -3,14 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import ModelSetting, choose, pair, pairs_of, systems_of
+from kvatlas.stats.systems import choose, pair, pairs_of, systems_of
 from kvatlas.stats.table import aligned, missing
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest, run_of, system, traces
 from tests.stored import maze_run
 
 FULL, SMALL, LARGE = (
@@ -31,43 +30,43 @@ def test_every_model_under_every_setting_is_there_with_what_its_problems_are(run
     assert [(e.model, e.setting) for e in result] == [
         ("hf:lab/A-7B", FULL), ("hf:lab/A-7B", SMALL), ("hf:lab/A-7B", LARGE), ("B", FULL),
     ]  # fmt: skip
-    assert all(missing(e.cells) == (0, 24, 0) and len(e.outcomes) == 12 for e in result)
-    assert all(e.about[outcome]["L"] > 4 for e in result for outcome in e.outcomes)
+    assert all(missing(e.cells) == (0, 24, 0) and len(e.means) == 12 for e in result)
+    assert all(e.about[place]["L"] > 4 for e in result for place in e.means)
     with run.store() as store:
-        trace = next(t for _, t in store.traces() if (t.model, t.setting, t.sample) == ("B", FULL, 1))
-    assert result[3].outcomes[trace.benchmark, trace.problem][1] == trace.grade.progress
+        progress = [t.grade.progress for _, t in store.traces() if (t.model, t.setting) == ("B", FULL)]
+    assert sum(result[3].means.values()) == pytest.approx(sum(progress) / 2)
 
 
 def test_metrics_of_a_benchmark_are_shares_that_vary(run: RunData) -> None:
     for metric in ("progress_valid", "valid", "precision", "recall"):
-        values = [value for e in systems_of([run], metric) for own in e.outcomes.values() for value in own.values()]
+        values = [value for e in systems_of([run], metric) for value in e.cells[0].values().flat]
         assert min(values) < max(values) <= 1
 
 
 def test_metrics_of_several_samples_are_made_by_problem(run: RunData) -> None:
     for plain, best in zip(systems_of([run], "pass@1"), systems_of([run], "pass@2"), strict=True):
-        assert best.means() == {position: max(samples.values()) for position, samples in plain.outcomes.items()}
+        assert list(best.means.values()) == plain.cells[0].values().max(1).tolist()
     with pytest.raises(KvatlasError, match="maj@3 needs 3 samples of every problem; the fewest that one has is 2"):
-        systems_of([run], "maj@3")[0].means()
+        _ = systems_of([run], "maj@3")[0].means
 
 
-def run_of(model: str, **changes: object) -> RunData:
+def run_of_model(model: str, **changes: object) -> RunData:
     """A run of one model on six problems, whose manifest has these fields."""
     plan = replace(manifest(grid("window"), models=[model], benchmarks=["CHAIN6"], problems=6), **changes)
-    return RunData(plan, traces(plan, lambda _: 0.5))
+    return run_of(plan, traces(plan, lambda _: 0.5))
 
 
 def test_problems_of_two_runs_are_the_same_by_their_contents(run: RunData) -> None:
     """Not by their numbers: a pair over other problems would be an answer to no question."""
     same = {f"p{number}": f"content {number}" for number in range(6)}
     moved = {f"p{number}": f"content {number + 1}" for number in range(5)}
-    first = run_of("a", contents={"CHAIN6": same})
-    assert len(pairs_of(systems_of([first, run_of("b", contents={"CHAIN6": same})])[8:12])) == 6
+    first = run_of_model("a", contents={"CHAIN6": same})
+    assert len(pairs_of(systems_of([first, run_of_model("b", contents={"CHAIN6": same})])[8:12])) == 6
     with pytest.raises(KvatlasError, match=r"have other contents of 5 of 5 problems of CHAIN6 \(p0, p1, p2, ...\); "):
-        systems_of([first, run_of("b", contents={"CHAIN6": moved})])
-    cells = [cell for one in ("a", "b") for cell in run_of(one, contents={"CHAIN6": same}).cells]
+        systems_of([first, run_of_model("b", contents={"CHAIN6": moved})])
+    cells = [cell for one in ("a", "b") for cell in run_of_model(one, contents={"CHAIN6": same}).cells]
     assert aligned(cells)[1].shape == (6, 20, 2)
-    other = run_of("b", contents={"CHAIN6": {**same, "p5": "content 9"}}).cells
+    other = run_of_model("b", contents={"CHAIN6": {**same, "p5": "content 9"}}).cells
     with pytest.raises(KvatlasError, match=r"1 of 6 problems of CHAIN6 \(p5\)"):
         aligned([*cells, *other])
 
@@ -97,7 +96,7 @@ def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:
 def test_a_setting_is_chosen_by_a_value_that_it_does_not_name() -> None:
     settings = [Setting.from_parameters("snapkv", ratio=0.3, **others) for others in ({}, {"plan_prefix": 2})]
     plan = manifest(settings, benchmarks=("CHAIN6",), problems=2)
-    usual, other, _ = systems_of([RunData(plan, traces(plan))])
+    usual, other, _ = systems_of([run_of(plan, traces(plan))])
     assert choose([usual, other], ["snapkv plan_prefix=2", "snapkv plan_prefix=0"]) == [other, usual]
     for printed in ("snapkv(plan_prefix=2, ratio=0.3)", "snapkv plan_prefix 2, ratio 0.3"):
         assert choose([usual, other], [printed]) == [other]
@@ -114,34 +113,27 @@ def test_a_policy_of_a_file_is_chosen_by_its_class(run: RunData) -> None:
 
 def test_overlapping_runs_are_refused_and_others_add_up(run: RunData, tmp_path: Path) -> None:
     other = maze_run(tmp_path, {("B", FULL): 0.1}, benchmark="SEQBENCH-5x5", problems=5)
-    assert len(systems_of([run, RunData.open(other)])[3].outcomes) == 17
+    assert len(systems_of([run, RunData.open(other)])[3].means) == 17
     with pytest.raises(KvatlasError, match="compare runs that do not overlap"):
         systems_of([run, run])
 
 
-def system(name: str, values: list[float] | np.ndarray, depths: np.ndarray | None = None) -> ModelSetting:
-    outcomes = {("B", str(i)): {0: float(value)} for i, value in enumerate(values)}
-    about = {} if depths is None else {("B", str(i)): {"L": float(depth)} for i, depth in enumerate(depths)}
-    return ModelSetting(name, Setting.from_parameters("full"), outcomes, about)
-
-
 def test_shares_and_difference_by_hand() -> None:
-    first, second = system("a", [0.2, 0.5, 1.0, 0.9]), system("b", [0.4, 0.5, 0.0, 0.7])
-    first.outcomes["B", "9"] = {0: 1.0}
-    second.outcomes["B", "0"] = {0: 0.0, 1: 0.8}
+    first = system("a", FULL, [0.2, 0.5, 1.0, 0.9, 1.0])
+    second = system("b", FULL, [[0.0, 0.8], [0.5, 0.5], [0.0, 0.0], [0.7, 0.7]])
     result = pair(first, second)
     assert len(result.places) == 4
     assert (result.above, result.on, result.below) == (0.25, 0.25, 0.5)
     value, low, high = result.difference.value, result.difference.low, result.difference.high
-    # Only samples of both count: of the first problem one of two.
-    assert value == pytest.approx((0.2 + 0 + 1.0 + 0.2) / 4)
+    # Problems of both count, and both samples of the second.
+    assert value == pytest.approx((-0.2 + 0 + 1.0 + 0.2) / 4)
     assert low < 0 < value < high
     data = result.to_json("a", "b")
     assert (data["x"], data["problems"], data["above"]) == ("a", 4, 0.25)
 
 
 def test_every_pair_once_and_in_order() -> None:
-    four = [system(name, [0.1, 0.6, 0.3]) for name in "abcd"]
+    four = [system(name, FULL, [0.1, 0.6, 0.3]) for name in "abcd"]
     assert [(i, j) for i, j, _ in pairs_of(four)] == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     with pytest.raises(KvatlasError, match="have 1 problems in common"):
-        pair(four[0], system("e", [0.3]))
+        pair(four[0], system("e", FULL, [0.3]))

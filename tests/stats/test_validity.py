@@ -11,14 +11,14 @@ from kvatlas.results.records import answer_digest
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.validity import Kind, Validity, findings, validity_of
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import grid, manifest, run_of, traces
 
 NO_ANSWER = Grade(False, 0.0, None, Status.NO_ANSWER)
 
 
 def cells(change: Any = lambda trace: trace, **plan: Any) -> Any:
     made = manifest(grid("dynts", "random", ratio_over="older"), **plan)
-    return RunData(made, [(key, change(trace)) for key, trace in traces(made)])
+    return run_of(made, [(key, change(trace)) for key, trace in traces(made)])
 
 
 def validities(run: RunData) -> list[Validity]:
@@ -105,9 +105,9 @@ def test_equal_texts_of_compressed_traces_can_show_a_loss_and_are_a_finding() ->
 def test_missing_traces_and_unknown_texts_are_never_identical() -> None:
     made = manifest(grid("dynts"))
     kept = [(key, texts(trace, "")) for key, trace in traces(made) if trace.problem != "p0"]
-    checked = validity_of(RunData(made, kept).cells)
+    checked = validity_of(run_of(made, kept).cells)
     assert checked.identical == ()
-    assert validity_of(RunData(made).cells) is None
+    assert validity_of(run_of(made).cells) is None
 
 
 def test_cells_whose_prompts_leave_no_choice_are_a_finding() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, canonical
-from kvatlas.engine.timing import TimedEngine
 from kvatlas.models import ENDLESS, ModelHandle, embedded, handle
 from kvatlas.models import find as find_model
 from kvatlas.report.materials import RunMaterials
@@ -18,7 +17,7 @@ from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import cores
-from kvatlas.sweeps.measured_rate import decoding_rate
+from kvatlas.sweeps.measured_rate import TimedEngine, decoding_rate
 from kvatlas.sweeps.plan_notes import settings_notes
 from tests.counting import calls
 from tests.r1 import AIME, FIRST_TEMPLATE, copied

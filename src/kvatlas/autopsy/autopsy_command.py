@@ -40,8 +40,7 @@ def autopsy_command(
     """
     from kvatlas.autopsy.autopsies import read_autopsies
     from kvatlas.autopsy.driver import find_lost, perform
-    from kvatlas.autopsy.one_answer import answer_paragraphs
-    from kvatlas.autopsy.summary import summarise
+    from kvatlas.autopsy.summary import answer_paragraphs, summarise
     from kvatlas.policies import permit
     from kvatlas.results import Store
     from kvatlas.sweeps.spec import named_classes

@@ -370,7 +370,7 @@ def _lead_lines(pair: Pair, is_proven: bool, inches: float, options: FigureOptio
 
 def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], metric: str) -> list[Path]:
     """Write the figure, and next to it `NAME.data.csv`: a row for every problem, a column for every system."""
-    means = [system.means() for system in systems]
+    means = [system.means for system in systems]
     columns = [f"{metric}: {name}" for name in long_names(systems)]
     rows: list[list[Any]] = [["benchmark", "problem", "L", *columns]]
     for key in dict.fromkeys(chain.from_iterable(means)):

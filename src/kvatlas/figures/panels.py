@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 from statistics import fmean, median
@@ -82,8 +82,7 @@ class Panel:
     With `centred` 0 has the middle colour; the ends of the scale are `least` apart at least, so that colours do not
     show noise, and are printed with `digits` decimals. Losses of at most `silent_loss` points have one colour, that of
     the margin; the scale of others begins there. In `centred` panels that holds for gains, too. `tested` has the
-    outcomes of the tests of the cells. `half_interval` is half the interval of the median cell, in points. Cells have
-    the marks of their `states`, which the `key` explains; `outlined` ones keep the margin, or are tied with the best.
+    outcomes of the tests of the cells. `half_interval` is half the interval of the median cell, in points.
     """
 
     map: Map
@@ -100,21 +99,27 @@ class Panel:
     half_interval: float | None = None
     baselines: tuple[Baseline, ...] = ()
     notes: tuple[Note, ...] = ()
-    outlined: frozenset[CellCoord] = frozenset()
-    states: Mapping[CellCoord, State] = field(default_factory=dict)
-    key: tuple[KeyEntry, ...] = ()
+
+    @property
+    def states(self) -> Mapping[CellCoord, State]:
+        """The states of cells, which have marks: beside the margin, without one those proven worse than the best."""
+        if self.tested is None or self.tested.question is CellQuestion.DIFFERENCE:
+            return {}
+        return states_of(self.map) or dict.fromkeys(self.tested.bad, State.BEYOND)
+
+    @property
+    def key(self) -> list[KeyEntry]:
+        """The words for the marks."""
+        states = set(self.states.values())
+        if self.map.margin is not None and self.map.keeps is not None:
+            claim = "on these problems" if self.map.claim is Claim.THESE else ""
+            return key_of(states, margin_text(self.map.margin), claim)
+        return [KeyEntry(State.BEYOND, "proven worse than the best")] if states else []
 
 
 def problem_count(map_: Map) -> int | None:
     """Return the number of problems of each cell of a map; None where it differs or is unknown."""
     return common([cell.estimate.problems for cell in map_.cells.values()])
-
-
-def outlined_cells(map_: Map) -> frozenset[CellCoord]:
-    """Return the cells that keep the margin; without a full cache those that are tied with the best."""
-    if map_.keeps is not None and map_.margin is not None:
-        return map_.keeps
-    return map_.plateau or frozenset()
 
 
 def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
@@ -141,7 +146,6 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
         samples = max((cell.estimate.samples or 1 for cell in map_.cells.values()), default=1)
         if map_.claim is Claim.THESE and samples > 1:
             about.append("intervals: these problems, sampled anew")
-        tested = _metric_tests(map_)
 
         panels.append(
             Panel(
@@ -152,13 +156,10 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
                 tuple(about),
                 least=max(NARROWEST, fmean(map_widths or [0])),
                 digits=digits,
-                tested=tested,
+                tested=_metric_tests(map_),
                 half_interval=half_interval(map_widths),
                 baselines=_percent_baselines(map_, digits),
                 notes=map_.remarks,
-                outlined=outlined_cells(map_),
-                states=_states(map_, tested),
-                key=_key(map_, tested),
             )
         )
     return panels
@@ -215,22 +216,6 @@ def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord,
 def _loss_text(points: float, digits: int) -> str:
     """Return a loss with the true minus of a gain."""
     return fixed(points, digits).replace("-", "−")
-
-
-def _states(map_: Map, tested: TestedCells | None) -> dict[CellCoord, State]:
-    """Return the states of cells beside the margin; without a margin those that are proven worse than the best."""
-    if tested is None:
-        return {}
-    return states_of(map_) or dict.fromkeys(tested.bad, State.BEYOND)
-
-
-def _key(map_: Map, tested: TestedCells | None) -> tuple[KeyEntry, ...]:
-    """Return the words for the marks of a map's cells."""
-    states = _states(map_, tested)
-    if map_.margin is not None and map_.keeps is not None:
-        claim = "on these problems" if map_.claim is Claim.THESE else ""
-        return tuple(key_of(set(states.values()), margin_text(map_.margin), claim))
-    return (KeyEntry(State.BEYOND, "proven worse than the best"),) if states else ()
 
 
 def _decimals(widths: Sequence[Sequence[float]]) -> int:
@@ -424,12 +409,10 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
             reference = map_.reference if compared.name in (str(FULL), str(REFERENCE)) else compared.name
             tested = TestedCells(CellQuestion.DIFFERENCE, reference, above, frozenset(proven) - above)
 
-        # The finding, the frames and the marks of the map itself.
-        outlined: frozenset[CellCoord] = frozenset()
+        # The finding and the marks of the map itself.
         silent_loss = None
         if is_to_full and map_.margin is not None:
             tested = _metric_tests(map_)
-            outlined = outlined_cells(map_)
             silent_loss = 100 * map_.margin
             within = f"grey: within {margin_text(map_.margin)} of {map_.reference}"
             about = (*about, within)
@@ -452,9 +435,6 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
                 half_interval=half_interval(map_widths),
                 baselines=tuple(baseline._replace(value=0.0) for baseline in baselines),
                 notes=map_.remarks,
-                outlined=outlined,
-                states=_states(map_, tested) if is_to_full else {},
-                key=_key(map_, tested) if is_to_full else (),
             )
         )
     return panels
@@ -463,14 +443,14 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
 def panels_csv(panels: Sequence[Panel]) -> str:
     """Return the numbers of the panels, one row per cell: what is printed, and the marks of the cell."""
     axes = [name for name, _ in panels[0].map.axes]
-    names_of_numbers = ["value", "text", "small", "outlined", "proven", "loses_more", "recommended"]
+    names_of_numbers = ["value", "text", "small", "proven", "loses_more", "recommended"]
     rows: list[list[Any]] = [["model", "benchmark", "policy", *axes, "shows", *names_of_numbers]]
 
     for panel in panels:
         map_ = panel.map
         for coord, cell in panel.cells.items():
             names = map(guarded, (*map_.name, *coord))
-            numbers = [round(cell.value, 4), cell.text, cell.small, int(coord in panel.outlined)]
+            numbers = [round(cell.value, 4), cell.text, cell.small]
             # Whether a cell keeps the margin, and loses more, is empty where that was not tested.
             proven: list[int | str] = ["", ""]
             if map_.keeps is not None:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import Claim, KvatlasError, has_problem_suffix, reason
 from kvatlas.gates import lm_eval_logs
-from kvatlas.gates.answer_files import side_of_answer_file
 from kvatlas.gates.endpoints import Asking, endpoint_sides, run_and_endpoint_sides
 from kvatlas.gates.gate_result import JudgedChange
 from kvatlas.gates.judgement import Verdict, judge_pairs
 from kvatlas.gates.outcomes import Side, SideOptions
 from kvatlas.gates.pairing import pair_answers
-from kvatlas.gates.runs import side_of_inspect_logs, side_of_run
+from kvatlas.gates.runs import side_of_answer_file, side_of_inspect_logs, side_of_run
 from kvatlas.results.store import FILE
 from kvatlas.stats.run_data import margin_from_points
 

@@ -33,10 +33,11 @@ from kvatlas.gates.outcomes import (
     GradedAnswer,
     Side,
     SideOptions,
+    TaskLog,
     digest_of,
     reference_digest,
+    side_of_logs,
 )
-from kvatlas.gates.task_logs import TaskLog, side_of_logs
 from kvatlas.integrations.answer_rows import number_of, score_of
 
 #: The name of a file of samples: its task and its date.

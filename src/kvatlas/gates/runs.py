@@ -1,4 +1,4 @@
-"""Cells of our runs, and Inspect's logs by the reader of `kvatlas import`."""
+"""Cells of our runs, and what `kvatlas import` reads: Inspect's logs and files of answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvatlas.benchmarks.problem_files import read_rows
 from kvatlas.core import SERVED, KvatlasError, Outcome, Setting
 from kvatlas.gates.cards import (
     MOST_NEW_TOKENS,
@@ -26,9 +27,13 @@ from kvatlas.gates.outcomes import (
     GradedAnswer,
     Side,
     SideOptions,
+    TaskLog,
     digest_of,
+    file_sources,
+    reference_digest,
+    side_of_logs,
 )
-from kvatlas.gates.task_logs import TaskLog, side_of_logs
+from kvatlas.integrations.answer_rows import NOUN, read_answers
 from kvatlas.results.records import STATUS
 from kvatlas.stats.metrics import rule
 from kvatlas.stats.run_data import RunData
@@ -226,4 +231,66 @@ def _logged_answers(log: GradedLog, begin: int) -> Iterator[GradedAnswer]:
             ending="" if trace.grade.status.answered else str(Outcome[trace.grade.status.name]),
             length=float("nan") if tokens is None else float(tokens),
             text=trace.text,
+        )
+
+
+# -- files of answers --------------------------------------------------------------------------------------------------
+
+
+_GRADES = ("correct", "score")
+
+
+def side_of_answer_file(path: Path, name: str, options: SideOptions) -> Side:
+    """Return the side of a file of answers. Raises KvatlasError if it lacks a column that is needed."""
+    where = f"The {NOUN} {str(path)!r}"
+    first = next(read_rows(path, NOUN), None)
+    if first is None:
+        raise KvatlasError(f"{where} is empty.")
+
+    # The column with the grades.
+    columns = ", ".join(map(str, first))
+    if "problem" not in first:
+        raise KvatlasError(
+            f"{where} has no column 'problem'; its columns are: {columns}; rename the one of the problems."
+        )
+    grades = [options.metric] if options.metric else [name for name in _GRADES if name in first]
+    if options.metric and options.metric not in first:
+        raise KvatlasError(f"{where} has no column {options.metric!r}; its columns are: {columns}.")
+    if len(grades) != 1:
+        expected = "expected one of 'correct' and 'score'"
+        raise KvatlasError(f"{where} has {' and '.join(grades) or 'neither'}; {expected}, its columns are: {columns}.")
+    if grades[0] not in _GRADES:
+        check_direction(grades[0], path.name, more_is_better(grades[0]), options.allow)
+
+    unit = ""
+    if {"tokens", "output_tokens"} & first.keys():
+        unit = "tokens"
+    elif "text" in first:
+        unit = "characters"
+    return Side(
+        name,
+        "file of answers",
+        partial(_file_answers, path, grades[0], unit, options),
+        length_unit=unit,
+        endings_known=bool({"truncated", "finish"} & first.keys()),
+        sources=file_sources([path]),
+    )
+
+
+def _file_answers(path: Path, grade: str, unit: str, options: SideOptions) -> Iterator[GradedAnswer]:
+    for row in read_answers(path, grade):
+        if not options.has_task(row.benchmark):
+            continue
+        question = row.values.get("question")
+        yield GradedAnswer(
+            row.benchmark,
+            row.problem,
+            row.sample,
+            row.score,
+            digest_of(question) if question else "",
+            reference_digest(row.values.get("reference")),
+            ending="" if row.status.answered else str(Outcome[row.status.name]),
+            length=float(len(row.text)) if unit == "characters" else row.tokens,
+            asked=str(question or ""),
+            text=row.text,
         )

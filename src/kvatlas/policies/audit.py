@@ -10,7 +10,7 @@ from kvatlas.core import AuditedCell, BudgetAudit, Compression, KvatlasError, Se
 from kvatlas.policies import all_values, from_setting, parameters
 from kvatlas.policies.budget_rule import BudgetRule
 from kvatlas.policies.contract import CompressingPolicy, Policy
-from kvatlas.policies.memory import kept_and_total, rule_of
+from kvatlas.policies.memory import compression_of, rule_of
 
 #: Fewer new tokens between two compressions are warned of.
 _LITTLE_ROOM = 8
@@ -25,17 +25,7 @@ def audit_policy(policy: Policy, prompts: Sequence[int]) -> BudgetAudit | None:
     rule = policy.budget
     if rule is None:
         return None
-    compressions = {prompt: Compression(None, None, *_places_of(rule, prompt)) for prompt in set(prompts)}
-    return BudgetAudit.over(compressions, prompts)
-
-
-def _places_of(rule: BudgetRule, prompt: int) -> tuple[int, int]:
-    """Return how many older tokens compete at the first compression, during thinking, and how many of them stay.
-
-    Later compressions have the same number of older tokens and the same prompt.
-    """
-    _, older, protected = rule.at_first_compression(prompt)
-    return older - protected, rule.allotted(older, protected, protected)[1]
+    return BudgetAudit.over({prompt: compression_of(rule, prompt) for prompt in set(prompts)}, prompts)
 
 
 def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int, int] | None = None) -> SettingFacts:
@@ -59,11 +49,12 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
             budget = from_setting(setting).budget
             audited = budget if budget is not None and budget.has_tokens else None
 
+    unknown = Compression(None, None, None, None)
     compressions = {}
     for prompt in lengths:
-        after, before = kept_and_total(rule, prompt) if rule is not None else (None, None)
-        candidates, places = _places_of(audited, prompt) if audited is not None else (None, None)
-        compressions[prompt] = Compression(before, after, candidates, places)
+        by_rule = unknown if rule is None else compression_of(rule, prompt)
+        by_policy = unknown if audited is None else compression_of(audited, prompt)
+        compressions[prompt] = Compression(by_rule.before, by_rule.after, by_policy.candidates, by_policy.places)
     return SettingFacts(all_values(setting), shared, compressions)
 
 

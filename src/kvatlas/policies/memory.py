@@ -17,13 +17,14 @@ from kvatlas.core import (
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
 
 
-def kept_and_total(rule: BudgetRule, prompt: int) -> tuple[int, int]:
-    """Return the tokens after and before a compression during thinking, both with a prompt of this length.
+def compression_of(rule: BudgetRule, prompt: int) -> Compression:
+    """Return the first compression of a rule during thinking, with a prompt of this length.
 
-    All compressions keep the same number, except that the first one of a count from the start may come later.
+    Later ones keep as many tokens, except that the first one of a count from the start may come later.
     """
     total, older, protected = rule.at_first_compression(prompt)
-    return rule.window + sum(rule.allotted(older, protected, protected)), total
+    kept_protected, places = rule.allotted(older, protected, protected)
+    return Compression(total, rule.window + kept_protected + places, older - protected, places)
 
 
 def rule_of(setting: Setting, kv_bytes: tuple[int, int] | None = None) -> BudgetRule | None:
@@ -55,11 +56,7 @@ def stays(setting: Setting, prompts: Sequence[int], kv_bytes: tuple[int, int] | 
     rule = rule_of(setting, kv_bytes)
     if rule is None:
         return None
-    compressions = {}
-    for prompt in set(prompts):
-        kept, total = kept_and_total(rule, prompt)
-        compressions[prompt] = Compression(total, kept, None, None)
-    return mean_stays(compressions, prompts)
+    return mean_stays({prompt: compression_of(rule, prompt) for prompt in set(prompts)}, prompts)
 
 
 def local_window_of(setting: Setting) -> int | None:

@@ -18,8 +18,17 @@ from kvatlas import __version__, benchmarks
 from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.kv_heads import HeadExamples, evaluate_heads, examples_of, train_heads
-from kvatlas.predictor.labels import REASONS, Examples, label_trace, sample_tokens, why_left_out
-from kvatlas.predictor.training import Quality, judge_head, save_head, train_head
+from kvatlas.predictor.training import (
+    REASONS,
+    Examples,
+    Quality,
+    judge_head,
+    label_trace,
+    sample_tokens,
+    save_head,
+    train_head,
+    why_left_out,
+)
 from kvatlas.results import Store
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.run import sweep

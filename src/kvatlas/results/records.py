@@ -449,25 +449,6 @@ class TraceColumns:
         if len(self) and (np.min(codes) < 0 or np.max(codes) >= len(self.names)):
             raise ValueError("names of traces are missing")
 
-    @classmethod
-    def from_traces(cls, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceColumns:
-        """Return the columns of traces with their run keys."""
-        if isinstance(traces, TraceColumns):
-            return traces
-        name_ids: dict[str, int] = {}
-
-        def name_id(text: str) -> int:
-            return name_ids.setdefault(text, len(name_ids))
-
-        def row(run_key: str, trace: Trace) -> Row:
-            small = small_of(run_key, trace)
-            body, measured = record(small, bytes.fromhex(trace.token_digest), trace.made_with, name_id)
-            # Traces that are in no store have no row number.
-            return 0, body, measured
-
-        _, records, measured = join_records(row(*each) for each in traces)
-        return cls(records, measured, tuple(name_ids))
-
     def __len__(self) -> int:
         return len(self.records)
 

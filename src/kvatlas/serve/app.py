@@ -19,8 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvatlas import __version__
 from kvatlas.core import KvatlasError
-from kvatlas.serve.protocol import ChatRequest, CompletionRequest, Generating
-from kvatlas.serve.replies import AnswerFormat, error_body, event_bytes
+from kvatlas.serve.protocol import AnswerFormat, ChatRequest, CompletionRequest, Generating, error_body, event_bytes
 from kvatlas.serve.server import RequestLimits, add_error_handlers
 from kvatlas.serve.service import (
     ClosedError,

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvatlas.core import KvatlasError, described
-from kvatlas.serve.replies import error_body
+from kvatlas.serve.protocol import error_body
 from kvatlas.serve.service import BusyError, ClosedError, LengthError, Service
 from kvatlas.text import visible
 

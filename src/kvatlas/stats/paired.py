@@ -1,9 +1,9 @@
-"""Two sides on the same problems and samples: outcomes by problem, and cells of a run."""
+"""Two sides on the same problems and samples: pairs of cells of runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -28,22 +28,8 @@ from kvatlas.stats.numerics.units import Units, units_of_problems, units_of_trac
 from kvatlas.stats.table import CellTraces, ProblemKey, check_same_problems, with_samples
 from kvatlas.stats.table import units_of_problems as names_of_units
 
-#: Grades by problem and sample.
-Outcomes = Mapping[ProblemKey, Mapping[int, float]]
-_NOTHING_SHARED = "The two have no problem and sample in common, so there is nothing to compare."
-
-
-# -- outcomes --------------------------------------------------------------------------------------------------------
-
-
-def paired_difference(first: Outcomes, second: Outcomes) -> Difference:
-    """Compare two settings: `first[benchmark, problem][sample]` is a grade in [0, 1], NaN where a trace is missing.
-
-    The difference is the mean over benchmarks of the mean over problems of (first - second), on `pairs` of samples that
-    both have, with the limits for problems like these. Benchmarks weigh equally, and so do the problems of one. Raises
-    KvatlasError where the two have no pair in common.
-    """
-    return _difference_of(_as_values(*_shared(first, second)), Claim.LIKE, [Claim.LIKE])
+#: A cell and the one that it is compared with.
+CellPair = tuple[CellTraces, CellTraces]
 
 
 def difference_of_cells(
@@ -51,55 +37,20 @@ def difference_of_cells(
 ) -> Difference:
     """Compare two settings by their cells, a pair for each benchmark that both have; missing traces count at worst.
 
-    Raises KvatlasError where the two have no pair of traces in common.
+    The difference is the mean over benchmarks of the mean over problems of (first - second), on `pairs` of samples that
+    both have. Benchmarks weigh equally, and so do the problems of one. Raises KvatlasError where the two have no pair
+    of traces in common.
     """
-    return _difference_of(paired_values([[pair] for pair in pairs], look.samples), claim, claims, look)
-
-
-def _difference_of(paired: PairedValues, claim: Claim, claims: Iterable[Claim], look: Look = ONE_LOOK) -> Difference:
+    paired = paired_values([[pair] for pair in pairs], look.samples)
     by_claim: dict[str, Difference] = {}
     for one in claims:
         (contrast,) = paired.contrasts(one, look=look)
         if contrast is None:
-            raise KvatlasError(_NOTHING_SHARED)
+            raise KvatlasError("The two have no problem and sample in common, so there is nothing to compare.")
         by_claim[one] = contrast
     is_known = ~np.isnan(paired.traces[0])
     problems = int(is_known.any(1).sum())
     return replace(by_claim[claim], problems=problems, pairs=int(is_known.sum()), claims=by_claim)
-
-
-def _shared(first: Outcomes, second: Outcomes) -> tuple[list[ProblemKey], list[dict[int, float]]]:
-    """Return the problems of both, and first - second of each by the samples of both."""
-    by_problem: dict[ProblemKey, dict[int, float]] = {}
-    for problem in first:
-        others = second.get(problem, {})
-        shared = {sample: value - others[sample] for sample, value in first[problem].items() if sample in others}
-        if shared:
-            by_problem[problem] = shared
-    if not by_problem:
-        raise KvatlasError(_NOTHING_SHARED)
-    return list(by_problem), list(by_problem.values())
-
-
-def _as_values(problems: Sequence[ProblemKey], by_sample: Sequence[Mapping[int, float]]) -> PairedValues:
-    """Return differences by sample as the values of a single pair, NaN where one is missing."""
-    samples = sorted(set(chain.from_iterable(by_sample)))
-    traces = np.full((len(by_sample), len(samples)), math.nan)
-    promised = np.zeros(traces.shape, bool)
-    for row, of_problem in enumerate(by_sample):
-        for column, sample in enumerate(samples):
-            if sample in of_problem:
-                traces[row, column] = of_problem[sample]
-                promised[row, column] = True
-    numbers: dict[str, int] = {}
-    strata = np.array([numbers.setdefault(benchmark, len(numbers)) for benchmark, _ in problems])
-    return PairedValues(traces[None], promised[None], tuple(problems), strata)
-
-
-# -- cells -----------------------------------------------------------------------------------------------------------
-
-#: A cell and the one that it is compared with.
-CellPair = tuple[CellTraces, CellTraces]
 
 
 @dataclass(frozen=True)

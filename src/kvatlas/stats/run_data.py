@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,24 +25,18 @@ from kvatlas.core import (
     Note,
     NoteKind,
     Setting,
-    Trace,
     differing,
     grouped,
     is_reference,
     policy_name,
 )
 from kvatlas.results.manifest import Manifest
-from kvatlas.results.records import TraceColumns
 from kvatlas.results.store import Store
 from kvatlas.stats.metrics import rule, usual_metric
 from kvatlas.stats.numerics.arrays import LEVEL, Flags
 from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.table import CellTraces, TraceTable
 from kvatlas.text import counted, parse_yaml, percent_text
-
-if TYPE_CHECKING:
-    pass
-
 
 Axes = tuple[str, str]
 #: The cells of one map-to-be.
@@ -91,16 +85,15 @@ def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run's promises and traces, and how to look at them.
+    """A run's promises with the table of its traces, and how to look at them.
 
-    `traces` are the run's table, or columns or `(run key, trace)` pairs that become one. With `partial` missing traces
-    are no error. `fix` holds axes to one value each, which may be written as text. `chosen` are the cells
-    instead of all. `lose_at_most` is the margin against the full cache in points; the sweep's own where None.
-    `other_claim` takes the place of the claim that the spec decided.
+    With `partial` missing traces are no error. `fix` holds axes to one value each, which may be written as text.
+    `chosen` are the cells instead of all. `lose_at_most` is the margin against the full cache in points; the sweep's
+    own where None. `other_claim` takes the place of the claim that the spec decided.
     """
 
     manifest: Manifest
-    traces: TraceTable | TraceColumns | Iterable[tuple[str, Trace]] = ()
+    table: TraceTable
     metric: str = "pass@1"
     partial: bool = False
     fix: Mapping[str, Any] = field(default_factory=dict)
@@ -140,14 +133,6 @@ class RunData:
             if isinstance(value, str) and value not in values.get(name, ()):
                 fixed[name] = parse_yaml(value)
         object.__setattr__(self, "fix", fixed)
-        if not isinstance(self.traces, TraceTable):
-            object.__setattr__(self, "traces", TraceTable(self.manifest, [TraceColumns.from_traces(self.traces)]))
-
-    @property
-    def table(self) -> TraceTable:
-        """The promised traces."""
-        assert isinstance(self.traces, TraceTable)
-        return self.traces
 
     def store(self) -> Store:
         """Open the store with the whole traces; KvatlasError if the run is not from a folder."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import chain, combinations
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from kvatlas.core import Claim, KvatlasError, Setting, differing, grouped, policy_names
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, normal_quantile
 from kvatlas.stats.numerics.planning import POWER_QUANTILE
-from kvatlas.stats.paired import Outcomes, difference_of_cells, paired_difference
+from kvatlas.stats.paired import difference_of_cells
 from kvatlas.stats.run_data import RunData, look_of, shown_policies, stored_claim, why_not_these
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_same_problems
 from kvatlas.text import counted, signed
@@ -29,43 +28,28 @@ _NAMED = 6
 
 @dataclass(frozen=True)
 class ModelSetting:
-    """A model under a setting. `outcomes[benchmark, problem][sample]` is the metric, `about` the difficulty."""
+    """A model under a setting, with its cells of the same problems, and what is known of these as `about`."""
 
     model: str
     setting: Setting
-    outcomes: Outcomes = field(default_factory=dict)
+    cells: tuple[CellTraces, ...]
     about: Mapping[ProblemKey, Mapping[str, Any]] = field(default_factory=dict)
-    cells: tuple[CellTraces, ...] = ()
 
     @property
     def all_values(self) -> Mapping[str, Any]:
-        """The parameters of its setting, of stored cells those included that the setting does not name."""
-        stored = self.cells[0].all_values if self.cells else {}
-        return {**stored, **self.setting.values}
+        """The parameters of its setting, those included that the setting does not name."""
+        return {**self.cells[0].all_values, **self.setting.values}
 
     @cached_property
-    def compared(self) -> Outcomes:
-        """The grades of paired comparisons: by sample, or one for each problem where a rule makes it of its samples.
-
-        Raises KvatlasError for cells of unlike problems.
-        """
-        check_same_problems(self.cells)
-        has_rule = any(cell.rule is not None for cell in self.cells)
-        return by_sample(self.cells, CellTraces.values) if has_rule else self.outcomes
-
     def means(self) -> dict[ProblemKey, float]:
-        """Return the metric of each problem: the mean over samples, or that of a rule over samples."""
-        return {key: math.fsum(samples.values()) / len(samples) for key, samples in self.compared.items()}
-
-
-def by_sample(cells: Iterable[CellTraces], values: Callable[[CellTraces], Floats]) -> Outcomes:
-    """Return the known `values` [problem, sample] of cells, by benchmark and problem, and by sample."""
-    found: dict[ProblemKey, dict[int, float]] = {}
-    for cell in cells:
-        for problem, row in zip(cell.place, values(cell).tolist(), strict=True):
-            samples = found.setdefault((cell.benchmark, problem), {})
-            samples.update({sample: value for sample, value in enumerate(row) if not math.isnan(value)})
-    return {key: samples for key, samples in found.items() if samples}
+        """The metric of each problem that has a trace: the mean over samples, or that of a rule over samples."""
+        means = {}
+        for cell in self.cells:
+            for problem, samples in zip(cell.place, cell.values().tolist(), strict=True):
+                known = [value for value in samples if not math.isnan(value)]
+                if known:
+                    means[cell.benchmark, problem] = math.fsum(known) / len(known)
+        return means
 
 
 def systems_of(
@@ -98,9 +82,8 @@ def systems_of(
             about |= {(benchmark, problem): values for problem, values in by_problem.items()}
     systems = []
     for (model, setting), of_system in grouped(cells, lambda cell: (cell.model, cell.setting)).items():
-        outcomes = by_sample(of_system, attrgetter("grades"))
-        if outcomes:
-            systems.append(ModelSetting(model, setting, outcomes, about, tuple(of_system)))
+        if any(cell.measured for cell in of_system):
+            systems.append(ModelSetting(model, setting, tuple(of_system), about))
     return systems
 
 
@@ -198,7 +181,7 @@ def _best_of_policies(systems: Sequence[ModelSetting]) -> list[ModelSetting]:
 
 def _mean_of_benchmarks(system: ModelSetting) -> float:
     """Return the mean over benchmarks of the means over their problems."""
-    by_benchmark = grouped(system.means().items(), lambda item: item[0][0])
+    by_benchmark = grouped(system.means.items(), lambda item: item[0][0])
     means = []
     for of_benchmark in by_benchmark.values():
         values = [value for _, value in of_benchmark]
@@ -318,18 +301,15 @@ def pairs_of(systems: Sequence[ModelSetting]) -> list[tuple[int, int, Pair]]:
 
 def pair(first: ModelSetting, second: ModelSetting) -> Pair:
     """Compare two systems on the problems that both have; KvatlasError if there are fewer than two."""
-    first_means = first.means()
-    second_means = second.means()
-    places = tuple(key for key in first_means if key in second_means)
+    places = tuple(key for key in first.means if key in second.means)
     if len(places) < 2:
         raise KvatlasError(
             f"{first.model} under {first.setting} and {second.model} under {second.setting} have "
             f"{len(places)} problems in common; a comparison needs at least 2."
         )
 
-    x = np.array([first_means[place] for place in places])
-    y = np.array([second_means[place] for place in places])
-
+    x = np.array([first.means[place] for place in places])
+    y = np.array([second.means[place] for place in places])
     claim, difference = compared_systems(first, second)
     ahead = y - x
     return Pair(
@@ -353,8 +333,6 @@ def compared_systems(
     KvatlasError where the two have no problem and sample in common.
     """
     cells = [*first.cells, *second.cells]
-    if not cells:
-        return Claim.LIKE, paired_difference(first.outcomes, second.outcomes)
     manifests = list({id(cell.table.manifest): cell.table.manifest for cell in cells}.values())
     is_refused = bool(why_not_these(manifests, cells[0].metric, cells))
     claims = [Claim.LIKE] if is_refused else list(Claim)

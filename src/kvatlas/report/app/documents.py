@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import chain, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -41,10 +41,6 @@ from kvatlas.stats.run_data import short_names, shown_policies, whole_names
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.text import axis_label, in_words, model_name
 
-if TYPE_CHECKING:
-    pass
-
-
 Json = dict[str, Any]
 #: The letter of each outcome of a trace in documents, and that of a trace that is not there.
 LETTERS: Mapping[Outcome, str] = {
@@ -63,8 +59,6 @@ _SIGNS = {"r": "✓", "w": "·", "t": "…", "n": "?", "g": "!", "u": "¿"}
 #: The word and the sign of each letter.
 MARKS = {letter: (str(outcome), _SIGNS.get(letter, letter)) for outcome, letter in LETTERS.items()}
 MARKS |= {RIGHT: ("right", _SIGNS[RIGHT]), MISSING: ("missing", "")}
-
-
 #: Inches of the marks of a forest on a page.
 _FOREST_INCHES = 4.0
 

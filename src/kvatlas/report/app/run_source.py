@@ -135,7 +135,7 @@ class AppRun:
         if version == self._seen:
             return False
         if self._seen >= 0 and (manifest := store.manifest()) != self.manifest:
-            self._begin(replace(self.data, manifest=manifest, traces=TraceTable(manifest)))
+            self._begin(replace(self.data, manifest=manifest, table=TraceTable(manifest)))
 
         before = self._row
         added = ROWS
