@@ -138,7 +138,7 @@ def test_rendering_a_rendered_command_changes_nothing() -> None:
         ({}, {"port": 1}, "No parameter can be named 'port'"),
         ({}, {"sizes": [1, 2]}, r"sizes: expected a text.*\[1, 2\] was given"),
         ({"options": "--x {budgte}"}, {"budget": 1}, r"options: \{budgte\} has no value here.*Did you mean 'budget'"),
-        ({"serve_cmd": f"C:\\serve\\run --port {{port}}"}, {}, "a backslash outside of quotes.*write / in paths"),
+        ({"serve_cmd": "C:\\serve\\run --port {port}"}, {}, "a backslash outside of quotes.*write / in paths"),
         ({"serve_cmd": f"{SERVE} | tee log"}, {}, "needs a shell.*bash -c"),
         ({"serve_cmd": f"{SERVE} && true"}, {}, "needs a shell"),
         ({"serve_cmd": f"{SERVE} > log"}, {}, "needs a shell"),
