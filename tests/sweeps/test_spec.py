@@ -47,7 +47,7 @@ def test_defaults_are_the_published_ones() -> None:
         ({"settings": []}, "axes need settings to vary"),
         (
             {"settings": [{"policy": "rkv", "kv_budget": 96, "ratio": 0.4}], "axes": {"ratio": [0.3, 0.5]}},
-            "axes ratio: each setting fixes a value of its own, so that nothing varies; take it out of axes, or",
+            "axes ratio: each setting fixes a value of its own, so that nothing varies; take it out of axes, or of",
         ),
         ({"strict_budget": 1}, "strict_budget: input should be a valid boolean, given 1"),
         ({"settings": [{"policy": "rkv", "querys": None}]}, "'querys' is no parameter of the policy 'rkv' and no axis"),

@@ -359,8 +359,8 @@ class Spec(BaseModel):
             (self.serve_params and self.axes, "serve_params takes the place of axes; name one of them"),
             (
                 idle,
-                f"axes {', '.join(idle)}: each setting fixes a value of its own, so that nothing varies; take it out of "
-                "axes, or out of the settings",
+                f"axes {', '.join(idle)}: each setting fixes a value of its own, so that nothing varies; take it out "
+                "of axes, or of the settings",
             ),
         ):
             if wrong:
