@@ -20,6 +20,7 @@ import autopsies
 import engine_maps
 import engines
 import error_rates
+import fp8_rounding
 import real_gpu
 import vllm_equality
 import vllm_plugin
@@ -34,6 +35,7 @@ AUDITABLE = {
     "engine_maps": engine_maps,
     "key_biases": engine_maps,
     "vllm_types": engine_maps,
+    "fp8_rounding": fp8_rounding,
     "vllm_equality": vllm_equality,
     "vllm_plugin": vllm_plugin,
 }

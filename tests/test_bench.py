@@ -148,7 +148,7 @@ def test_an_audit_finds_the_kept_numbers_and_one_wrong_outcome(monkeypatch: pyte
     assert any("/settings/0/loses:" in fault for fault in faults)
 
 
-@pytest.mark.parametrize("name", ["equal_arms", "vllm_equality", "vllm_plugin"])
+@pytest.mark.parametrize("name", ["equal_arms", "fp8_rounding", "vllm_equality", "vllm_plugin"])
 def test_numbers_and_pages_follow_from_the_kept_outcomes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.syspath_prepend(BENCH)
     audit = importlib.import_module("audit")
