@@ -28,7 +28,7 @@ import torch
 
 from common import arguments, bench_model, keep
 from kvatlas import policies
-from kvatlas.benchmarks.public import SOURCES
+from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.policies import Policy

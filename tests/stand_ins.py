@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import pandas as pd
 import pytest
 
-from kvatlas.benchmarks.public import SOURCES
+from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.models import find
 from tests.hub_server import connect, hub
 from tests.r1 import AIME, edit, save_model

@@ -58,9 +58,13 @@ class Heatmap(core.Map):
 
 
 class Description(Result):
-    """A result: `str` gives its text, `to_json` the data of `kvatlas describe --json`."""
+    """A result whose text `str` gives."""
 
-    to_json = Result.to_dict
+    def to_json(self) -> dict[str, Any]:
+        """Return the data of `kvatlas describe --json`."""
+        from kvatlas.report.description import as_document
+
+        return as_document(self)
 
     def __str__(self) -> str:
         from kvatlas.report.description import one_page

@@ -10,7 +10,7 @@ import pytest
 
 from kvatlas.benchmarks import families, find
 from kvatlas.benchmarks.file_checks import check_benchmark, notes_on
-from kvatlas.benchmarks.public import SOURCES
+from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.core import KvatlasError
 from tests.benchmarks.test_problem_files import FILES, with_public_files
 from tests.command_line import Call

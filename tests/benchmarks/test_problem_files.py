@@ -19,7 +19,7 @@ from pyarrow import parquet
 from kvatlas.benchmarks import find, identity
 from kvatlas.benchmarks.file_checks import check_benchmark, notes_on
 from kvatlas.benchmarks.problem_files import read_problems
-from kvatlas.benchmarks.public import SOURCES
+from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.core import Check, KvatlasError
 from tests.hub_server import hub
 from tests.r1 import AIME

@@ -11,6 +11,7 @@ from scipy import stats
 from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.report.description import every_map, one_page
+from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import analyse
 from kvatlas.stats.controls import older_share, should_lose
 from kvatlas.stats.numerics.bounded import upper_limit
@@ -217,14 +218,14 @@ def test_where_nothing_could_be_lost_nothing_is_proven(tmp_path: Path, right: in
     assert not any(loss["shown"] for loss in losses(result))
     assert "cheapest setting proven" not in page
     assert not any(one.map.keeps for one in result.maps)
-    (step,) = result.next_steps
+    (step,) = next_steps(result)
     assert step.title == "CHAIN8"
 
 
 def test_easier_problems_are_named_once(tmp_path: Path) -> None:
     grades = {"CHAIN16": np.zeros((60, 1)), "CHAIN17": np.zeros((60, 1))}
     outcomes = {one: dict(grades) for one in (FULL, *GRID)}
-    (step,) = described(tmp_path, outcomes, benchmarks=["CHAIN16", "CHAIN17"]).next_steps
+    (step,) = next_steps(described(tmp_path, outcomes, benchmarks=["CHAIN16", "CHAIN17"]))
     assert step.title == "CHAIN8"
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_answer, identity, problem_of
-from kvatlas.benchmarks.public import SOURCES, questions
+from kvatlas.benchmarks.public import questions
+from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.class_files import class_file, load_named, record_file
 from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, has_problem_suffix, refusal
 from kvatlas.registry import Registry

@@ -16,7 +16,8 @@ from dataclasses import replace
 from kvatlas.answers import normal, quantities
 from kvatlas.benchmarks import problem_files
 from kvatlas.benchmarks.base import Benchmark
-from kvatlas.benchmarks.public import SOURCES, Questions
+from kvatlas.benchmarks.public import Questions
+from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.core import Check, CheckResult, KvatlasError, Problem, canonical, digest
 from kvatlas.text import counted
 

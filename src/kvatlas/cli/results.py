@@ -36,7 +36,7 @@ def describe_command(
 ) -> None:
     """Describe maps on a page: values, losses against the full cache, effects, the recommended setting."""
     from kvatlas.registry import features
-    from kvatlas.report.description import every_map, one_page
+    from kvatlas.report.description import as_document, every_map, one_page
     from kvatlas.report.result import analyse
     from kvatlas.report.sources import ReadOptions
 
@@ -45,7 +45,7 @@ def describe_command(
     result = analyse(inputs, read_options)
     cells = features.get("autopsy.deaths")(result) if deaths else []
     if as_json:
-        document = result.to_dict()
+        document = as_document(result)
         if deaths:
             document["deaths"] = [cell.to_dict() for cell in cells]
         typer.echo(json.dumps(document, indent=2, allow_nan=False))

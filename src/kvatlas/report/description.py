@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.columns import Column, added_columns
 from kvatlas.core import AGAIN, Cell, CellCoord, Claim, Setting, grouped
+from kvatlas.report.as_data import Json
+from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import MapResult, Result
 from kvatlas.report.sentences import level_sentence, memory_lines
 from kvatlas.stats.choice import Choice, kv_tokens_of
@@ -49,6 +51,11 @@ def mean_tables(result: Result) -> str:
 def every_map(result: Result) -> str:
     """Return the result as Markdown with every map, test and comparison."""
     return from_template("describe_long.md", result)
+
+
+def as_document(result: Result) -> Json:
+    """Return the document of `kvatlas describe --json`: the result as data, and what to try next, with specs."""
+    return {**result.to_dict(), "next_steps": [step.to_dict() for step in next_steps(result)]}
 
 
 def say(macro: str, about: Any, *others: Any) -> list[str]:
@@ -104,7 +111,7 @@ def _environment() -> Environment:
         "memory_lines": memory_lines,
     }
     tables = (added_tables, changes_table, limits_table, grid_table, benchmark_table, comparison_table, settings_table)
-    others = (say, marks_legend, settings_by_benchmark, setting_comparisons)
+    others = (say, next_steps, marks_legend, settings_by_benchmark, setting_comparisons)
     environment.globals |= {function.__name__: function for function in (*tables, *others)}
     return environment
 

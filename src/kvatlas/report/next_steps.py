@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import Required
 from kvatlas.stats.orders import kept_by_rule
-from kvatlas.stats.run_data import RunData, setting_words
+from kvatlas.stats.run_data import setting_words
 from kvatlas.text import margin_text, model_name
+
+if TYPE_CHECKING:
+    from kvatlas.report.result import Result
 
 #: The share of the KV budget by which the next one is larger, and the tokens to whose multiples it is rounded.
 _LARGER = 1.25
@@ -47,15 +50,17 @@ class NextStep:
         return dict(vars(self))
 
 
-def next_steps(run: RunData, choices: Sequence[Choice]) -> list[NextStep]:
-    """Return the next steps of a run: more problems or samples, a larger budget, and higher or finer ratios.
+def next_steps(result: Result) -> list[NextStep]:
+    """Return the next steps after a run: more problems or samples, a larger budget, and higher or finer ratios.
 
-    None of runs that were not made by a spec. Choices without a full cache, and
-    those of traces that cannot show a difference, have none, except easier problems where the full cache solves next to
-    none.
+    There are none of several sources, and of runs that were not made by a spec. Choices without a full cache, and those
+    of traces that cannot show a difference, have none, except easier problems where the full cache solves next to none.
     """
     from kvatlas.sweeps.spec import parse_spec
 
+    if len(result.sources) != 1 or not result.opened_runs:
+        return []
+    run = result.opened_runs[0]
     spec = dict(run.manifest.spec)
     if isinstance(spec.get("settings"), Mapping):
         # A single one needs no list.
@@ -65,11 +70,11 @@ def next_steps(run: RunData, choices: Sequence[Choice]) -> list[NextStep]:
     except KvatlasError:
         return []
 
-    judged = [choice for choice in choices if choice.losses and (choice.vacuous is None or choice.family.is_floor)]
-    changed = list(chain.from_iterable(_changes_for(choice, spec) for choice in judged))
+    losing = [choice for choice in result.choices if choice.losses]
+    judged = [choice for choice in losing if choice.vacuous is None or choice.family.is_floor]
     folder = run.folder or Path("RUN")
     steps: dict[str, NextStep] = {}
-    for name, title, reason, changes in changed:
+    for name, title, reason, changes in chain.from_iterable(_changes_for(choice, spec) for choice in judged):
         if name not in steps:
             command = f"kvatlas sweep {name}.yaml --out {folder}"
             steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)

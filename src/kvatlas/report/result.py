@@ -19,7 +19,6 @@ from kvatlas.report.as_data import (
     table_document,
 )
 from kvatlas.report.evidence import Evidence, MapResult
-from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.sentences import headline
 from kvatlas.report.sources import ReadOptions, open_sources
 from kvatlas.stats.run_data import RunData
@@ -34,13 +33,6 @@ class Result(Evidence):
     def headline(self) -> str:
         """The finding in one sentence; empty where nothing is proven of settings and policies."""
         return headline(self.choices, self.comparisons)
-
-    @cached_property
-    def next_steps(self) -> tuple[NextStep, ...]:
-        """The next steps after a run; none for several sources."""
-        if len(self.sources) != 1 or not self.opened_runs:
-            return ()
-        return tuple(next_steps(self.opened_runs[0], self.choices))
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -100,10 +92,10 @@ class Result(Evidence):
         return [comparison_document(comparison) for comparison in self.comparisons]
 
     def to_dict(self) -> Json:
-        """Return the document of `kvatlas describe --json`: percent scale, unknown values None.
+        """Return the result as data: percent scale, unknown values None.
 
         `headline`: the finding in a sentence. `claim`: what the numbers speak of, `these_problems` or
-        `problems_like_these`. `next_steps`: what to try next, with specs. `tables`: for runs without
+        `problems_like_these`. `tables`: for runs without
         maps one object per model with model, benchmark, metric, settings (the highest first; each as an estimate of a
         map, with its values by benchmark) and notes.
 
@@ -132,7 +124,6 @@ class Result(Evidence):
             "comparisons": self.comparison_documents(),
             "recommendation": {**first_choice, "all": choices},
             "effects": [pooled_document(effect) for effect in self.effects],
-            "next_steps": [step.to_dict() for step in self.next_steps],
             "notes": [note.text for note in self.notes],
         }
 

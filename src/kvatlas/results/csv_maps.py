@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.public import SOURCES
+from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.columns import TRACES, Column, csv_columns
 from kvatlas.core import (
     Cell,

@@ -30,6 +30,7 @@ from kvatlas.figures.forest import LossAxis, LossSpan
 from kvatlas.figures.marks import states_of
 from kvatlas.figures.setting_rows import MOST_ROWS, rows_of_choice
 from kvatlas.report.description import recommendation, say
+from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import MapResult, Result
 from kvatlas.report.sentences import headline
 from kvatlas.results import Expected
@@ -158,7 +159,7 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
         cards = [_card(choice, result, cells) for choice in result.choices]
         document |= {
             "headline": result.headline,
-            "next": [step.to_dict() for step in result.next_steps],
+            "next": [step.to_dict() for step in next_steps(result)],
             "tables": [_settings_document(table, cells) for table in result.tables],
             "cards": cards,
             "axis": _axis_of_cards(cards),
