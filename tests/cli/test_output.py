@@ -153,7 +153,7 @@ def test_a_narrow_terminal_gets_whole_names_and_fewer_numbers(
 def test_numbers_end_below_each_other_and_none_is_left_out_where_all_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"name": "window", "kept_tokens": 1250, "seconds": 7}, {"name": "h2o", "kept_tokens": 9, "seconds": 1234567}]
+    rows = [{"name": "window", "kept_tokens": 1250, "seconds": 7}, {"name": "h2o", "kept_tokens": 9, "seconds": 12345}]
     output.print_rows(rows)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert len({len(line) for line in lines}) == 1

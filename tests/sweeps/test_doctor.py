@@ -26,7 +26,8 @@ def examined(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Callable[[], dict[str
 def test_it_prints_a_block_for_an_issue_report(succeed: Callable[..., str]) -> None:
     first, *lines, last = succeed("check", "cpu").splitlines()
     assert first == last == "```"
-    assert [line.split()[:2] for line in lines][2:] == [["ok" if native.load() else "warning", "kernels"], ["ok", "tokens"]]
+    kernels = "ok" if native.load() else "warning"
+    assert [line.split()[:2] for line in lines][2:] == [[kernels, "kernels"], ["ok", "tokens"]]
 
 
 def test_kernels_that_are_switched_off_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
