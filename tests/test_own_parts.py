@@ -52,7 +52,7 @@ def test_a_policy_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: 
     file.write_text(CODE)
     monkeypatch.setattr(policies.policies, "added", {})
     expected = texts("window", workers=1)
-    assert texts(f"{file}:Newest", workers=2) == expected
+    assert texts(f"{file}:Newest", workers=1) == expected
     with pytest.raises(KvatlasError, match="Unknown policy 'newest'"):
         texts("newest")
     assert kvatlas.register(Newest) is Newest
@@ -66,6 +66,25 @@ def test_a_policy_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: 
     policies.permit(f"{tmp_path}/none.py:Other")
     with pytest.raises(KvatlasError, match="cannot be loaded"):
         policies.from_setting(Setting.from_parameters(f"{tmp_path}/none.py:Other"))
+
+
+def test_workers_load_the_files_of_a_policy_and_of_a_benchmark(tmp_path: Path) -> None:
+    """They are new processes."""
+    file, sums = tmp_path / "mine.py", tmp_path / "sums.py"
+    file.write_text(CODE)
+    sums.write_text(SUMS)
+    spec = {
+        "models": ["embedded:tiny-llama"],
+        "benchmarks": ["CHAIN6", f"{sums}:Sum3"],
+        "problems": 2,
+        "samples": 1,
+        "sampling": {"max_new_tokens": 120},
+        "baseline": {"policy": f"{file}:Newest", "kv_budget": 150, "local_window": 8, "ratio": 0.3},
+    }
+    traces = list(kvatlas.sweep(spec, tmp_path / "run", workers=2).traces())
+    by_benchmark = {name: [trace.text for trace in traces if trace.benchmark == name] for name in ("CHAIN6", "SUM3")}
+    assert by_benchmark["CHAIN6"] == texts("window", workers=1)
+    assert len(by_benchmark["SUM3"]) == 2
 
 
 def test_the_key_of_a_file_follows_its_content(tmp_path: Path) -> None:
@@ -240,7 +259,7 @@ def test_a_benchmark_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatc
     file = tmp_path / "sums.py"
     file.write_text(SUMS)
     options: dict[str, Any] = {"problems": 2, "max_new_tokens": 20}
-    run = kvatlas.run("embedded:tiny-llama", f"{file}:Sum3", workers=2, out=tmp_path / "run", **options)
+    run = kvatlas.run("embedded:tiny-llama", f"{file}:Sum3", workers=1, out=tmp_path / "run", **options)
     assert {trace.benchmark for trace in run.traces()} == {"SUM3"}
     with pytest.raises(KvatlasError, match=r"behind the class, as in .*sums.py:Sum12"):
         benchmarks.find(str(file))

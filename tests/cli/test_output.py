@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvatlas.cli import output, progress
-from kvatlas.cli.sweeps import print_demo, print_run
+from kvatlas.cli import output, progress, run_output
 from kvatlas.core import Grade, Setting, Status, Trace
 from kvatlas.report.demo import FIGURES, first_look
 from kvatlas.results import Store
@@ -55,7 +54,7 @@ def test_traces_are_called_what_they_came_to(
         store.put_manifest(plan)
         for number, (grade, _) in enumerate(grades):
             store.add(expected.run_key, trace(expected, f"p{number}", 0, False, grade=grade))
-    print_run(tmp_path / "run", len(grades))
+    run_output.print_run(tmp_path / "run", len(grades))
     lines = capsys.readouterr().out.splitlines()
     for number, (grade, text) in enumerate(grades):
         assert f"p{number}, sample 0: {text}" in lines
@@ -154,10 +153,7 @@ def test_a_narrow_terminal_gets_whole_names_and_fewer_numbers(
 def test_numbers_end_below_each_other_and_none_is_left_out_where_all_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [
-        {"name": "window", "kept_tokens": 1250, "seconds": 7},
-        {"name": "h2o", "kept_tokens": 9, "seconds": 1234567},
-    ]
+    rows = [{"name": "window", "kept_tokens": 1250, "seconds": 7}, {"name": "h2o", "kept_tokens": 9, "seconds": 12345}]
     output.print_rows(rows)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert len({len(line) for line in lines}) == 1
@@ -177,7 +173,7 @@ def test_a_first_look_then_figures_report_and_what_to_choose(
     pictures = first_look(folder)
     assert pictures == [folder / "answer.png", folder / "means.png", folder / "tiny-dynts.png"]
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
-    print_demo(folder)
+    run_output.print_demo(folder)
     said = " ".join(capsys.readouterr().out.split())
     assert "tiny dynts: local_window \\ ratio" in said
     assert "In words tiny, mean of 2" in said

@@ -175,6 +175,11 @@ def test_a_ratio_is_told_as_what_it_keeps() -> None:
     # Of 2,176 - 100 - 128 thinking tokens 1,826 stay, and the window: 1,954 beside the prompt.
     with pytest.raises(KvatlasError, match="with prompts of 100 tokens, kv_budget 1954 and every 122"):
         export_setting(thinking, "triattention-vllm", prompt=100)
+    # A budget of thinking tokens, and a ratio that counts the prompt, too: of 2,048 + 100 - 128 tokens 1,010 stay, and
+    # the window, of which 1,038 are no prompt.
+    mixed = {"kv_budget": 2048, "local_window": 128, "ratio": 0.5, "ratio_over": "older", "budget_over": "thinking"}
+    with pytest.raises(KvatlasError, match="with prompts of 100 tokens, kv_budget 1038 and every 1010"):
+        export_setting(Setting.from_parameters("triattention", **mixed), "triattention-vllm", prompt=100)
     with pytest.raises(KvatlasError, match="The length of prompts is unknown"):
         export_setting(thinking, "triattention-vllm")
     window = Setting.from_parameters("window", kv_budget=64, local_window=8, every=8)

@@ -114,6 +114,15 @@ def test_a_refusal_names_the_field(service: Service, fields: dict[str, Any], sen
     assert time.process_time() - began < 30
 
 
+def test_neutral_values_are_taken_and_values_that_only_equal_them_in_python_refused() -> None:
+    for name, values in Generating.neutral.items():
+        for value in values:
+            ChatRequest.model_validate({"messages": ASKED, name: value})
+    for name, value in (("frequency_penalty", False), ("echo", 0), ("best_of", True)):
+        with pytest.raises(ValueError, match=f"{name} is not supported"):
+            ChatRequest.model_validate({"messages": ASKED, name: value})
+
+
 def test_a_message_in_parts_is_their_text_and_a_developer_speaks_as_the_system() -> None:
     parts = [{"type": "text", "text": text} for text in ("Is it", " so?")]
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]

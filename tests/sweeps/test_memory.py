@@ -23,7 +23,7 @@ from kvatlas.predictor.learning import TrainingData, learn
 from kvatlas.serve.service import GenerationRequest, Service
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps import worker as jobs
-from kvatlas.sweeps.executors import WorkerPool, executors, shares
+from kvatlas.sweeps.executors import WorkerPool, executors, local_workers, shares
 from kvatlas.sweeps.worker import Job, decode, fitting_batch, worker_needs
 from tests.decoding import endless, grid, requests, run
 from tests.engine.gpu_stand_in import gpu
@@ -270,6 +270,12 @@ def test_the_limits_of_control_groups_of_both_versions_are_read(tmp_path: Path) 
     assert left_in_group(tmp_path) == 100
     group(tmp_path, "memory", memory__stat="total_inactive_file 30")
     assert left_in_group(tmp_path) == 130
+
+
+def test_one_worker_goes_on_however_often_workers_died(spec_data: Build) -> None:
+    work = job(spec_data())
+    numbers = [local_workers(replace(work, halvings=number), WorkerPool(workers=2)) for number in range(4)]
+    assert numbers == [2, 1, 1, 1]
 
 
 def test_workers_that_die_are_followed_by_fewer_with_half_the_batch(

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from kvatlas.answers.reading import PUBLISHED
 from kvatlas.benchmarks import find
 from kvatlas.core import Check, CheckResult
 from kvatlas.engine import Engine
-from kvatlas.models import ModelHandle
+from kvatlas.models import ModelHandle, Overrides
 from kvatlas.sweeps import doctor
 from kvatlas.sweeps.doctor import check_model
 from tests.benchmarks.test_reading import CHANNELS, GEMMA, GPT_OSS
@@ -82,6 +83,15 @@ def test_tags_are_looked_for_in_a_generation(r1_model: Callable[..., ModelHandle
     none = findings(r1_model(template=FIRST_TEMPLATE, tags=()))
     assert none["think tags"].message == "none: the whole output is the answer"
     assert none["generation"].status is Check.OK
+
+
+def test_a_model_that_ends_within_its_thinking_is_told(r1_model: Callable[..., ModelHandle]) -> None:
+    """Its third token is made a stop token."""
+    model = r1_model()
+    third = doctor._generate(model, model.load(), model.encode(CHAIN[0]), 12).tokens[2]
+    line = findings(replace(model, overrides=Overrides(stops=frozenset({third}))))["generation"]
+    assert (line.status, line.message) == (Check.WARNING, "ended after 3 tokens without '</think>'")
+    assert line.advice == "such traces have no answer; set think_close to the text that the model writes"
 
 
 @pytest.mark.parametrize("tags", PUBLISHED)
