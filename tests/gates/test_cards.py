@@ -144,7 +144,7 @@ def two_inspect(folder: Path, change: Callable[[int], dict[str, Any]], **spec: A
     return before, write_inspect(folder / "b.json", [inspect_sample(i, **change(i)) for i in N], **spec)
 
 
-@refused("ask other questions of answers")
+@refused("ask other questions of the task 'answers'")
 def one_blank_question(folder: Path) -> Sides:
     before = ({"problem": i, "correct": 1, "question": f"q{i}"} for i in N)
     after = ({"problem": i, "correct": 1, "question": f"other {i}" if i else ""} for i in N)
@@ -260,7 +260,7 @@ def another_option_of_the_scorer(folder: Path) -> Sides:
     return two_inspect(folder, lambda i: {}, scorers=[{"name": "match", "options": {"location": "any"}}])
 
 
-@refused("has 100 answers of answers twice")
+@refused("has 100 answers of the task 'answers' twice")
 def names_that_differ_in_blanks(folder: Path) -> Sides:
     rows = [{"problem": f"p{i // 2}" + " " * (i % 2), "correct": 1} for i in N]
     return write_rows(folder / "a.jsonl", rows), write_rows(folder / "b.jsonl", rows)

@@ -112,7 +112,7 @@ def test_other_prompts_are_refused_unless_they_are_allowed(serve: Served, gate: 
     second, _ = serve(say, prompt=45)
     code, _, err = gate(first, second)
     assert code == 2
-    assert f"{PROBLEMS} of {PROBLEMS} questions of say" in err
+    assert f"{PROBLEMS} of {PROBLEMS} questions of the task 'say'" in err
     assert "--allow prompts" in err
     assert gate(first, second, "--allow", "prompts")[0] == 0
 

@@ -131,9 +131,9 @@ def other_filter(row: dict[str, Any]) -> bool:
 
 
 WRONG_LOGS = {
-    "other questions": (other_question, "ask other questions of chain_local"),
+    "other questions": (other_question, "ask other questions of the task 'chain_local'"),
     "other examples": (other_prompt, "were put in other words"),
-    "half a log": (lambda row: row["doc_id"] < PROBLEMS // 2, r"lacks 12 of 24 answers of chain_local .* unfinished"),
+    "half a log": (lambda row: row["doc_id"] < PROBLEMS // 2, r"chain_local', .* lacks 12 of 24 answers .* unfinished"),
     "no 0 and 1": (lambda row: row.update(exact_match=73.0), "is '73.0'; expected a score from 0 to 1"),
     "a list as score": (lambda row: row.update(exact_match=[1, 2]), "expected a score from 0 to 1"),
     "no such metric": (lambda row: row.pop("exact_match"), "has no 'exact_match'"),
@@ -211,7 +211,7 @@ def test_wrong_paths_are_refused_in_a_sentence(kvatlas: Call, logs: dict[str, Pa
         table: "are the same answers",
         link: "are the same answers",
         other: "lacks the task",
-        twice: "has 5 answers of math twice",
+        twice: "has 5 answers of the task 'math' twice",
         percent: "expected a score from 0 to 1",
         tmp_path / "empty.jsonl": "is empty",
         tmp_path / "nothing": "is a folder without answers",
@@ -230,6 +230,38 @@ def test_wrong_paths_are_refused_in_a_sentence(kvatlas: Call, logs: dict[str, Pa
     assert "is asked of two endpoints" in kvatlas.refuse("gate", table, other, "CHAIN4")
     assert "has no task 'law'" in kvatlas.refuse("gate", logs["cool"], logs["hot"], "--task", "law")
     assert "has no filter 'loose'" in kvatlas.refuse("gate", logs["cool"], logs["hot"], "--filter", "loose")
+
+
+#: The problems of the side after, of which before has p1 to p40, and what is said.
+OTHER_NAMES = {
+    "padded": ([f"p{i:02d}" for i in range(1, 41)], r"before.csv' lacks 9 .* p01, .*after.csv' lacks 9 .* p1, .*'p01'"),
+    "in capitals": ([f"P{i}" for i in range(1, 41)], r"no problem .* in common: .*'p1' and 'P1' differ .* `question`"),
+    "with a blank": ([f"p {i}" for i in range(1, 41)], r"'p1' and 'p 1' differ"),
+    "three others": ([*(f"p{i}" for i in range(1, 38)), "x", "y", "z"], r"before.csv' lacks 3 of 43 .* x, y, z\) and"),
+    "fewer": ([f"p{i}" for i in range(1, 31)], r"after.csv' lacks 10 of 40 answers \(as problem p31, p32, p33\)"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_each_side_is_told_what_it_lacks(name: str, tmp_path: Path) -> None:
+    problems, sentence = OTHER_NAMES[name]
+    before = answers_of(tmp_path / "before.csv", {f"p{i}": 1 for i in range(1, 41)})
+    with pytest.raises(KvatlasError, match=sentence) as refused:
+        kvatlas.gate(before, answers_of(tmp_path / "after.csv", dict.fromkeys(problems, 1)))
+    assert ("leading zeros" in str(refused.value)) == (name in ("padded", "in capitals", "with a blank"))
+
+
+def answers_of(path: Path, grades: Mapping[str, Any]) -> Path:
+    """A file without a column of benchmarks."""
+    path.write_text("problem,correct\n" + "".join(f"{problem},{grade}\n" for problem, grade in grades.items()))
+    return path
+
+
+def test_a_file_without_the_task_and_one_without_grades_are_told(kvatlas: Call, tmp_path: Path) -> None:
+    before = answers_of(tmp_path / "before.csv", {"p1": 1, "p2": 0})
+    after = answers_of(tmp_path / "after.csv", {"p1": "", "p2": ""})
+    assert "has no task 'law'; there are: answers." in kvatlas.refuse("gate", before, after, "--task", "law")
+    assert "Row 1 of after.csv: 'correct' is blank, as in all rows" in kvatlas.refuse("gate", before, after)
 
 
 # -- runs and endpoints ------------------------------------------------------------------------------------------------

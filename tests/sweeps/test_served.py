@@ -23,6 +23,7 @@ from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import parse_spec, read_spec
 from kvatlas.sweeps.served import REFERENCE, make_served_plan, sweep_servers
 from tests.command_line import Call
+from tests.engines.standing import completion, standing
 
 FAKE = Path(__file__).parents[1] / "engines" / "fake_server.py"
 COMMAND = f"{sys.executable} {FAKE} --port {{port}}"
@@ -133,15 +134,32 @@ def test_one_setting_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
         settings={"policy": "served", "options": "{words}"},
         axes={"words": ["--mode=ends-at-once", "--kv-cache-dtype=fp8"]},
     )
+    said: list[str] = []
     with pytest.raises(KvatlasError, match="1 setting of 4 failed") as error:
-        run_sweep(spec, folder)
-    assert "ValueError: fp9 is no dtype" in str(error.value)
+        sweep_servers(make_served_plan(parse_spec(spec), tmp_path), folder, on_message=said.append)
+    # The end of the log is shown once.
+    assert f"{said} {error.value}".count("ValueError: fp9 is no dtype") == 1
     settings = {setting for setting, *_ in stored(folder)}
     assert settings == {"reference", "served(words=--kv-cache-dtype=fp8)", "again"}
     # What could be served is read without the one that could not, and that one is named.
     described = str(open_run(folder).describe())
     assert "Values" in described
+    assert "| served(words=--kv-cache-dtype=fp8) |" in described
     assert re.search(r"fake .*ends-at-once.* is left out of the run: \S", described)
+
+
+def test_running_servers_are_settings_by_a_part_of_their_address(tmp_path: Path) -> None:
+    reply = completion("A: 3", model="tiny")
+    with standing(lambda _: reply) as (first, _), standing(lambda _: reply) as (second, asked):
+        port = int(second.split(":")[2].partition("/")[0])
+        spec = fake_spec(
+            models=[{"name": "tiny", "endpoint": second.replace(str(port), "{port2}")}],
+            reference={"endpoint": first},
+            axes={"port2": [port]},
+        )
+        run_sweep(spec, tmp_path / "run")
+    assert len([path for path, *_ in asked if path.endswith("completions")]) > 4
+    assert {setting for setting, *_ in stored(tmp_path / "run")} == {"reference", "again", f"served(port2={port})"}
 
 
 def fields_of_again(folder: Path) -> tuple[str, int]:

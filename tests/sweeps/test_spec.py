@@ -10,6 +10,8 @@ from kvatlas.policies import from_setting, policies
 from kvatlas.sweeps import parse_spec, read_spec
 from tests.sweeps.conftest import Build
 
+SERVED = {"name": "mine", "endpoint": "http://127.0.0.1:1/v1"}
+
 
 def test_the_grid_is_settings_times_axes_and_baselines_stand_beside_it(spec_data: Build) -> None:
     cells = parse_spec(spec_data()).cells()
@@ -52,6 +54,9 @@ def test_defaults_are_the_published_ones() -> None:
         ({"strict_budget": 1}, "strict_budget: input should be a valid boolean, given 1"),
         ({"settings": [{"policy": "rkv", "querys": None}]}, "'querys' is no parameter of the policy 'rkv' and no axis"),
         ({"settings": [{"kv_budget": 3}]}, "The key 'settings.0.policy' is missing in spec"),
+        ({"models": [{**SERVED, "reference": {}}]}, "ready_timeout, kv_bytes. It is a key of the spec, beside models"),
+        ({"models": [SERVED], "settings": [{"kv_budget": 3}]}, "which has kv_budget there; write it as policy: served"),
+        ({"models": [SERVED], "settings": [{"policy": "rkv"}]}, "in spec: settings of served models are {policy: serv"),
     ],
 )
 def test_a_wrong_spec_is_told_in_one_sentence(spec_data: Build, changes: dict[str, Any], sentence: str) -> None:

@@ -92,4 +92,5 @@ from kvatlas.core.traces import (
     policy_name,
     policy_names,
     reference_words,
+    telling_parameters,
 )

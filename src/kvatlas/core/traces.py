@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from kvatlas.core.basics import KvatlasError, canonical, digest
+from kvatlas.core.basics import KvatlasError, canonical, differing, digest
 
 
 class Status(StrEnum):
@@ -201,6 +201,16 @@ FULL = Setting("full")
 REFERENCE = Setting("reference")
 #: The reference asked a second time, after a new start.
 AGAIN = Setting("again")
+
+
+def telling_parameters(settings: Iterable[Setting]) -> list[str]:
+    """Return the parameters in which settings differ; all of a single command of a server."""
+    every = list(settings)
+    names = differing(setting.values for setting in every)
+    # That it was served tells nothing of it.
+    if not names and every and every[0].policy == SERVED.policy:
+        return list(every[0].values)
+    return names
 
 
 def is_reference(setting: Setting) -> bool:

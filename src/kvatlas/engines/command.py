@@ -100,6 +100,9 @@ class Command:
                 value = layer.get(key)
                 if value is None:
                     continue
+                if isinstance(value, list) and key not in ("env", "files"):
+                    text = _joined(map(str, value))
+                    raise KvatlasError(f"{key}: expected one text, as in a shell, as {key}: {text}; a list was given.")
                 if key not in ("env", "files"):
                     values[key] = _text(key, value)
                     continue
@@ -137,9 +140,15 @@ class Command:
             for place, text in self._texts():
                 # A misspelt name is the likely cause.
                 filled(text, place)
+            if not self.serve_cmd:
+                raise KvatlasError(
+                    f"{', '.join(flags)} would change nothing: the options of a server that runs are not set from "
+                    "here. Give serve_cmd; or name a server for each setting, as endpoint: http://HOST:{port2}/v1 with "
+                    "an axis port2, and reference: {endpoint: http://HOST:8000/v1} beside models; or compare two that "
+                    "run: `kvatlas gate URL URL BENCHMARK`."
+                )
             names = ", ".join(f"{{{name}}}" for name in flags)
-            places = "options, env, files or serve_cmd" if self.serve_cmd else "endpoint"
-            raise KvatlasError(f"A value that changes nothing: write {names} into {places}.")
+            raise KvatlasError(f"A value that changes nothing: write {names} into options, env, files or serve_cmd.")
 
         arguments = _split(self.serve_cmd, "serve_cmd")
         options = [filled(argument, "options") for argument in _split(self.options or "", "options")]

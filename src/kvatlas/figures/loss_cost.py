@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import differing
+from kvatlas.core import telling_parameters
 from kvatlas.figures import style
 from kvatlas.figures.forest import LossAxis, LossSpan, draw_margin, tick_number
 from kvatlas.figures.marks import RING, State, draw_setting
@@ -81,7 +81,7 @@ def cost_points(choice: Choice, cost: str, ratios: Mapping[str, CostRatio]) -> l
     """Return the settings of a choice that are no controls."""
     rows = rows_of_choice(choice)
     policies = shown_policies(row.setting.policy for row in rows)
-    parameters = differing(row.setting.values for row in rows)
+    parameters = telling_parameters(row.setting for row in rows)
     picked = picked_setting(choice, cost, ratios)
     points = []
     for row in rows:
@@ -133,7 +133,7 @@ def cost_figure(
     with options.applied():
         across = style.panels_in_row(len(panels), 2 if options.widest >= 5 else 1)
         width = options.inches or min(across * (_WIDTH + _LEFT), options.widest)
-        parameters = differing(point.row.setting.values for point in every_point)
+        parameters = telling_parameters(point.row.setting for point in every_point)
         about = [f"beside the marks: {' / '.join(options.named(axis_label(name)) for name in parameters)}"]
         if any(point.cost.low is not None for point in every_point):
             about.append("costs: of these problems on this machine")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import SERVED, KvatlasError, Note, differing
+from kvatlas.core import SERVED, KvatlasError, Note, telling_parameters
 from kvatlas.figures import colours, style
 from kvatlas.figures.style import (
     FigureOptions,
@@ -69,7 +69,8 @@ def names_of(systems: Sequence[ModelSetting]) -> list[str]:
         if setting == SERVED:
             names.append(model_name(system.model))
             continue
-        parameters = differing(other.setting.values for other in systems if other.setting.policy == setting.policy)
+        alike = [other.setting for other in systems if other.setting.policy == setting.policy]
+        parameters = telling_parameters(alike)
         values = [f"{name}={value}" for name, value in setting.parameters if name in parameters]
         words = []
         if len(models) > 1:

@@ -7,7 +7,7 @@ from itertools import chain, product
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import Cell, Claim, KvatlasError, Map, Note, Setting, differing, grouped, mean_of
+from kvatlas.core import Cell, Claim, KvatlasError, Map, Note, Setting, differing, grouped, mean_of, telling_parameters
 from kvatlas.figures import style
 from kvatlas.figures.forest import LossSpan, Row, RowPanel, forest_figure
 from kvatlas.figures.marks import BOX, CONTROL, KeyEntry, State, key_of, state_of
@@ -137,7 +137,7 @@ def answer_panel(choice: Choice) -> RowPanel:
     """Return the rows of the settings of a choice, beside the controls of like parameters."""
     settings = rows_of_choice(choice)
     policies = shown_policies(one.setting.policy for one in settings)
-    parameters = differing(one.setting.values for one in settings)
+    parameters = telling_parameters(one.setting for one in settings)
     has_savings = all(one.saved is not None for one in settings)
     has_policies = len(policies) > 1 or not parameters
     columns = [*(["policy"] if has_policies else []), *map(axis_label, parameters), *(["saves"] if has_savings else [])]

@@ -152,7 +152,9 @@ class _TaskAnswers:
             self.prompts.append(set())
         for texts, text in ((self.questions, answer.question), (self.references, answer.reference)):
             if text and texts[place] and texts[place] != text:
-                raise KvatlasError(f"{side} asks two questions as problem {answer.problem!r} of {answer.task}.")
+                raise KvatlasError(
+                    f"{side} asks two questions as problem {answer.problem!r} of the task {answer.task!r}."
+                )
             texts[place] = texts[place] or text
         self.prompts[place].add(answer.prompt)
         # A number that tells texts apart in this process; 0 for an empty one.
@@ -166,7 +168,7 @@ class _TaskAnswers:
         if repeated:
             place, sample = min(name for name, count in counts.items() if count > 1)
             raise KvatlasError(
-                f"{side} has {repeated:,} answers of {task} twice (as sample {sample} of problem "
+                f"{side} has {repeated:,} answers of the task {task!r} twice (as sample {sample} of problem "
                 f"{list(self.places)[place]!r}): is it two logs in one file? {len(counts):,} are distinct."
             )
 
@@ -288,12 +290,12 @@ def _answers_by_task(side: Side) -> dict[str, _TaskAnswers]:
             answers = tasks[answer.task] = _TaskAnswers()
         answers.add(answer, side.name)
     if not tasks:
-        raise KvatlasError(f"{side.name!r} has no answers of the tasks that are compared.")
+        raise KvatlasError(f"{side.name!r} has no answers.")
 
     for task, answers in tasks.items():
         answers.check_distinct(task, side.name)
         if all(math.isnan(answer.score) for answer in answers.answers):
-            raise KvatlasError(f"{side.name!r} has no score of {task}.")
+            raise KvatlasError(f"{side.name!r} has no score of the task {task!r}.")
     return tasks
 
 
@@ -326,7 +328,7 @@ def _pair_task(tasks: tuple[str, str], sides: tuple[_TaskAnswers, _TaskAnswers],
     same_names = len(first.places.keys() & second.places.keys())
     if keys and any(first.questions) and not places:
         named = f" ({same_names:,} of them have the same names)" if same_names else ""
-        raise KvatlasError(f"The sides ask other questions of {task}: no question is the same{named}.")
+        raise KvatlasError(f"The sides ask other questions of the task {task!r}: no question is the same{named}.")
 
     taken = set(places.values())
     by_name = {}
@@ -340,8 +342,11 @@ def _pair_task(tasks: tuple[str, str], sides: tuple[_TaskAnswers, _TaskAnswers],
     places |= by_name
     if not places:
         raise KvatlasError(
-            f"The sides have no problem of {task} in common: the first is {next(iter(first.places))!r} before and "
-            f"{next(iter(second.places))!r} after."
+            f"The sides have no problem of the task {task!r} in common: "
+            + (
+                _alike_names([*first.places], [*second.places])
+                or f"the first is {next(iter(first.places))!r} before and {next(iter(second.places))!r} after."
+            )
         )
     _check_same(task, sides, places, allow)
 
@@ -365,8 +370,9 @@ def _check_names(task: str, names: Sequence[Sequence[str]]) -> None:
     ends = [(min(of_side), max(of_side)) for of_side in numbers]
     if (ends[0][0] - ends[1][0]) * (ends[0][1] - ends[1][1]) > 0:
         raise KvatlasError(
-            f"Problems of {task} are numbered from {ends[0][0]} to {ends[0][1]} before and from {ends[1][0]} to "
-            f"{ends[1][1]} after, and a side has no text of their questions: names alone would pair other questions."
+            f"Problems of the task {task!r} are numbered from {ends[0][0]} to {ends[0][1]} before and from "
+            f"{ends[1][0]} to {ends[1][1]} after, and a side has no text of their questions: names alone would pair "
+            "other questions."
         )
 
 
@@ -387,12 +393,13 @@ def _check_same(
             reworded.append(names[place])
     if regraded and "grading" not in allow:
         raise KvatlasError(
-            f"{len(regraded):,} of {len(places):,} problems of {task} have another reference (as {regraded[0]!r}): "
-            "they are other questions, or their answers were corrected. --allow grading compares them."
+            f"{len(regraded):,} of {len(places):,} problems of the task {task!r} have another reference (as "
+            f"{regraded[0]!r}): they are other questions, or their answers were corrected. --allow grading compares "
+            "them."
         )
     if reworded and "prompts" not in allow:
         raise KvatlasError(
-            f"{len(reworded):,} of {len(places):,} questions of {task} were put in other words (as problem "
+            f"{len(reworded):,} of {len(places):,} questions of the task {task!r} were put in other words (as problem "
             f"{reworded[0]!r}): other examples, another template or another system message. --allow prompts compares "
             "them."
         )
@@ -404,18 +411,20 @@ def _task_notes(pairs: TaskPairs, names: tuple[str, str]) -> list[str]:
     if pairs.clusters is not None:
         units = len(set(pairs.clusters.tolist()))
         notes.append(
-            f"{pairs.task} has {len(pairs.problems):,} problems with {units:,} questions or passages: the units of the "
-            "claim on problems like these"
+            f"the task {pairs.task!r} has {len(pairs.problems):,} problems with {units:,} questions or passages: the "
+            "units of the claim on problems like these"
         )
     before, after = pairs.samples
     if before != after:
         notes.append(
-            f"{pairs.task} has {before} samples of a problem before and {after} after: means over all are compared"
+            f"the task {pairs.task!r} has {before} samples of a problem before and {after} after: means over all are "
+            "compared"
         )
     for count, name, grid in zip(pairs.missing, names, (pairs.before, pairs.after), strict=True):
         if count:
             notes.append(
-                f"{name} lacks {count:,} of {grid.scores.size:,} answers of {pairs.task}; they count as the worst case"
+                f"{name} lacks {count:,} of {grid.scores.size:,} answers of the task {pairs.task!r}; they count as "
+                "the worst case"
             )
     return notes
 
@@ -425,11 +434,34 @@ def _check_missing(pairs: TaskPairs, names: tuple[str, str]) -> None:
     is_missing = np.isnan(pairs.losses)
     if is_missing.sum() <= MOST_MISSING * is_missing.size:
         return
-    side = int(pairs.missing[1] > pairs.missing[0])
-    grid = (pairs.before, pairs.after)[side]
-    problems = [pairs.problems[row] for row in np.flatnonzero(is_missing.any(1))[:NAMED]]
+    lacking = []
+    for name, grid, missing in zip(names, (pairs.before, pairs.after), pairs.missing, strict=True):
+        if missing:
+            rows = np.flatnonzero(np.isnan(grid.scores).any(1))[:NAMED]
+            problems = ", ".join(pairs.problems[row] for row in rows)
+            lacking.append(f"{name!r} lacks {missing:,} of {grid.scores.size:,} answers (as problem {problems})")
+    alike = _alike_names(*([name for name in grid.names if name is not None] for grid in (pairs.before, pairs.after)))
     raise KvatlasError(
-        f"{names[side]!r} lacks {pairs.missing[side]:,} of {grid.scores.size:,} answers of {pairs.task} (as problem "
-        f"{', '.join(problems)}): the log is unfinished, or was made of fewer problems. At most 5 % may be "
+        f"Of the task {pairs.task!r}, {' and '.join(lacking)}: "
+        f"{alike or 'a log is unfinished, has no score there, or was made of fewer problems.'} At most 5 % may be "
         "missing; --allow missing counts them as the worst case and gives no verdict."
+    )
+
+
+def _alike_names(first: Sequence[str], second: Sequence[str]) -> str:
+    """Return as a sentence that a problem stands under two spellings of its name, with the way out, or ""."""
+
+    def by_plain_name(names: Iterable[str], others: Sequence[str]) -> dict[str, str]:
+        # 007 is 7, and 100 stays.
+        only_there = set(names) - set(others)
+        return {re.sub(r"(?<!\d)0+(?=\d)|\s", "", name).casefold(): name for name in names if name in only_there}
+
+    before = by_plain_name(first, second)
+    after = by_plain_name(second, first)
+    plain = next((name for name in before if name in after), None)
+    if plain is None:
+        return ""
+    return (
+        f"problems as {before[plain]!r} and {after[plain]!r} differ by case, spaces or leading zeros alone. Use the "
+        "same `problem` on both sides, or add the column `question`, by which they are paired."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -270,17 +271,26 @@ def side_of_answer_file(path: Path, name: str, options: SideOptions) -> Side:
     return Side(
         name,
         "file of answers",
-        partial(_file_answers, path, grades[0], unit, options),
+        partial(_file_answers, path, name, grades[0], unit, options),
         length_unit=unit,
         endings_known=bool({"truncated", "finish"} & first.keys()),
         sources=file_sources([path]),
     )
 
 
-def _file_answers(path: Path, grade: str, unit: str, options: SideOptions) -> Iterator[GradedAnswer]:
+def _file_answers(path: Path, name: str, grade: str, unit: str, options: SideOptions) -> Iterator[GradedAnswer]:
+    """Yield the answers of a file. Raises KvatlasError for one without a task that is compared, or without grades."""
+    tasks: dict[str, None] = {}
+    without_grade = ""
+    has_grades = False
     for row in read_answers(path, grade):
+        tasks[row.benchmark] = None
         if not options.has_task(row.benchmark):
             continue
+        if math.isnan(row.score):
+            without_grade = without_grade or row.where
+        else:
+            has_grades = True
         question = row.values.get("question")
         yield GradedAnswer(
             row.benchmark,
@@ -294,3 +304,6 @@ def _file_answers(path: Path, grade: str, unit: str, options: SideOptions) -> It
             asked=str(question or ""),
             text=row.text,
         )
+    options.check_tasks(name, tasks)
+    if not has_grades:
+        raise KvatlasError(f"{without_grade}: {grade!r} is blank, as in all rows; expected a score from 0 to 1.")

@@ -25,10 +25,10 @@ from kvatlas.core import (
     Note,
     NoteKind,
     Setting,
-    differing,
     grouped,
     is_reference,
     policy_name,
+    telling_parameters,
 )
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.store import Store
@@ -49,7 +49,7 @@ def short_names(settings: Iterable[Setting]) -> dict[str, str]:
     shown = shown_policies(setting.policy for setting in distinct.values())
     names: dict[str, str] = {}
     for policy, group in grouped(distinct.values(), lambda setting: setting.policy).items():
-        parameters = differing(setting.values for setting in group)
+        parameters = telling_parameters(group)
         for setting in group:
             values = {name: value for name, value in setting.parameters if name in parameters}
             names[setting.id] = Setting.from_parameters(policy, **values).shown_as(shown[policy])
@@ -77,7 +77,7 @@ def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
     """
     if not candidates:
         return str(setting)
-    parameters = differing(candidate.values for candidate in candidates if candidate.policy == setting.policy)
+    parameters = telling_parameters(candidate for candidate in candidates if candidate.policy == setting.policy)
     names = [f"{name} {value}" for name, value in setting.parameters if value != "" and name in parameters]
     shown = shown_policies(candidate.policy for candidate in (*candidates, setting))
     return f"{shown[setting.policy]} {', '.join(names)}".strip()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Claim, KvatlasError, Setting, differing, grouped, policy_names
+from kvatlas.core import Claim, KvatlasError, Setting, grouped, policy_names, telling_parameters
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, normal_quantile
 from kvatlas.stats.numerics.planning import POWER_QUANTILE
 from kvatlas.stats.paired import difference_of_cells
@@ -163,7 +163,7 @@ def names_to_choose(systems: Sequence[ModelSetting]) -> str:
 
     names = []
     for policy, group in grouped(systems, lambda system: system.setting.policy).items():
-        parameters = differing(system.setting.values for system in group)
+        parameters = telling_parameters(system.setting for system in group)
         for system in group:
             words = [system.model] if with_model else []
             words.append(shown[policy])

@@ -450,7 +450,8 @@ class _Driver:
 
     def _fail(self, served: ServedSetting, sentence: str) -> None:
         self.failures[served.title] = sentence
-        self.on_message(sentence)
+        # The end of the log stands in the error at the end.
+        self.on_message(sentence.partition("\n")[0])
 
     def _cells(self, served: ServedSetting, endpoint: Endpoint = NOWHERE) -> list[AskedCell]:
         """Return what is asked of a setting, one cell for each benchmark; none of a setting that is left out."""

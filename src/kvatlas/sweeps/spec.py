@@ -160,6 +160,8 @@ class ModelSpec(BaseModel):
             if unknown:
                 expected = ", ".join(("model", "name", *SERVED_MODEL_KEYS))
                 guess = did_you_mean(unknown[0], SERVED_MODEL_KEYS)
+                if unknown[0] in Spec.model_fields:
+                    guess = f" It is a key of the spec, beside models: {unknown[0]}: ..."
                 raise ValueError(f"a served model has no key {unknown[0]!r}; expected {expected}.{guess}")
             return {"model": "", **data}
         values = data.get("template_values") if isinstance(data, dict) else None
@@ -491,7 +493,10 @@ def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None =
     try:
         return Spec.model_validate(data, context=context)
     except ValidationError as error:
-        raise KvatlasError(_sentence_on(error, source)) from error
+        models_ = data.get("models")
+        entries = models_ if isinstance(models_, list) else []
+        is_served = any(isinstance(entry, Mapping) and entry.keys() & set(SERVER_KEYS) for entry in entries)
+        raise KvatlasError(_sentence_on(error, source, is_served)) from error
 
 
 def setting_spec(
@@ -595,7 +600,7 @@ _OTHER_KEYS = {
 }
 
 
-def _sentence_on(error: ValidationError, source: str) -> str:
+def _sentence_on(error: ValidationError, source: str, is_served: bool) -> str:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
@@ -619,6 +624,8 @@ def _sentence_on(error: ValidationError, source: str) -> str:
             instead = f", which has {given} there"
         name = where.rpartition(".")[2]
         example = f"; write it as {name}: {_KEY_EXAMPLES[name]}" if name in _KEY_EXAMPLES else ""
+        if name == "policy" and is_served:
+            example = f"; write it as policy: {SERVED}"
         return f"The key {where!r} is missing in {source}{instead}{example}."
 
     message = first["msg"].removeprefix("Value error, ")
@@ -632,4 +639,6 @@ def _sentence_on(error: ValidationError, source: str) -> str:
     given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
     if where == "problems" and first["type"].startswith("int"):
         given += "; without the key all are asked"
-    return f"Wrong value in {source}, {where or 'as a whole'}: {message[0].lower()}{message[1:]}{given}."
+    place = f"{source}, {where}" if where else source
+    sentence = f"Wrong value in {place}: {message[0].lower()}{message[1:]}{given}"
+    return sentence if sentence.endswith((".", "?")) else f"{sentence}."
