@@ -440,7 +440,7 @@ def _check_missing(pairs: TaskPairs, names: tuple[str, str]) -> None:
             rows = np.flatnonzero(np.isnan(grid.scores).any(1))[:NAMED]
             problems = ", ".join(pairs.problems[row] for row in rows)
             lacking.append(f"{name!r} lacks {missing:,} of {grid.scores.size:,} answers (as problem {problems})")
-    alike = _alike_names(*([name for name in grid.names if name is not None] for grid in (pairs.before, pairs.after)))
+    alike = _alike_names(list(filter(None, pairs.before.names)), list(filter(None, pairs.after.names)))
     raise KvatlasError(
         f"Of the task {pairs.task!r}, {' and '.join(lacking)}: "
         f"{alike or 'a log is unfinished, has no score there, or was made of fewer problems.'} At most 5 % may be "

@@ -46,9 +46,9 @@ class ModelSetting:
         means = {}
         for cell in self.cells:
             for problem, samples in zip(cell.place, cell.values().tolist(), strict=True):
-                known = [value for value in samples if not math.isnan(value)]
-                if known:
-                    means[cell.benchmark, problem] = math.fsum(known) / len(known)
+                measured = [value for value in samples if not math.isnan(value)]
+                if measured:
+                    means[cell.benchmark, problem] = math.fsum(measured) / len(measured)
         return means
 
 

@@ -345,7 +345,8 @@ class Spec(BaseModel):
         changed = [name for name in keys if getattr(self, name) != type(self).model_fields[name].default]
         without_server = [] if is_served else [name for name in own_keys if name in changed]
         unknown = [name for name in self.reference if name not in SERVED_SETTING_KEYS]
-        idle = [name for name in self.axes if self.settings and all(name in one.fixed_values for one in self.settings)]
+        fixed_by_all = set(self.axes).intersection(*(setting.fixed_values for setting in self.settings))
+        idle = sorted(fixed_by_all) if self.settings else []
 
         for wrong, sentence in (
             (is_served and not all(served), "some models are served and some are not; make a run of each kind"),
