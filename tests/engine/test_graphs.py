@@ -68,14 +68,24 @@ def captured(model: ModelHandle, work: list[Request[int]], rows: int = 40) -> tu
     ],
 )
 def test_captured_steps_write_the_same_tokens(
-    random_models: dict[str, ModelHandle], kind: str, rows: int, device: str
+    random_models: dict[str, ModelHandle], kind: str, rows: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trunks and branches, short and long rows; a policy that looks at recent queries."""
+    """Trunks and branches, short and long rows; a policy that looks at recent queries. A step samples, too."""
+    pass_ = Engine._pass
+    sampled_in_steps = []
+
+    def noted(*given: Any) -> Any:
+        logits, hidden, sampled = pass_(*given)
+        sampled_in_steps.append(sampled is not None)
+        return logits, hidden, sampled
+
+    monkeypatch.setattr(Engine, "_pass", noted)
     model = models.find(random_models[kind].name, device=device, dtype="float32")
     asked = work(model, 2 if rows == 1 else 10, "full", "window", "random", "snapkv")
     steps, passes = captured(model, asked, rows)
     # All passes but those that read prompts.
     assert 60 < steps < passes
+    assert sum(sampled_in_steps) == steps
 
 
 def test_buckets() -> None:

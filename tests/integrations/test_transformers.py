@@ -140,6 +140,13 @@ def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: ModelHandle, 
     assert results[0] == results[1] != results[2]
 
 
+def test_0_is_a_seed_of_its_own(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
+    inputs = encoded(tiny_llama, texts[1:2])
+    how = {**HOW, "temperature": 3.0, "top_k": 0}
+    zero, one = (model.generate(**inputs, **how, **{**OURS, "seed": seed}).tolist() for seed in (0, 1))
+    assert zero != one
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
