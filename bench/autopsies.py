@@ -20,8 +20,6 @@ from kvatlas.stats.numerics.bounded import mean_difference
 from outcomes import Json
 
 PAGES = ("docs/findings/saving-tokens.md",)
-
-
 #: Models whose differences are tested as one family.
 FAMILIES = (("tiny-llama", "tiny-qwen"), ("smollm2",))
 #: The rows of the page's table: arms, then differences.

@@ -76,17 +76,7 @@ class TimedKernels:
         native = load()
         if native is None:
             raise SystemExit("There are no native kernels here to be timed.")
-        names = (
-            "linear",
-            "attend",
-            "rms_norm",
-            "silu_mul",
-            "rotate",
-            "uniform",
-            "decoder_layers",
-            "compact",
-            "sample",
-        )
+        names = ("linear", "attend", "rms_norm", "silu_mul", "rotate", "uniform", "decoder_layers", "compact", "sample")
         for name in names:
             kernel = getattr(native.library, f"kvatlas_{name}", None)
             # Other source trees have fewer.

@@ -10,19 +10,18 @@ The texts of a run written from outcomes stand for equal and changed ones, so th
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from common import arguments, keep
-from kvatlas.core import Grade, Setting, Status, Trace
+from kvatlas.core import Setting, Status, Trace
 from kvatlas.report.result import analyse
 from kvatlas.report.sources import ReadOptions
-from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results import Store
 from kvatlas.stats.numerics.bounded import mean_difference
-from outcomes import NO_COSTS, Json, from_hex, to_hex
+from outcomes import Json, from_hex, to_hex, write_run
 
 PAGES = ("docs/findings/engines.md",)
 
@@ -62,28 +61,6 @@ def outcomes_of(folder: Path) -> Json:
         "spec": manifest.spec,
         "settings": settings,
     }
-
-
-def write_run(outcomes: Json, folder: Path) -> None:
-    """Write a run with these outcomes, in which a changed text names its setting."""
-    cells = []
-    traces = []
-    for entry in outcomes["settings"]:
-        setting = Setting.from_parameters(entry["policy"], **entry["values"])
-        place = (outcomes["model"], outcomes["benchmark"])
-        problems = tuple(outcomes["problems"])
-        kv_bytes = entry["kv_bytes"] and tuple(entry["kv_bytes"])
-        cells.append(Expected(*place, setting, str(setting), problems, 1, entry["baseline"], kv_bytes))
-        bits = [from_hex(entry[name]) for name in ("right", "changed", "truncated")]
-        for problem, right, changed, truncated, tokens in zip(problems, *bits, entry["output_tokens"], strict=True):
-            text = f"{setting} {problem}" if changed else problem
-            grade = Grade(right, float(right), "", Status.TRUNCATED if truncated else Status.OK)
-            usage = replace(NO_COSTS, output_tokens=tokens)
-            traces.append((str(setting), Trace(*place, problem, 0, setting, (), text, grade, usage)))
-    axes = tuple((name, tuple(values)) for name, values in outcomes.get("axes", outcomes["spec"]["axes"].items()))
-    with Store.create(folder) as store:
-        store.put_manifest(Manifest(axes, tuple(cells), outcomes["spec"], {}))
-        store.add_all(traces)
 
 
 def numbers_of(outcomes: Json) -> Json:

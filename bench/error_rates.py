@@ -35,14 +35,7 @@ CALIBRATED = (
     ("settings are not exchangeable, where they are", "5 %", "final", "maps", "highest false_alarm_exchangeable", ""),
     ("the same, with a shared trunk", "5 %", "final", "maps", "highest false_alarm_trunk", ""),
     ("the same, over several maps", "5 %", "final", "permutation", "highest false_alarm_exchangeable", ""),
-    (
-        "the same, where only means are equal",
-        "none",
-        "final",
-        "maps",
-        "highest false_alarm_unlike",
-        "",
-    ),
+    ("the same, where only means are equal", "none", "final", "maps", "highest false_alarm_unlike", ""),
 )
 #: Claims of blind_designs.json: what is claimed and promised, the name of the error, and how the designs' names begin.
 BLIND = (
@@ -59,7 +52,6 @@ BLIND = (
     ("any level of an axis", "5 %", "TP levels of an axis", ""),
     ("any line on windows at equal memory", "5 %", "TP equal memory, any line of a map", ""),
 )
-
 
 #: Claims of chain_designs.json: what is claimed and promised, the name of the error, and the designs that are meant; of
 #: none all but those of another row, which read a run several times or have two chances to be wrong.

@@ -1,14 +1,13 @@
 """Outcomes by problem of a run, as compact data from which the run's statistics can be computed again.
 
-`write_run` writes a store with these outcomes, costs and settings and no tokens or texts, which `kvatlas describe`
-reads like the original. Right answers, compressed traces and missing traces are bits, the first problem first, as
-hexadecimal numbers.
+`write_run` writes a store with these outcomes, costs and settings, which `kvatlas describe` reads like the original.
+Right answers, changed texts, compressed traces and missing traces are bits, the first problem first, as hexadecimal
+numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,56 +29,44 @@ def from_hex(text: str) -> list[bool]:
 
 def write_run(outcomes: Json, folder: Path) -> None:
     """Write a run with these outcomes, of one sample of each problem, into a new folder."""
-    model = outcomes["model"]
-    benchmark = outcomes["benchmark"]
-    problems = tuple(f"{benchmark}-{number:03d}" for number in outcomes["problems"])
-    kv_bytes = tuple(outcomes["kv_bytes"])
-    key = f"outcomes {model}"
+    place = (outcomes["model"], outcomes["benchmark"])
+    problems = tuple(f"{place[1]}-{name:03d}" if isinstance(name, int) else name for name in outcomes["problems"])
+    spec = outcomes.get("spec", {})
     cells = []
     traces = []
     for entry in outcomes["settings"]:
         setting = Setting.from_parameters(entry["policy"], **entry["values"])
-        cells.append(Expected(model, benchmark, setting, key, problems, 1, entry["baseline"], kv_bytes))
-        # One token for each setting: texts that are all the same would say that nothing was compressed.
-        empty = Trace(model, benchmark, "", 0, setting, (len(cells),), "", WRONG, NO_COSTS)
-        traces += [(key, trace) for trace in traces_of(entry, empty, outcomes, problems)]
-    axes = tuple((name, tuple(values)) for name, values in outcomes["axes"])
-    manifest = Manifest(axes, tuple(cells), spec={}, provenance={})
+        kv_bytes = entry.get("kv_bytes", outcomes.get("kv_bytes"))
+        key = str(setting)
+        cells.append(Expected(*place, setting, key, problems, 1, entry["baseline"], kv_bytes and tuple(kv_bytes)))
+        traces += [(key, trace) for trace in traces_of(entry, cells[-1], outcomes)]
+    axes = tuple((name, tuple(values)) for name, values in outcomes.get("axes", spec.get("axes", {}).items()))
     with Store.create(folder) as store:
-        store.put_manifest(manifest)
+        store.put_manifest(Manifest(axes, tuple(cells), spec, provenance={}))
         store.add_all(traces)
 
 
-WRONG = Grade(False, 0.0, "", Status.OK)
-NO_COSTS = Usage(
-    prompt_tokens=0,
-    output_tokens=0,
-    thinking_tokens=0,
-    peak_kv_tokens=0,
-    mean_kv_tokens=0.0,
-    compressions=0,
-    seconds=None,
-)
-
-
-def traces_of(entry: Json, empty: Trace, outcomes: Json, problems: Sequence[str]) -> list[Trace]:
-    """Return the traces of one setting: `empty` with the outcome and the costs of each problem that is not missing."""
-    missing = from_hex(entry["missing"])
-    right = from_hex(entry["right"])
-    truncated = from_hex(entry["truncated"])
-    compressed = from_hex(entry["compressed"])
-    traces = []
-    for index, problem in enumerate(problems):
-        if missing[index]:
+def traces_of(entry: Json, cell: Expected, outcomes: Json) -> Iterator[Trace]:
+    """Yield the traces of one setting. A text that may have changed names the setting, another its problem alone."""
+    count = len(cell.problems)
+    bits = {name: from_hex(entry[name]) for name in ("right", "truncated")}
+    for name, otherwise in (("missing", False), ("changed", True), ("compressed", False)):
+        bits[name] = from_hex(entry[name]) if name in entry else [otherwise] * count
+    prompt_tokens = outcomes.get("prompt_tokens", [0] * count)
+    mean_kv_tokens = entry.get("mean_kv_tokens", [0] * count)
+    for i, problem in enumerate(cell.problems):
+        if bits["missing"][i]:
             continue
-        status = Status.TRUNCATED if truncated[index] else Status.OK
-        grade = Grade(right[index], float(right[index]), "", status)
-        usage = replace(
-            NO_COSTS,
-            prompt_tokens=outcomes["prompt_tokens"][index],
-            output_tokens=entry["output_tokens"][index],
-            mean_kv_tokens=float(entry["mean_kv_tokens"][index]),
-            compressions=int(compressed[index]),
+        text = f"{cell.setting} {problem}" if bits["changed"][i] else problem
+        status = Status.TRUNCATED if bits["truncated"][i] else Status.OK
+        grade = Grade(bits["right"][i], float(bits["right"][i]), "", status)
+        usage = Usage(
+            prompt_tokens=prompt_tokens[i],
+            output_tokens=entry["output_tokens"][i],
+            thinking_tokens=0,
+            peak_kv_tokens=0,
+            mean_kv_tokens=float(mean_kv_tokens[i]),
+            compressions=int(bits["compressed"][i]),
+            seconds=None,
         )
-        traces.append(replace(empty, problem=problem, grade=grade, usage=usage))
-    return traces
+        yield Trace(cell.model, cell.benchmark, problem, 0, cell.setting, (), text, grade, usage)

@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 from batches import TASKS, Arrays, Order, drawn
-from torch import nn
-from train import LEVEL, Progress, is_learnt, loss_of, optimizers, save_model
+from train import POOL_BATCHES, Training, rate_factor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 from vocabulary import POSITIONS
@@ -30,16 +29,8 @@ from vocabulary import POSITIONS
 SHARES = {"chain": 0.3, "maze": 0.3, "ledger": 0.4}
 # Seconds after which a pool that is not drawn means that its process has died.
 PATIENCE = 120
-POOL_BATCHES = 8
-WARM_UP_STEPS = 100
 # The rate falls from this share of the time on.
 FLAT = 2 / 3
-
-
-def rate_factor(step: int, progress: float) -> float:
-    """Warm-up, flat to FLAT, then linear to 2 %."""
-    decay = 0.98 * max(0.0, progress - FLAT) / (1.0 - FLAT)
-    return max(0.02, min(1.0, (step + 1) / WARM_UP_STEPS, 1.0 - decay))
 
 
 class Feed:
@@ -70,59 +61,30 @@ class Feed:
 
 def train(model: Any, workers: Pool, args: argparse.Namespace) -> None:
     """Runs for its seconds, those before an interruption included."""
-    device = torch.device(args.device)
-    opts = optimizers(model, args.rate)
-    checkpoint = args.out / "checkpoint.pt"
-    step, pool, tokens, seconds = 0, 0, 0, 0.0
     levels = dict.fromkeys(TASKS, 1.0) | {"ledger": 0.0}
-    if checkpoint.exists():
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
-        model.load_state_dict(state["model"])
-        for opt, opt_state in zip(opts, state["optimizers"], strict=True):
-            opt.load_state_dict(opt_state)
-        step, pool, tokens, seconds = state["step"], state["pool"], state["tokens"], state["seconds"]
-        levels = state["levels"]
-    model.train()
-    feed = Feed(workers, 2 * args.workers, args, model.config.num_key_value_heads, pool)
-    resumed = tokens
-    started = time.monotonic() - seconds
+    training = Training(model, args.out, args.rate, levels, args.device)
+    feed = Feed(workers, 2 * args.workers, args, model.config.num_key_value_heads, training.pool)
+    resumed = training.tokens
     begun, saved, waited = time.monotonic(), time.monotonic(), 0.0
-    while seconds < args.seconds:
+    while training.seconds < args.seconds:
         asked = time.monotonic()
-        batches = feed.pool(levels)
+        batches = feed.pool(training.levels)
         waited += time.monotonic() - asked
-        measured = Progress(device)
         for batch in batches:
-            progress = (time.monotonic() - started) / args.seconds
-            for opt in opts:
-                for group in opt.param_groups:
-                    group["lr"] = args.rate * rate_factor(step, progress)
-            loss = loss_of(model, batch, device, measured)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for opt in opts:
-                opt.step()
-                opt.zero_grad(set_to_none=True)
-            step, tokens = step + 1, tokens + batch.tokens
-        pool += 1
-        results = measured.read()
-        seconds = time.monotonic() - started
-        spent = time.monotonic() - begun
-        for task, result in results.items():
-            if is_learnt(result):
-                levels[task] = min(1.0, round(levels[task] + LEVEL, 2))
-        if pool % args.log_every == 0 or seconds >= args.seconds:
-            line = {"step": step, "tokens": tokens, "seconds": round(seconds)}
-            line |= {"tokens_per_second": round((tokens - resumed) / spent), "waited": round(waited / spent, 3)}
-            line |= {"rate": round(rate_factor(step, progress), 3), "ledger_level": levels["ledger"], **results}
-            print(json.dumps(line), flush=True)
-        if time.monotonic() - saved > args.save_every or seconds >= args.seconds:
+            progress = (time.monotonic() - training.started) / args.seconds
+            rate = rate_factor(training.step, progress, FLAT)
+            training.learn(batch, rate)
+        results = training.end_pool()
+        ended = training.seconds >= args.seconds
+        if training.pool % args.log_every == 0 or ended:
+            spent = time.monotonic() - begun
+            line = {"step": training.step, "tokens": training.tokens, "seconds": round(training.seconds)}
+            line["tokens_per_second"] = round((training.tokens - resumed) / spent)
+            line |= {"waited": round(waited / spent, 3), "rate": round(rate, 3)}
+            print(json.dumps({**line, "ledger_level": training.levels["ledger"], **results}), flush=True)
+        if time.monotonic() - saved > args.save_every or ended:
             saved = time.monotonic()
-            state = {"model": model.state_dict(), "optimizers": [opt.state_dict() for opt in opts]}
-            state |= {"step": step, "pool": pool, "tokens": tokens, "seconds": seconds, "levels": levels}
-            torch.save(state, checkpoint.with_suffix(".new"))
-            checkpoint.with_suffix(".new").replace(checkpoint)
-            save_model(model, args.out)
+            training.save()
 
 
 def arguments() -> argparse.Namespace:

@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from batches import TASKS, Arrays, Order, drawn
@@ -118,11 +119,11 @@ def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     ]
 
 
-def rate_factor(step: int, progress: float, again: float) -> float:
-    """Warm-up, flat to FLAT, then linear to 2 %; in the second part up again and linear to 2 % as `again` goes to 1."""
+def rate_factor(step: int, progress: float, flat: float, again: float = 0.0) -> float:
+    """Warm-up, flat to `flat`, then linear to 2 %; in a second part up again and linear to 2 % as `again` goes to 1."""
     if again:
         return max(0.02, AGAIN * min(1.0 - again, again / 0.03))
-    decay = 0.98 * max(0.0, progress - FLAT) / (1.0 - FLAT)
+    decay = 0.98 * max(0.0, progress - flat) / (1.0 - flat)
     return max(0.02, min(1.0, (step + 1) / WARM_UP_STEPS, 1.0 - decay))
 
 
@@ -201,66 +202,85 @@ def loss_of(model: nn.Module, batch: Arrays, device: torch.device, progress: Pro
     return (losses * weights).sum() / weights.sum()
 
 
-def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
-    """Runs to its number of tokens, resuming from the checkpoint in `args.out` if there is one."""
-    opts = optimizers(model, args.rate)
-    checkpoint = args.out / "checkpoint.pt"
-    step, pool, tokens, seconds = 0, 0, 0, 0.0
-    levels = dict.fromkeys(SHARES, 0.0)
-    device = torch.device("cpu")
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        for opt, opt_state in zip(opts, state["optimizers"], strict=True):
-            opt.load_state_dict(opt_state)
-        step, pool, tokens, seconds = state["step"], state["pool"], state["tokens"], state["seconds"]
-        levels = state["levels"]
-    model.train()
-    started, saved = time.monotonic() - seconds, time.monotonic()
-    while tokens < args.tokens + args.more:
-        large = tokens >= args.tokens
-        measured = Progress(device)
+class Training:
+    """A model and how far it has come, which a checkpoint in its folder holds; goes on from there if there is one."""
+
+    def __init__(self, model: Any, folder: Path, rate: float, levels: dict[str, float], device: str = "cpu") -> None:
+        self.model, self.folder, self.rate, self.levels = model, folder, rate, levels
+        self.device = torch.device(device)
+        self.optimizers = optimizers(model, rate)
+        self.step, self.pool, self.tokens, self.seconds = 0, 0, 0, 0.0
+        if (folder / "checkpoint.pt").exists():
+            state = torch.load(folder / "checkpoint.pt", map_location=self.device, weights_only=True)
+            model.load_state_dict(state.pop("model"))
+            for optimizer, kept in zip(self.optimizers, state.pop("optimizers"), strict=True):
+                optimizer.load_state_dict(kept)
+            vars(self).update(state)
+        model.train()
+        self.measured = Progress(self.device)
+        self.started = time.monotonic() - self.seconds
+
+    def learn(self, batch: Arrays, factor: float) -> None:
+        """Take a step at this share of the highest rate."""
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            group["lr"] = self.rate * factor
+        loss_of(self.model, batch, self.device, self.measured).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step, self.tokens = self.step + 1, self.tokens + batch.tokens
+
+    def end_pool(self) -> dict[str, dict[str, float]]:
+        """Let problems grow where they are learnt, and return what the pool showed, by task."""
+        results = self.measured.read()
+        self.measured = Progress(self.device)
+        self.pool += 1
+        self.seconds = time.monotonic() - self.started
+        for task, result in results.items():
+            if is_learnt(result):
+                self.levels[task] = min(1.0, round(self.levels[task] + LEVEL, 2))
+        return results
+
+    def save(self) -> None:
+        """Write the checkpoint, and the model beside it."""
+        state = {name: getattr(self, name) for name in ("step", "pool", "tokens", "seconds", "levels")}
+        state |= {"model": self.model.state_dict(), "optimizers": [item.state_dict() for item in self.optimizers]}
+        torch.save(state, self.folder / "checkpoint.new")
+        (self.folder / "checkpoint.new").replace(self.folder / "checkpoint.pt")
+        save_model(self.model, self.folder)
+
+
+def train(model: LlamaForCausalLM | Qwen2ForCausalLM, args: argparse.Namespace) -> None:
+    """Runs to its number of tokens."""
+    training = Training(model, args.out, args.rate, dict.fromkeys(SHARES, 0.0))
+    saved = time.monotonic()
+    while training.tokens < args.tokens + args.more:
+        large = training.tokens >= args.tokens
         order = Order(
             seed=args.seed,
-            pool=pool,
+            pool=training.pool,
             shares=SHARES,
-            levels=levels,
+            levels=training.levels,
             batches=POOL_BATCHES,
             batch_tokens=args.batch_tokens,
             kv_heads=model.config.num_key_value_heads,
             large=large,
-            holes=tokens / args.tokens > HOLES,
+            holes=training.tokens / args.tokens > HOLES,
             fair=large,
         )
         for batch in drawn(order):
-            progress = tokens / args.tokens
-            again = (tokens - args.tokens) / args.more if large else 0.0
-            for opt in opts:
-                for group in opt.param_groups:
-                    group["lr"] = args.rate * rate_factor(step, progress, again)
-            loss_of(model, batch, device, measured).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for opt in opts:
-                opt.step()
-                opt.zero_grad(set_to_none=True)
-            step, tokens = step + 1, tokens + batch.tokens
-        seconds = time.monotonic() - started
-        line = {"step": step, "tokens": tokens, "seconds": round(seconds), "tokens_per_second": round(tokens / seconds)}
-        for task, result in measured.read().items():
-            if is_learnt(result):
-                levels[task] = min(1.0, round(levels[task] + LEVEL, 2))
-            line[task] = result | {"level": levels[task]}
-        if pool % args.log_every == 0:
+            again = (training.tokens - args.tokens) / args.more if large else 0.0
+            training.learn(batch, rate_factor(training.step, training.tokens / args.tokens, FLAT, again))
+        results = training.end_pool()
+        if order.pool % args.log_every == 0:
+            line = {"step": training.step, "tokens": training.tokens, "seconds": round(training.seconds)}
+            line["tokens_per_second"] = round(training.tokens / training.seconds)
+            line |= {task: result | {"level": training.levels[task]} for task, result in results.items()}
             print(json.dumps(line), flush=True)
-        pool += 1
-        if time.monotonic() - saved > CHECKPOINT_SECONDS or tokens >= args.tokens + args.more:
+        if time.monotonic() - saved > CHECKPOINT_SECONDS or training.tokens >= args.tokens + args.more:
             saved = time.monotonic()
-            state = {"model": model.state_dict(), "optimizers": [opt.state_dict() for opt in opts]}
-            state |= {"step": step, "pool": pool, "tokens": tokens, "seconds": saved - started}
-            state |= {"levels": levels}
-            torch.save(state, checkpoint.with_suffix(".new"))
-            checkpoint.with_suffix(".new").replace(checkpoint)
-            save_model(model, args.out)
+            training.save()
 
 
 def arguments() -> argparse.Namespace:
