@@ -1,11 +1,13 @@
 """The Python API on a stored run: what each call gives, and what it refuses."""
 
+import contextlib
 import io
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.colors import to_hex
@@ -207,3 +209,43 @@ def test_a_misspelt_argument_of_run_is_no_parameter_of_the_policy() -> None:
         kvatlas.run("embedded:tiny-llama", "CHAIN4", problem=1)
     with pytest.raises(KvatlasError, match="has no parameter 'raito'"):
         kvatlas.run("embedded:tiny-llama", "CHAIN4", policy="window", kv_budget=64, local_window=8, raito=0.3)
+
+
+@pytest.mark.parametrize("value", [None, 3, -1, True, "3", b"x", [1], {"a": 1}, object()])
+def test_an_argument_of_another_type_is_refused_in_a_sentence(run: kvatlas.Run, tmp_path: Path, value: object) -> None:
+    """Every argument of the API either works or raises KvatlasError, with the value in quotes as Python writes it."""
+    wrong: Any = value
+    spec = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN400"]}
+    calls: dict[str, Callable[[], object]] = {
+        "path": lambda: kvatlas.open_run(wrong),
+        "spec": lambda: kvatlas.sweep(wrong, tmp_path / "run"),
+        "out": lambda: kvatlas.sweep(spec, wrong),
+        "model": lambda: kvatlas.run(wrong, "CHAIN4"),
+        "benchmark": lambda: kvatlas.run("embedded:tiny-llama", wrong),
+        "metric": lambda: run.by(wrong).describe(),
+        "first": lambda: run.compare(wrong, "full"),
+        "name": lambda: kvatlas.add_column(wrong, "nothing"),
+        "figure": lambda: run.maps()[0].plot(None if value is None else tmp_path / "x.png" if value == "3" else wrong),
+        "report": lambda: run.report(tmp_path / "x.html" if value == "3" else wrong),
+    }
+    for argument in ("metric", "partial", "fix", "lose_at_most"):
+        calls[f"open_run {argument}"] = lambda name=argument: kvatlas.open_run(
+            run.path or "", **{name: wrong}
+        ).describe()
+    for argument in ("policy", "out", "problems", "samples", "seed", "temperature", "model_options"):
+        # A benchmark that cannot be made ends each call before it decodes.
+        options: dict[str, Any] = {argument: wrong}
+        calls[f"run {argument}"] = lambda options=options: kvatlas.run("embedded:tiny-llama", "CHAIN400", **options)
+    for call in calls.values():
+        with contextlib.suppress(KvatlasError):
+            call()
+
+
+def test_numbers_of_an_api_are_checked_as_those_of_commands(run: kvatlas.Run, tmp_path: Path) -> None:
+    with pytest.raises(KvatlasError, match=r"lose_at_most is '3'; expected float \| None"):
+        kvatlas.open_run(run.path or "", lose_at_most="3")  # type: ignore[arg-type]
+    with pytest.raises(KvatlasError, match="lose_at_most is True; expected"):
+        kvatlas.open_run(run.path or "", lose_at_most=True)
+    for argument in ("workers", "batch_size"):
+        with pytest.raises(KvatlasError, match=f"{argument} is 0; expected an integer >= 1"):
+            kvatlas.run("embedded:tiny-llama", "CHAIN4", problems=1, out=tmp_path / "run", **{argument: 0})

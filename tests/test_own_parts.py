@@ -10,6 +10,7 @@ import pytest
 
 import kvatlas
 from kvatlas import benchmarks, class_files, models, policies
+from kvatlas.benchmarks.file_checks import check_benchmark
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.models import EMBEDDED
 from kvatlas.policies import CompressingPolicy
@@ -291,8 +292,88 @@ def test_a_class_without_a_family_is_a_benchmark(tmp_path: Path) -> None:
         "class Half:\n    name = 'HALF'\n    def problems(self, limit=None): ...\n    def grade(self): ...\n"
     )
     policies.permit(str(file))
-    with pytest.raises(KvatlasError, match="its class lacks version, typical_output_tokens, prompt"):
+    with pytest.raises(KvatlasError, match="its class Half lacks version, typical_output_tokens, prompt"):
         benchmarks.find(str(file))
+    file = tmp_path / "derived.py"
+    without_grade = body.partition("    def grade")[0].replace("class Sum:", "class Sum(Benchmark):")
+    file.write_text(f"from kvatlas.benchmarks import Benchmark\n{without_grade}")
+    policies.permit(str(file))
+    for name in (file, f"{file}:Sum"):
+        with pytest.raises(KvatlasError, match="its class Sum lacks grade"):
+            benchmarks.find(str(name))
+
+
+#: A benchmark of nine problems, which does not use its limit.
+NINE = """
+from kvatlas.core import Grade, Problem, Status
+
+class Nine:
+    name = "NINE"
+    version = 1
+    typical_output_tokens = 20
+
+    def problems(self, limit=None):
+        return [Problem(f"nine-{i}", f"{i} + {i} =", str(i + i)) for i in range(9)]
+
+    def prompt(self, problem):
+        return problem.question
+
+    def grade(self, problem, answer):
+        return Grade(False, 0.0, None, Status.OK)
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "sentence"),
+    [
+        ('f"nine-{i}", f"', '"nine", f"', "has 9 problems with the id 'nine'"),
+        ("str(i + i)) for", "i + i) for", "answer of the problem 'nine-0' is 0; expected a text"),
+        (
+            'Problem(f"nine-{i}", f"{i} + {i} =", str(i + i))',
+            "{}",
+            "has the problem '{}'; expected a kvatlas.core.Problem",
+        ),
+        ("range(9)", "range(0)", "has no problems"),
+        ("range(9)", "{}['rows']", r"cannot give its problems \(there is no 'rows', line 10 of nine.py"),
+        ("(self, limit=None)", "(self)", "cannot give its problems"),
+        (
+            "problem.question",
+            "problem.about['text']",
+            r"the prompt of 'nine-0' \(there is no 'text', line 13 of nine.py",
+        ),
+        ("problem.question", "None", "the prompt of 'nine-0' .it is None, expected a text"),
+    ],
+)
+def test_a_benchmark_whose_problems_cannot_be_asked_is_refused_in_a_sentence(
+    tmp_path: Path, right: str, wrong: str, sentence: str
+) -> None:
+    file = tmp_path / "nine.py"
+    assert right in NINE
+    file.write_text(NINE.replace(right, wrong, 1))
+    policies.permit(str(file))
+    spec = {"models": ["embedded:tiny-llama"], "benchmarks": [str(file)]}
+    for read in (lambda: make_plan(parse_spec(spec)), lambda: list(check_benchmark(benchmarks.find(str(file))))):
+        with pytest.raises(KvatlasError, match=sentence):
+            read()
+
+
+@pytest.mark.parametrize("problems", ["return [", "yield from ["])
+def test_the_first_problems_of_a_benchmark_are_those_of_the_limit(tmp_path: Path, problems: str) -> None:
+    file = tmp_path / "nine.py"
+    file.write_text(NINE.replace("return [", problems))
+    policies.permit(str(file))
+    first = benchmarks.problems_of(benchmarks.find(str(file)), 2)
+    assert [problem.id for problem in first] == ["nine-0", "nine-1"]
+
+
+def test_a_parameter_of_a_class_without_its_decorator_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(CODE.replace("    def score", "    sinks: int = 4\n\n    def score"))
+    policies.permit(str(file))
+    with pytest.raises(
+        KvatlasError, match=r"sinks is one if the class Newest is decorated with @dataclass.frozen=True"
+    ):
+        policies.from_setting(Setting.from_parameters(str(file), kv_budget=64, sinks=8))
 
 
 def test_the_key_of_a_benchmark_follows_the_code_of_its_file(tmp_path: Path) -> None:

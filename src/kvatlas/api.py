@@ -9,9 +9,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from functools import wraps
 from inspect import signature
+from numbers import Integral, Real
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from kvatlas import core
 from kvatlas.columns import CELL_COLUMNS, TRACES, Column, frame_row, is_new_name
@@ -32,11 +36,33 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
+#: What stands for a declared type; numbers of numpy are numbers, too.
+_ACCEPTED: dict[Any, type] = {int: Integral, float: Real, Path: PathLike, Any: object}
+
+
+def _typed(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a function raise KvatlasError for an argument of another type than the declared one."""
+
+    @wraps(function)
+    def call(*values: P.args, **named: P.kwargs) -> T:
+        # Types of packages that are imported late are those of results and callbacks.
+        declared = get_type_hints(function, localns={"Figure": Any, "Progress": Any})
+        for name, value in signature(function).bind(*values, **named).arguments.items():
+            kind = declared.get(name, Any)
+            kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+            accepted = tuple(_ACCEPTED.get(one, get_origin(one) or one) for one in kinds)
+            if not isinstance(value, accepted) or (isinstance(value, bool) and not {bool, Any} & {*kinds}):
+                raise KvatlasError(f"{name} is {value!r}; expected {function.__annotations__[name]}.")
+        return function(*values, **named)
+
+    return call
 
 
 class Heatmap(core.Map):
     """A map with a plot; notebooks show it as a heatmap. Values are shares in [0, 1]."""
 
+    @_typed
     def plot(self, path: str | Path | None = None, *, columns: int | None = None, dark: bool = False) -> Figure:
         """Return the heatmap as a matplotlib figure; with `path` (PNG, SVG, PDF) also write it, with a CSV of its data.
 
@@ -115,10 +141,12 @@ class Run:
         """The folder of the run."""
         return self.data.folder
 
+    @_typed
     def by(self, metric: str) -> Run:
         """Return the same run by another metric."""
         return Run(replace(self.data, metric=metric), self._scratch)
 
+    @_typed
     def maps(self, *, mean: bool = False, policy: str | None = None) -> list[Heatmap]:
         """Return a map for each model, benchmark and policy with its plateau, or with `mean` the benchmarks' means."""
         results = self._result.means if mean else self._result.maps
@@ -146,6 +174,7 @@ class Run:
         with self.data.store() as store:
             yield from (trace for _, trace in store.traces(texts=texts))
 
+    @_typed
     def compare(self, first: str, second: str) -> list[Comparison]:
         """Return first minus second on the same problems and samples, with 95 % interval and p-value, in [-1, 1].
 
@@ -178,6 +207,7 @@ class Run:
         _ = self._result.untested, self._result.tables
         return self._result
 
+    @_typed
     def report(self, path: str | Path, **options: Any) -> Path:
         """Write the self-contained HTML page and return its path; `options` are those of `write_report`."""
         from kvatlas.report.app.page import write_report
@@ -186,6 +216,7 @@ class Run:
         return Path(path)
 
 
+@_typed
 def open_run(
     path: str | Path,
     *,
@@ -205,6 +236,7 @@ def open_run(
     return Run(options.open_run(path))
 
 
+@_typed
 def sweep(
     spec: Mapping[str, Any] | str | Path,
     out: str | Path,
@@ -239,14 +271,17 @@ def sweep(
         from kvatlas.sweeps.served import make_served_plan, sweep_servers
 
         folder = Path() if isinstance(spec, Mapping) else Path(spec).parent
-        sweep_servers(make_served_plan(parsed, folder), Path(out), replace_run=replace, on_message=on_message)
+        sweep_servers(
+            make_served_plan(parsed, folder), Path(out), replace_run=replace, on_message=on_message, on_start=on_message
+        )
         return open_run(out)
     options: dict[str, Any] = {"executor": executor, "workers": workers, "batch_size": batch_size}
     options |= {"replace": replace, "allow_code": allow_code}
-    decode(make_plan(parsed), Path(out), **options, on_trace=on_trace, on_message=on_message)
+    decode(make_plan(parsed), Path(out), **options, on_trace=on_trace, on_message=on_message, on_start=on_message)
     return open_run(out)
 
 
+@_typed
 def run(
     model: str,
     benchmark: str | Sequence[str],
@@ -340,6 +375,7 @@ def register(item: T, name: str = "") -> T:
     return item
 
 
+@_typed
 def add_column(
     name: str,
     source: str | Callable[[core.Cell], Any],

@@ -84,7 +84,7 @@ def load_named(name: str, noun: str, fits: Callable[[Any], bool], takes_rest: bo
     # A class or a function of another kind is refused by its use.
     is_named = wanted in fitting or callable(getattr(module, wanted, None))
     beginnings = [wanted] if is_named else []
-    if takes_rest:
+    if takes_rest and not isinstance(getattr(module, wanted, None), type):
         beginnings = [word for word in fitting if wanted.startswith(word)]
     if not beginnings:
         found = ", ".join(fitting) or "none"

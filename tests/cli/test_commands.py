@@ -158,6 +158,19 @@ def test_a_run_says_its_workers_and_memory_before_it_decodes(
     assert err.index(said) < err.index(" traces, ")
 
 
+def test_a_quiet_command_hides_progress_and_no_warning(kvatlas: Call, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    rows = [{"question": f"a = {n} . ? a", "answer": answer} for n, answer in ((3, 3), (3, 4), (5, None))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("run", "embedded:tiny-llama", path, "--max-new-tokens", 5, "--workers", 1, "--quiet")
+    code, _, err = kvatlas(*words)
+    assert code == 0
+    for warning in ("1 without one are left out", "1 of them with different reference answers", "2 of 2 traces are"):
+        assert warning in err
+    assert "workers" not in err
+    assert " traces, " not in err
+
+
 def test_a_budget_without_room_is_advised_another(
     kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -181,7 +194,8 @@ def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_pa
     err = kvatlas.refuse(*words)
     assert "no column for the question; there are: q, a, why" in err
     assert "--column" in err
-    out = kvatlas.succeed(*words, "--column", "question=q", "--column", "answer=a", "--json", err="")
+    code, out, err = kvatlas(*words, "--column", "question=q", "--column", "answer=a", "--json")
+    assert (code, "2 of 2 traces are without an answer (0) or truncated (2)" in err) == (0, True)
     document = json.loads(out)
     assert (document["model"], document["setting"]) == ("embedded:tiny-llama", {"policy": "full"})
     (row,) = document["benchmarks"]

@@ -224,7 +224,7 @@ def test_wrong_paths_are_refused_in_a_sentence(kvatlas: Call, logs: dict[str, Pa
     }
     for path, sentence in sentences.items():
         assert sentence in kvatlas.refuse("gate", table, path)
-    assert "is a number of points above 0" in kvatlas.refuse("gate", table, other, "--lose-at-most", 0)
+    assert "expected a number of points above 0" in kvatlas.refuse("gate", table, other, "--lose-at-most", 0)
     assert "must end in .html" in kvatlas.refuse("gate", table, other, "--out", "gate.doc")
     assert "name a benchmark" in kvatlas.refuse("gate", "http://127.0.0.1:1", "http://127.0.0.1:2")
     assert "is asked of two endpoints" in kvatlas.refuse("gate", table, other, "CHAIN4")

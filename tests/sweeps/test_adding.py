@@ -54,6 +54,16 @@ def copy(grid: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_a_smaller_sweep_into_a_larger_run_says_what_stays(spec_data: Build, copy: Path) -> None:
+    said: list[str] = []
+    plan = make_plan(parse_spec(small(spec_data, problems=1)))
+    sweep(plan, copy, workers=1, on_message=said.append)
+    assert said[-1] == "The run keeps its 2 problems of CHAIN4; this sweep asks the first 1."
+    said.clear()
+    sweep(plan, copy, workers=1, replace=True, on_message=said.append)
+    assert not any("keeps its" in sentence for sentence in said)
+
+
 def test_a_damaged_manifest_is_refused_and_replaced_where_asked(spec_data: Build, copy: Path) -> None:
     with sqlite3.connect(copy / FILE) as connection:
         connection.execute("UPDATE meta SET value = '{}' WHERE name = 'manifest'")

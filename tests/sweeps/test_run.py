@@ -2,18 +2,20 @@ import contextlib
 import json
 import math
 import multiprocessing
+import multiprocessing.resource_tracker
+import multiprocessing.spawn
 import os
 import pickle
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -133,16 +135,49 @@ def test_a_second_start_does_only_what_is_missing(finished: Path, spec_data: Bui
 def test_workers_that_die_while_they_start_end_the_sweep(
     spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a script without `if __name__ == "__main__"`: each worker runs it again, and fails, here at once."""
-    script = ModuleType("__main__")
-    script.__file__ = str(tmp_path / "script.py")
-    Path(script.__file__).write_text("import sys\nsys.exit(1)\n")
-    monkeypatch.setitem(sys.modules, "__main__", script)
+    multiprocessing.resource_tracker.ensure_running()
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(shutil.which("false") or ""))
     plan = make_plan(parse_spec(spec_data(problems=300, samples=1, settings=[], axes={})))
     # More than a pipe holds: a driver that sends it to a dead worker would wait for ever.
     assert len(pickle.dumps(plan.problems)) > 2**16
     with pytest.raises(KvatlasError, match="without a result even with one sequence at a time"):
         sweep(plan, tmp_path / "run", workers=2, batch_size=8)
+
+
+#: A script that sweeps at once when it is run, without `if __name__ == "__main__"`.
+SCRIPT = """
+import sys
+import kvatlas
+from kvatlas.policies import CompressingPolicy
+
+class Newest(CompressingPolicy):
+    name, summary = "newest", "keeps the newest tokens"
+
+    def score(self, cached):
+        return cached.positions
+
+kvatlas.register(Newest)
+setting = {"policy": sys.argv[1], "kv_budget": 64, "ratio": 0.3, "local_window": 8}
+spec = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "problems": 2, "settings": [setting]}
+kvatlas.sweep({**spec, "sampling": {"max_new_tokens": 40}}, "run", workers=2)
+print("finished")
+"""
+
+
+def test_a_script_needs_a_guard_only_for_workers_that_import_its_classes(tmp_path: Path) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, *words], cwd=tmp_path, text=True, capture_output=True, timeout=300)
+
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    assert run("script.py", "window").stdout == "finished\n"
+    refused = run("script.py", "newest")
+    assert refused.returncode == 1
+    assert refused.stderr.count("below `if __name__ == '__main__':`") == 1
+    assert refused.stderr.count("Traceback") == 1
+
+    script.write_text(SCRIPT.replace("kvatlas.sweep(", "if __name__ == '__main__': kvatlas.sweep("))
+    assert run("script.py", "newest").returncode == 0
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux' list of processes")

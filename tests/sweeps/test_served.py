@@ -47,7 +47,7 @@ def run_sweep(spec: dict[str, Any], folder: Path, **options: Any) -> list[str]:
     """Run the sweep of a spec of servers; return what it said."""
     said: list[str] = []
     plan = make_served_plan(parse_spec(spec), folder.parent)
-    sweep_servers(plan, folder, on_message=said.append, **options)
+    sweep_servers(plan, folder, on_message=said.append, on_start=said.append, **options)
     return said
 
 
@@ -216,7 +216,7 @@ def test_a_run_whose_reference_cannot_be_asked_again_is_not_whole(tmp_path: Path
 
     folder = tmp_path / "run"
     with pytest.raises(KvatlasError, match="fake again"):
-        sweep_servers(make_served_plan(parse_spec(spec), tmp_path), folder, on_message=end_servers)
+        sweep_servers(make_served_plan(parse_spec(spec), tmp_path), folder, on_start=end_servers)
     with pytest.raises(KvatlasError, match="4 of 12 traces are missing"):
         open_run(folder).describe()
     (tmp_path / "gone").unlink()

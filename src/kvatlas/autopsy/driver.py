@@ -19,7 +19,7 @@ from kvatlas.answers.reading import read_tokens
 from kvatlas.autopsy.autopsies import Autopsy, key_of, read_autopsies, writing
 from kvatlas.autopsy.lost_answers import LostAnswer, lost_answers
 from kvatlas.autopsy.search import AutopsySearch, Case, ReplayTask
-from kvatlas.benchmarks import for_model
+from kvatlas.benchmarks import for_model, prompt_of
 from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import KvatlasError, Setting, Trace, grouped
 from kvatlas.models.token_texts import quick_tokenizer, token_texts
@@ -135,7 +135,7 @@ class Replayer:
     def case(self, trace: Trace) -> Case:
         """Return a trace ready to be replayed."""
         problem = self.problems[trace.problem]
-        prompt = self.model.encode(self.benchmark.prompt(problem))
+        prompt = self.model.encode(prompt_of(self.benchmark, problem))
 
         def restored(generation: Generation[Any]) -> bool:
             reading = read_tokens(self.model, generation.tokens, generation.finished)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_answer, identity, problem_of
+from kvatlas.benchmarks.base import (
+    Benchmark,
+    Family,
+    for_model,
+    grade_answer,
+    identity,
+    problem_of,
+    problems_of,
+    prompt_of,
+)
 from kvatlas.benchmarks.public import questions
 from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.class_files import class_file, load_named, record_file
@@ -72,12 +81,13 @@ def find(name: str, **options: Any) -> Benchmark:
             f"Unknown benchmark {name!r}; expected {families.listed()} (CHAIN with a size, as in CHAIN12)"
             f", file:FILE and FILE.py:CLASS.{did_you_mean(name, families.names())}"
         )
-    try:
-        return families.get(family).named(name[len(family) :], **options)
-    except TypeError as error:
-        if not options:
-            raise
-        raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}; leave it out.") from error
+    with refusal(f"The benchmark {name!r} cannot be made"):
+        try:
+            return families.get(family).named(name[len(family) :], **options)
+        except TypeError as error:
+            if not options:
+                raise
+            raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}; leave it out.") from error
 
 
 def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
@@ -100,9 +110,15 @@ def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
         example = name if name.endswith(f":{found_class.__name__}") else f"{name}:{found_class.__name__}"
         raise KvatlasError(f"{error} The rest of the name stands behind the class, as in {example}12.") from error
 
-    missing = [member for member in _MEMBERS if not hasattr(benchmark, member)]
+    # A class that derives from the contract has members without a body.
+    missing = []
+    for member in _MEMBERS:
+        is_inherited = getattr(type(benchmark), member, None) is getattr(Benchmark, member, member)
+        if is_inherited or not hasattr(benchmark, member):
+            missing.append(member)
     if missing:
-        raise KvatlasError(f"The benchmark {name!r} cannot be used (its class lacks {', '.join(missing)}).")
+        kind = type(benchmark).__name__
+        raise KvatlasError(f"The benchmark {name!r} cannot be used (its class {kind} lacks {', '.join(missing)}).")
     file = class_file(name)
     if file is not None:
         record_file(type(benchmark), file)
@@ -113,7 +129,17 @@ def _is_benchmark(value: object) -> bool:
     """Return whether an object of a file is a class of benchmarks or of a family of them."""
     if not isinstance(value, type):
         return False
-    return callable(getattr(value, "named", None)) or all(hasattr(value, member) for member in ("problems", "grade"))
+    return callable(getattr(value, "named", None)) or hasattr(value, "problems")
 
 
-__all__ = ["Benchmark", "Family", "families", "find", "for_model", "grade_answer", "identity", "problem_of"]
+__all__ = [
+    "Benchmark",
+    "families",
+    "find",
+    "for_model",
+    "grade_answer",
+    "identity",
+    "problem_of",
+    "problems_of",
+    "prompt_of",
+]

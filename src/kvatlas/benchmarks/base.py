@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
 from kvatlas import class_files
 from kvatlas.answers.reading import Reading
-from kvatlas.core import Grade, KvatlasError, Problem, Status, is_storable_number, is_storable_text, refusal
+from kvatlas.core import Grade, KvatlasError, Problem, Status, canonical, is_storable_number, is_storable_text, refusal
 
 
 class Benchmark(Protocol):
@@ -100,16 +102,45 @@ class Sized:
         return problem.question
 
 
+def problems_of(benchmark: Benchmark, limit: int | None = None) -> list[Problem]:
+    """Return the first `limit` problems of a benchmark, or all: every room reads them by this function.
+
+    Raises KvatlasError if the code of the benchmark fails, or if it has no problems, or two with one id.
+    """
+    where = f"The benchmark {benchmark.name!r}"
+    with refusal(f"{where} cannot give its problems"):
+        problems = list(itertools.islice(benchmark.problems(limit), limit))
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise KvatlasError(f"{where} has the problem {str(problem)[:100]!r}; expected a kvatlas.core.Problem.")
+    if not problems:
+        raise KvatlasError(f"{where} has no problems.")
+
+    name, count = Counter(problem.id for problem in problems).most_common(1)[0]
+    if count > 1:
+        raise KvatlasError(f"{where} has {count:,} problems with the id {name!r}; expected another id for each.")
+    return problems
+
+
+def prompt_of(benchmark: Benchmark, problem: Problem) -> str:
+    """Return the prompt of a problem; KvatlasError if the code of the benchmark fails or gives no text."""
+    with refusal(f"The benchmark {benchmark.name!r} cannot write the prompt of {problem.id!r}"):
+        prompt = benchmark.prompt(problem)
+        if not is_storable_text(prompt):
+            raise TypeError(f"it is {prompt!r}, expected a text")
+        return prompt
+
+
 def problem_of(benchmark: Benchmark, name: str = "") -> Problem:
     """Return the problem with an id, by default the first one; KvatlasError if the benchmark does not have it."""
-    first = benchmark.problems(1)[0]
+    first = problems_of(benchmark, 1)[0]
     if name in ("", first.id):
         return first
 
     # A generated problem is made alone.
     problems: Iterable[Problem] = ()
     if not hasattr(benchmark, "problem"):
-        problems = benchmark.problems()
+        problems = problems_of(benchmark)
     elif index := re.fullmatch(r".*-([0-9]{1,5})", name):
         problems = [benchmark.problem(int(index[1]))]
     for problem in problems:
@@ -122,7 +153,8 @@ def for_model(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
     """Return the benchmark with the prompts for one model; `reads(text)` is true if the model has tokens for a text."""
     if not hasattr(benchmark, "for_model"):
         return benchmark
-    chosen: Benchmark = benchmark.for_model(reads)
+    with refusal(f"The benchmark {benchmark.name!r} cannot choose its prompts for a model"):
+        chosen: Benchmark = benchmark.for_model(reads)
     file = class_files.recorded_file(type(benchmark))
     if file is not None:
         class_files.record_file(type(chosen), file)
@@ -179,4 +211,7 @@ def identity(benchmark: Benchmark) -> list[Any]:
     """Return all that changes prompts and grades besides the problems, whose contents stand beside it in a run."""
     file = class_files.recorded_file(type(benchmark))
     code = [] if file is None else [class_files.code_of(file)]
-    return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ()), *code]
+    with refusal(f"The benchmark {benchmark.name!r} has a wrong identity; expected a list of numbers and texts"):
+        values = [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ()), *code]
+        canonical(values)
+        return values

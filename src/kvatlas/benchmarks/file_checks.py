@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from kvatlas.answers import normal, quantities
 from kvatlas.benchmarks import problem_files
-from kvatlas.benchmarks.base import Benchmark
+from kvatlas.benchmarks.base import Benchmark, problems_of, prompt_of
 from kvatlas.benchmarks.public import Questions
 from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.core import Check, CheckResult, KvatlasError, Problem, canonical, digest
@@ -42,7 +42,7 @@ _BESIDE = re.compile(
 
 def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[CheckResult]:
     """Yield the findings about a benchmark or its first `limit` problems; KvatlasError for an unreadable file."""
-    problems = benchmark.problems(limit)
+    problems = problems_of(benchmark, limit)
     if isinstance(benchmark, Questions):
         read = benchmark.read(limit)
         columns = problem_files.found_columns(read.first, dict(benchmark.columns))
@@ -62,12 +62,12 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
         )
     yield _check_duplicates(problems)
 
-    lengths = [len(benchmark.prompt(problem)) for problem in problems]
+    lengths = [len(prompt_of(benchmark, problem)) for problem in problems]
     message = f"{statistics.median(lengths):,.0f} characters in the median, {max(lengths):,} at most"
     yield CheckResult("prompts", Check.OK, message)
 
     example = problems[0]
-    message = f"{example.id}, to be answered with {example.answer}:\n{benchmark.prompt(example)}"
+    message = f"{example.id}, to be answered with {example.answer}:\n{prompt_of(benchmark, example)}"
     yield CheckResult("example", Check.OK, message)
 
 

@@ -124,18 +124,19 @@ def _model_rows() -> list[dict[str, Any]]:
 
 
 def _print_problem(name: str, problem: str, model: str | None, column: list[str] | None) -> None:
-    from kvatlas.benchmarks import find, for_model, problem_of
+    from kvatlas.benchmarks import find, for_model, prompt_of
+    from kvatlas.benchmarks.base import problem_of
     from kvatlas.class_files import permit
     from kvatlas.models import find as find_model
 
     permit(name)
     benchmark = find(name, **options.file_columns(column))
     chosen = problem_of(benchmark, problem)
-    text = benchmark.prompt(chosen)
+    text = prompt_of(benchmark, chosen)
     if model is not None:
         handle = find_model(model)
         model_benchmark = for_model(benchmark, handle.reads)
-        text = handle.prompt(model_benchmark.prompt(chosen))
+        text = handle.prompt(prompt_of(model_benchmark, chosen))
     typer.echo(text, file=unfiltered(sys.stdout))
     typer.echo(visible(f"{chosen.id}: {chosen.answer}"), err=True)
 

@@ -32,9 +32,9 @@ def note(sentence: str) -> None:
     typer.echo(visible(sentence), err=True)
 
 
-def warn(sentences: Iterable[str], quiet: bool = False) -> None:
-    """Print warnings on standard error, unless `quiet`."""
-    for sentence in () if quiet else sentences:
+def warn(sentences: Iterable[str]) -> None:
+    """Print warnings on standard error."""
+    for sentence in sentences:
         note(f"Warning: {sentence}")
 
 

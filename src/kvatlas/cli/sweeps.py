@@ -67,9 +67,9 @@ def demo_command(
                 note(f"First maps, of every second step and {count}: {pictures}")
 
         # The whole sweep follows whatever the first maps show: it takes their place, and is no second look.
-        warn(plan.warnings, quiet)
+        warn(plan.warnings)
         _decode_plan(plan, folder, quiet, pool=pool, replace=has_first_maps)
-        _warn_of_run(folder, quiet)
+        _warn_of_run(folder)
     if not quiet:
         note("Drawing the figures and the report.")
     print_demo(folder)
@@ -291,10 +291,10 @@ def run_command(
         folder = out or Path(scratch) / "run"
         plan = make_plan(parse_spec(spec, "the options"))
         check_choice(plan.audit)
-        warn(plan.warnings, quiet)
+        warn(plan.warnings)
         how = {"workers": workers, "batch_size": batch_size, "replace": replace, "allow_code": allow_code}
         _decode_plan(plan, folder, quiet, verbose, **how)
-        _warn_of_run(folder, quiet)
+        _warn_of_run(folder)
         print_run(folder, show, as_json, plan.policies[0][0].setting)
 
 
@@ -333,14 +333,15 @@ def sweep_command(
                 out,
                 replace_run=replace,
                 on_trace=(lambda done, total: None) if quiet else count_display("sweep", "answers"),
-                on_message=message_display(quiet),
+                on_message=note,
+                on_start=message_display(quiet),
             )
     else:
         plan = dataclasses.replace(make_plan(changed_spec), changes=changes)
-        warn(plan.warnings, quiet)
+        warn(plan.warnings)
         how = {"workers": workers, "batch_size": batch_size, "replace": replace, "allow_code": allow_code}
         _decode_plan(plan, out, quiet, verbose, executor=executor, address=address, **how)
-    _warn_of_run(out, quiet)
+    _warn_of_run(out)
     if not quiet:
         note(f"Finished. Next: kvatlas describe {out}, or kvatlas view {out}")
 
@@ -359,7 +360,8 @@ def _decode_plan(plan: Plan, folder: Path, quiet: bool, verbose: bool = False, *
     from kvatlas.sweeps import sweep
 
     with _traces_are_kept(folder):
-        sweep(plan, folder, on_trace=progress_display(quiet, verbose), on_message=message_display(quiet), **how)
+        how |= {"on_message": note, "on_start": message_display(quiet)}
+        sweep(plan, folder, on_trace=progress_display(quiet, verbose), **how)
 
 
 @contextmanager
@@ -372,14 +374,13 @@ def _traces_are_kept(folder: Path) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _warn_of_run(folder: Path, quiet: bool) -> None:
+def _warn_of_run(folder: Path) -> None:
     """Warn of what a finished run cannot show; a plan warns of cells without a choice."""
     from kvatlas.stats.run_data import RunData
     from kvatlas.stats.validity import Kind, findings
 
-    if not quiet:
-        cells = RunData.open(folder, metric=None).cells
-        warn(finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE)
+    cells = RunData.open(folder, metric=None).cells
+    warn(finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE)
 
 
 # -- what `run` and `demo` print ---------------------------------------------------------------------------------------

@@ -73,9 +73,11 @@ class Problem:
     cluster: str = ""
 
     def __post_init__(self) -> None:
-        """Raise KvatlasError if the cluster is no text."""
-        if not isinstance(self.cluster, str):
-            raise KvatlasError(f"cluster of the problem {self.id!r} is {self.cluster!r}; expected a text.")
+        """Raise KvatlasError if id, question, answer or cluster is no text."""
+        texts = {"id": self.id, "question": self.question, "answer": self.answer, "cluster": self.cluster}
+        for name, value in texts.items():
+            if not isinstance(value, str):
+                raise KvatlasError(f"{name} of the problem {self.id!r} is {value!r}; expected a text.")
 
     def content_digest(self) -> str:
         """Return a digest of question, answer and `about`: equal problems have equal ones, whatever their ids."""

@@ -97,7 +97,8 @@ class MeasuredCell:
             benchmark = BenchmarkSpec(**entry).find()
             if benchmark.name in recorded and list(benchmarks.identity(benchmark)) != recorded[benchmark.name]:
                 raise KvatlasError(f"{benchmark.name} has other prompts or grades here than in the run; sweep again.")
-            changed = manifest.changed_problems(benchmark.name, benchmark.problems(manifest.spec["problems"]))
+            problems = benchmarks.problems_of(benchmark, manifest.spec["problems"])
+            changed = manifest.changed_problems(benchmark.name, problems)
             if changed:
                 raise KvatlasError(f"The run has {changed} that its file lacks or changes; put back the file.")
             by_name[benchmark.name] = benchmarks.for_model(benchmark, model.reads if model else lambda _: True)

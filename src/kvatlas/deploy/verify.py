@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__, policies
 from kvatlas.answers.reading import JOINED, read_text
+from kvatlas.benchmarks import problems_of, prompt_of
 from kvatlas.core import KvatlasError, Sampling, Trace
 from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.engines.asking import AskedAnswers, AskedCell, ask_in_folder, served_setting
@@ -56,7 +57,7 @@ def ask_measured(
         benchmark = by_name[cell.benchmark]
         ids = cell.problems[:problems]
         chosen = set(ids)
-        questions = [each for each in benchmark.problems(measured.spec["problems"]) if each.id in chosen]
+        questions = [each for each in problems_of(benchmark, measured.spec["problems"]) if each.id in chosen]
         count = min(samples or cell.samples, cell.samples)
         expected = replace(cell, setting=setting, problems=ids, samples=count, baseline=True)
         cells.append(AskedCell(endpoint, expected, benchmark, questions, reference.sampling, measured.spec["seed"]))
@@ -104,11 +105,12 @@ def read_texts(
     texts = []
     for cell in greedy.cells:
         benchmark = by_name[cell.benchmark]
-        for problem in benchmark.problems(reference.run.manifest.spec["problems"]):
+        for problem in problems_of(benchmark, reference.run.manifest.spec["problems"]):
             if problem.id in cell.problems:
                 text = written[cell.benchmark, problem.id]
                 thinking = read_text(text, JOINED).thinking
-                texts.append((model.encode(benchmark.prompt(problem)), f"{opening}{thinking}" if thinking else text))
+                prompt = model.encode(prompt_of(benchmark, problem))
+                texts.append((prompt, f"{opening}{thinking}" if thinking else text))
     return read_under_policy(model, policy, texts)
 
 

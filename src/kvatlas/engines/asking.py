@@ -56,7 +56,7 @@ class AskedCell:
     def contents(self) -> dict[str, str]:
         """Return a digest of prompt and reference of each problem."""
         return {
-            problem.id: digest([self.benchmark.prompt(problem), problem.content_digest()])[:16]
+            problem.id: digest([benchmarks.prompt_of(self.benchmark, problem), problem.content_digest()])[:16]
             for problem in self.problems
         }
 
@@ -84,7 +84,7 @@ class Question:
         """Ask it. The seed is that of every setting, and has 31 bits, which all servers accept."""
         cell = self.cell
         seed = stream_key(cell.seed, cell.expected.benchmark, self.problem.id, self.sample) >> 32
-        return cell.endpoint.ask(cell.benchmark.prompt(self.problem), cell.sampling, seed, stopped)
+        return cell.endpoint.ask(benchmarks.prompt_of(cell.benchmark, self.problem), cell.sampling, seed, stopped)
 
     def trace(self, answer: EndpointAnswer) -> Trace:
         """Return an answer with its grade as a trace; a filtered one is no answer."""

@@ -84,8 +84,10 @@ def endpoint_sides(
     permit(*asking.benchmarks)
     found = [benchmarks.find(name) for name in asking.benchmarks]
     cells = []
+    contents = {}
     for benchmark in found:
-        problems = benchmark.problems(asking.problems)
+        problems = benchmarks.problems_of(benchmark, asking.problems)
+        contents[benchmark.name] = contents_of(problems)
         ids = tuple(problem.id for problem in problems)
         for endpoint in endpoints:
             setting = served_setting(endpoint)
@@ -97,7 +99,7 @@ def endpoint_sides(
         expected=(),
         spec={"sampling": asking.sampling(), "seed": asking.seed},
         provenance={"kvatlas": __version__, "benchmarks": [benchmarks.identity(benchmark) for benchmark in found]},
-        contents={benchmark.name: contents_of(benchmark.problems(asking.problems)) for benchmark in found},
+        contents=contents,
     )
     _check_same_comparison(asking.answers, manifest)
     answers, traces = ask_in_folder(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from kvatlas import __version__
 from kvatlas.answers import reading
-from kvatlas.benchmarks import Benchmark, find
+from kvatlas.benchmarks import Benchmark, find, problems_of
 from kvatlas.benchmarks.base import grade_reading
 from kvatlas.benchmarks.problem_files import read_rows
 from kvatlas.class_files import permit
@@ -316,7 +316,7 @@ class _AnswerFile:
 
 def _problems_by_name(benchmark: Benchmark) -> dict[str, Problem]:
     """Return problems by their ids, and by those in the column `id` of their file."""
-    problems = {problem.id: problem for problem in benchmark.problems(None)}
+    problems = {problem.id: problem for problem in problems_of(benchmark)}
     named = {}
     for row_number, row in enumerate(read_rows(Path(file)) if (file := getattr(benchmark, "file", "")) else (), 1):
         problem = problems.get(f"{benchmark.name}-{row_number:03d}")

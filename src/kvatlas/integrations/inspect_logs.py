@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__
 from kvatlas.answers import reading
-from kvatlas.benchmarks import Benchmark, find
+from kvatlas.benchmarks import Benchmark, find, problems_of, prompt_of
 from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import (
     SERVED,
@@ -490,19 +490,19 @@ def _read_log(log: Path) -> EvalLog:
 def _problems_of_log(samples: Sequence[EvalSample], benchmark: Benchmark, where: str) -> dict[str, Problem]:
     """Return the problems of the log by id. Raises KvatlasError for another prompt than ours."""
     ids = [str(sample.id) for sample in samples]
-    problems = {problem.id: problem for problem in benchmark.problems(None)}
+    problems = {problem.id: problem for problem in problems_of(benchmark)}
     if not set(ids) <= problems.keys():
         # Generated benchmarks have any number of problems; the ids tell the highest one of the log.
         endings = [id_.rpartition("-")[2] for id_ in ids]
         indices = [int(ending) for ending in endings if ending.isdecimal() and len(ending) < 7]
-        problems = {problem.id: problem for problem in benchmark.problems(max(indices, default=0) + 1)}
+        problems = {problem.id: problem for problem in problems_of(benchmark, max(indices, default=0) + 1)}
 
     for sample in samples:
         problem = problems.get(str(sample.id))
         question = sample.input
         if not isinstance(question, str):
             question = "\n".join(message.text for message in question if message.role == "user")
-        if problem is None or question != benchmark.prompt(problem):
+        if problem is None or question != prompt_of(benchmark, problem):
             raise KvatlasError(f"{where} asks {sample.id!r} in another way than {benchmark.name} does.")
     return {id_: problems[id_] for id_ in ids}
 

@@ -29,11 +29,11 @@ def benchmark(name: str, problems: int | None = None) -> Task:
     samples = [
         Sample(
             id=problem.id,
-            input=definition.prompt(problem),
+            input=benchmarks.prompt_of(definition, problem),
             target=problem.answer,
             metadata={"about": {**problem.about}},
         )
-        for problem in definition.problems(problems)
+        for problem in benchmarks.problems_of(definition, problems)
     ]
 
     return Task(
@@ -49,7 +49,7 @@ def benchmark(name: str, problems: int | None = None) -> Task:
 def benchmark_grade(name: str, problems: int | None) -> Scorer:
     """Our grader: correct, progress and the benchmark's further numbers; its words are in the score's metadata."""
     graded_by = benchmarks.find(name)
-    by_id = {problem.id: problem for problem in graded_by.problems(problems)}
+    by_id = {problem.id: problem for problem in benchmarks.problems_of(graded_by, problems)}
 
     async def score(state: TaskState, target: Target) -> Score:
         output = state.output

@@ -145,10 +145,10 @@ class Policies(Registry[type[Policy]]):
         plain = name.lower().replace("-", "").replace("_", "")
         if plain in OTHER_NAMES:
             method, cell = OTHER_NAMES[plain]
-            raise KvatlasError(f"Unknown policy {name!r}; {method} is here --policy '{cell}'.")
+            raise KvatlasError(f"Unknown policy {name!r}; {method} is here {cell!r}.")
         same = [policy for policy in self.names() if policy.replace("-", "").replace("_", "") == plain]
         if same:
-            raise KvatlasError(f"Unknown policy {name!r}; it is here --policy {same[0]}.")
+            raise KvatlasError(f"Unknown policy {name!r}; it is here {same[0]!r}.")
         return super().get(name)
 
 

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property
+from inspect import get_annotations
 from typing import Any, ClassVar, Self
 
 from kvatlas.core import CAP, UNLIMITED, UNNAMED, KvatlasError, Setting, Storage
@@ -100,6 +101,8 @@ class Parametrized:
             guess = did_you_mean(unknown, names)
             if unknown == "compression_ratio" and cls.compresses:
                 guess = " A compression_ratio of 0.7 in kvpress is ratio=0.3, the share that stays."
+            if unknown in get_annotations(cls):
+                guess = f" {unknown} is one if the class {cls.__name__} is decorated with @dataclass(frozen=True)."
             raise KvatlasError(
                 f"The policy {name!r} has no parameter {unknown!r}; expected: {', '.join(names)}.{guess}"
             )
@@ -112,7 +115,7 @@ class Parametrized:
         if missing:
             example = " ".join(f"{word}={_EXAMPLES[word]}" for word in missing if word in _EXAMPLES)
             raise KvatlasError(
-                f"The policy {name!r} needs a value for {', '.join(missing)}, as in --policy '{name} {example}'. "
+                f"The policy {name!r} needs a value for {', '.join(missing)}, as {example}. "
                 "`kvatlas plan --suggest MODEL PROBLEMS` proposes values."
             )
 

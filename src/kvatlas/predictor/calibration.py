@@ -48,7 +48,8 @@ def calibrate(
     for name in names:
         benchmark = benchmarks.find(name)
         model_benchmark = benchmarks.for_model(benchmark, handle.reads)
-        prompts += [handle.encode(model_benchmark.prompt(problem)) for problem in benchmark.problems(problems)]
+        chosen = benchmarks.problems_of(benchmark, problems)
+        prompts += [handle.encode(benchmarks.prompt_of(model_benchmark, problem)) for problem in chosen]
 
     loaded = handle.load()
     engine = Engine(handle, loaded, [FULL], Sampling(max_new_tokens=max_new_tokens), 16)

@@ -196,7 +196,8 @@ class FullCacheTraces:
             for key, trace in store.traces():
                 problem = problems.get((trace.benchmark, trace.problem))
                 if key in keys and problem is not None and trace.problem in chosen:
-                    yield model.encode(by_name[trace.benchmark].prompt(problem)), trace, why_left_out(model, trace)
+                    prompt = benchmarks.prompt_of(by_name[trace.benchmark], problem)
+                    yield model.encode(prompt), trace, why_left_out(model, trace)
 
 
 def _check_any(examples: Sequence[object], left_out: Mapping[str, int], held_out: bool) -> None:

@@ -54,6 +54,7 @@ def train_command(
 
     The attention is that of the answer, or with --target kv_head that of all later tokens by layer and KV head.
     """
+    from kvatlas.benchmarks import problems_of
     from kvatlas.policies.model_files import path_to_write
     from kvatlas.predictor.learning import TrainingData, learn, left_out_as_text
 
@@ -67,7 +68,8 @@ def train_command(
     spec = _full_cache_spec(model, benchmarks, model_options, problems, skip, **limits)
     if held_out is None:
         # A fifth of the smallest benchmark, at least one problem.
-        held_out = max(1, min(len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks) // 5)
+        counts = [len(problems_of(entry.find(), spec.problems)) for entry in spec.benchmarks]
+        held_out = max(1, (min(counts) - skip) // 5)
     material = TrainingData(spec, skip, held_out, tokens_per_trace)
     folder = work or out.with_suffix(".work")
     shown: dict[str, Any] = {"on_trace": progress_display(), "on_step": count_display("training", "steps")}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kvatlas.benchmarks import Benchmark, for_model
+from kvatlas.benchmarks import Benchmark, for_model, grade_answer, problems_of, prompt_of
 from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.models.token_texts import quick_tokenizer, token_texts
@@ -42,7 +42,7 @@ class RunMaterials:
                 benchmark = benchmark_spec.find()
                 problems[benchmark.name] = {
                     problem.id: problem
-                    for problem in benchmark.problems(spec.problems)
+                    for problem in problems_of(benchmark, spec.problems)
                     if manifest.has_problem(benchmark.name, problem)
                 }
                 benchmarks[benchmark.name] = benchmark
@@ -59,7 +59,7 @@ class RunMaterials:
         returned whole.
         """
         try:
-            grade = self.benchmarks[benchmark_name].grade(problem, problem.answer)
+            grade = grade_answer(self.benchmarks[benchmark_name], problem, problem.answer)
         except (KeyError, KvatlasError):
             return problem.answer
         return grade.answer if grade.correct and grade.answer else problem.answer
@@ -71,7 +71,8 @@ class RunMaterials:
         if model is None or problem is None:
             return None
         try:
-            ids = model.encode(for_model(self.benchmarks[trace.benchmark], model.reads).prompt(problem))
+            benchmark = for_model(self.benchmarks[trace.benchmark], model.reads)
+            ids = model.encode(prompt_of(benchmark, problem))
         except KvatlasError:
             return None
         return ids if len(ids) == trace.usage.prompt_tokens else None

@@ -173,7 +173,7 @@ def _benchmarks(manifest: Manifest, grader: str, allow_code: bool) -> Mapping[st
 
 def _problems_of_run(manifest: Manifest, benchmark: Benchmark) -> Sequence[Problem]:
     """Return the problems of the run; KvatlasError if the benchmark has other ones now."""
-    problems = benchmark.problems(manifest.spec.get("problems"))
+    problems = benchmarks.problems_of(benchmark, manifest.spec.get("problems"))
     changed = manifest.changed_problems(benchmark.name, problems)
     if changed:
         raise KvatlasError(f"The run has {changed} that its file lacks or changes; put back the file.")

@@ -342,8 +342,8 @@ def without(cell: CellTraces, axes: Sequence[str]) -> Setting:
 def margin_from_points(lose_at_most: Any) -> float:
     """Return points as a share, 3 points for None. Raises KvatlasError for a value out of range."""
     points = LOSE_AT_MOST if lose_at_most is None else lose_at_most
-    if not isinstance(points, int | float) or not 0 < points < 100:
-        raise KvatlasError(f"lose_at_most is a number of points above 0 and below 100; {points} was given.")
+    if not isinstance(points, int | float) or isinstance(points, bool) or not 0 < points < 100:
+        raise KvatlasError(f"lose_at_most is {points!r}; expected a number of points above 0 and below 100.")
     return float(points) / 100
 
 

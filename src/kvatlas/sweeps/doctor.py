@@ -159,7 +159,7 @@ def messages_for(handle: ModelHandle, names: Sequence[str], count: int) -> list[
     messages = []
     for name in names:
         benchmark = benchmarks.for_model(benchmarks.find(name), handle.reads)
-        messages += [benchmark.prompt(problem) for problem in benchmark.problems(count)]
+        messages += [benchmarks.prompt_of(benchmark, problem) for problem in benchmarks.problems_of(benchmark, count)]
     return messages or [PROBE]
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.spawn
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, described
+from kvatlas.core import KvatlasError, described, refusal
 from kvatlas.machine import collect_seldom, free_memory
 from kvatlas.registry import Registry
-from kvatlas.sweeps.worker import Finished, Job, decode, worker_needs
+from kvatlas.sweeps.worker import Finished, Job, decode, load_job, worker_needs
 from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
@@ -153,7 +156,8 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     try:
         processes.update(take_worker(pool) for _ in range(workers))
         for line, share in zip(processes, shares(job, workers), strict=True):
-            with contextlib.suppress(OSError):  # a dead worker, which is handled below
+            # A dead worker is handled below.
+            with refusal("The job cannot be sent to workers; give workers=1"), contextlib.suppress(OSError):
                 line.send(share)
 
         # The units are given out one by one, until all workers are done or dead.
@@ -182,7 +186,8 @@ def take_worker(pool: WorkerPool) -> tuple[Connection, BaseProcess]:
     """Return an idle worker with its connection, or start a new one.
 
     Each worker has a pipe of its own, so that a worker killed within a message does not block others. The job is sent
-    after the start, because Python would wait forever for a process that dies while it starts.
+    after the start, because Python would wait forever for a process that dies while it starts. The main module is left
+    to jobs that need it: a new process would run a script without `if __name__ == "__main__"` again.
     """
     while pool.idle:
         line, process = pool.idle.popitem()
@@ -191,8 +196,15 @@ def take_worker(pool: WorkerPool) -> tuple[Connection, BaseProcess]:
 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run_worker, args=(theirs,), daemon=True)
-    process.start()
+    start = multiprocessing.spawn.get_preparation_data("")
+    how = {name: value for name, value in start.items() if name.startswith("init_main")}
+    process = context.Process(target=_run_worker, args=(theirs, how), daemon=True)
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        process.start()
+    finally:
+        sys.modules["__main__"] = main
     theirs.close()
     return ours, process
 
@@ -205,8 +217,8 @@ def _kill(processes: dict[Connection, BaseProcess]) -> None:
         process.join()
 
 
-def _run_worker(driver: Connection) -> None:
-    """Decode the jobs that the driver sends, unit by unit, until it ends."""
+def _run_worker(driver: Connection, main: dict[str, Any]) -> None:
+    """Decode the jobs that the driver sends, unit by unit, until it ends; `main` says how to import its main module."""
     import signal
     import threading
 
@@ -234,10 +246,10 @@ def _run_worker(driver: Connection) -> None:
     # The end of the driver is not an error of the worker.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         while True:
+            pickled = driver.recv_bytes()
             try:
-                job = driver.recv()
+                job = load_job(pickled, main)
             except KvatlasError as error:
-                # A file of a benchmark was replaced.
                 driver.send(str(error))
                 driver.send(_DONE)
                 continue

@@ -369,7 +369,7 @@ def make_plan(spec: Spec) -> Plan:
 
     cells = _policies_of(spec)
     chosen = [policy for policy, _ in cells]
-    problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
+    problems = {item.name: benchmarks.problems_of(item, spec.problems) for item in found_benchmarks}
     notes = settings_notes(found_models, chosen)
     notes += cap_notes(chosen, spec.sampling.max_new_tokens)
     notes += spec.notes
@@ -386,7 +386,7 @@ def make_plan(spec: Spec) -> Plan:
             policies.fit_policy(policy, model)
         for benchmark in found_benchmarks:
             adapted = benchmarks.for_model(benchmark, model.reads)
-            texts = [model.prompt(adapted.prompt(problem)) for problem in problems[benchmark.name]]
+            texts = [model.prompt(benchmarks.prompt_of(adapted, problem)) for problem in problems[benchmark.name]]
             notes += notes_for(model, texts, benchmark.name)
             lengths = [len(model.tokens(text)) for text in texts]
             prompts[model.name, benchmark.name] = lengths

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -79,6 +79,16 @@ class PlannedProblems(ABC):
     def measures(self) -> tuple[Measure, ...]:
         """The measures of the spec; raises KvatlasError for one that cannot be used."""
         return tuple(measures.find(name) for name in self.spec.measures)
+
+    def kept_beside(self, run: Manifest) -> Iterator[str]:
+        """Yield a sentence on each benchmark of which a run has more problems, and on more samples."""
+        for name, problems in self.problems.items():
+            count = len(run.contents.get(name, ()))
+            if count > len(problems):
+                yield f"The run keeps its {count:,} problems of {name}; this sweep asks the first {len(problems):,}."
+        samples = run.spec.get("samples", 1)
+        if samples > self.spec.samples:
+            yield f"The run keeps its {samples:,} samples of each problem; this sweep asks {self.spec.samples:,}."
 
     @property
     def sizes(self) -> list[int]:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from kvatlas import policies
-from kvatlas.benchmarks import for_model
+from kvatlas.benchmarks import for_model, problems_of
 from kvatlas.core import KvatlasError, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.results import Expected, Key, Manifest, Store
@@ -18,7 +18,7 @@ from kvatlas.results.regrade import start_measuring
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors, local, needs_text
 from kvatlas.sweeps.plan import Plan, WorkItem, provenance
 from kvatlas.sweeps.planned_problems import other_run
-from kvatlas.sweeps.worker import Job
+from kvatlas.sweeps.worker import Job, refuse_import
 from kvatlas.text import counted
 
 #: New traces, or a quarter of all, from which on the time left is estimated.
@@ -67,28 +67,33 @@ def sweep(
     batch_size: int | None = None,
     on_trace: Callable[[Progress], None] = lambda _: None,
     on_message: Callable[[str], None] = lambda _: None,
+    on_start: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Run or resume a sweep into `folder`, or add it to the run there; return when all traces of the plan are stored.
 
     With `replace` the manifest has this plan alone; other traces stay in the store. With `allow_code` the files of
     policies that only the run there names may be run. By default the executor chooses the number of `workers`, and each
     worker the largest `batch_size` that fits into its memory. `address` is that of a cluster. A `pool` replaces both,
-    and keeps its workers for the next sweep. `on_message` gets the notes of the plan. Only this process writes the
-    store. Raises KvatlasError if the folder or the cluster cannot be used, if the run there is of other models,
-    benchmarks, problems or sampling, or if workers die repeatedly.
+    and keeps its workers for the next sweep. `on_message` gets warnings and the notes of the plan, `on_start` what is
+    started. Only this process writes the store. Raises KvatlasError if the folder or the cluster cannot be used, if
+    the run there is of other models, benchmarks, problems or sampling, or if workers die repeatedly.
     """
+    refuse_import()
+    for name, count in (("workers", workers), ("batch_size", batch_size)):
+        if count is not None and count < 1:
+            raise KvatlasError(f"{name} is {count}; expected an integer >= 1.")
     for sentence in plan.notes:
         on_message(sentence)
     run = executors.get(executor)
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
         promise = promised(plan, store, replace, allow_code)
-        for sentence in _changes_of_stored_traces(promise, store, replace):
+        for sentence in (*_changes_of_stored_traces(promise, store, replace), *plan.kept_beside(promise)):
             on_message(sentence)
         expected = plan.expected()
         store.set_aside({cell.run_key: plan.contents[cell.model, cell.benchmark] for cell in expected})
         pool = pool or stack.enter_context(WorkerPool(workers, address))
-        driver = SweepDriver(plan, store, run, pool, batch_size, on_trace, on_message)
+        driver = SweepDriver(plan, store, run, pool, batch_size, on_trace, on_message, on_start)
         start_measuring(store, promise, plan.measures)
         store.put_manifest(promise)
         for model in plan.models:
@@ -110,7 +115,7 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
         problems = plan.problems[benchmark.name]
         count = len(earlier.contents.get(benchmark.name, ()))
         if count > len(problems):
-            problems = benchmark.problems(count)
+            problems = problems_of(benchmark, count)
         changes.append(earlier.changed_problems(benchmark.name, problems))
     changed = ", ".join(filter(None, changes))
     if changed:
@@ -219,6 +224,7 @@ class SweepDriver:
     batch_size: int | None
     on_trace: Callable[[Progress], None]
     on_message: Callable[[str], None]
+    on_start: Callable[[str], None]
     halvings: int = 0
     finished: int = field(init=False)
     decoded: int = 0
@@ -237,7 +243,7 @@ class SweepDriver:
             job = self._job(model, units)
             before = self.finished
             if self.run is local:
-                self.on_message(needs_text(job, self.pool))
+                self.on_start(needs_text(job, self.pool))
 
             refused: list[RefusedTraceError] = []
             for trace, decoded in self.run(job, self.pool):
@@ -274,6 +280,7 @@ class SweepDriver:
     def _job(self, model: ModelHandle, units: Sequence[WorkItem]) -> Job:
         """Return the job that decodes the units of a model."""
         plan = self.plan
+        names = {policy.setting.policy for policy, _ in plan.policies}
         return Job(
             model=model,
             weights=model.stream,
@@ -285,5 +292,5 @@ class SweepDriver:
             identities={policy.setting: digest(policy.identity(model)) for policy, _ in plan.policies},
             halvings=self.halvings,
             prompt=plan.longest_prompt(model),
-            registered=tuple(policies.policies.added.values()),
+            registered=tuple(kind for name, kind in policies.policies.added.items() if name in names),
         )

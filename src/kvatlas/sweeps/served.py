@@ -189,7 +189,7 @@ def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
     return ServedPlan(
         spec=spec,
         benchmarks=found_benchmarks,
-        problems={benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks},
+        problems={benchmark.name: benchmarks.problems_of(benchmark, spec.problems) for benchmark in found_benchmarks},
         settings=tuple(settings),
         axes=axes,
         weights=weights,
@@ -343,6 +343,7 @@ def sweep_servers(
     replace_run: bool = False,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
     on_message: Callable[[str], None] = lambda _: None,
+    on_start: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Ask the missing questions of a plan, and store the answers in the run in `folder`.
 
@@ -353,7 +354,7 @@ def sweep_servers(
     for served in plan.settings:
         served.command.check(plan.spec_folder, os.environ)
     with Store.create(folder, {"kvatlas": __version__}) as store:
-        driver = _Driver(plan, store, folder / SERVERS, replace_run, on_trace, on_message)
+        driver = _Driver(plan, store, folder / SERVERS, replace_run, on_trace, on_message, on_start)
         for sentence in end_orphans(folder / SERVERS):
             on_message(sentence)
         driver.run()
@@ -392,6 +393,7 @@ class _Driver:
     replace_run: bool
     on_trace: Callable[[int, int], None]
     on_message: Callable[[str], None]
+    on_start: Callable[[str], None]
     manifest: Manifest = field(init=False)
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -417,6 +419,8 @@ class _Driver:
                 f"The commands of {counted(changed_count, 'setting')} are others than before, so these are asked anew. "
                 "Their earlier answers stay in the folder and count again when the spec is put back."
             )
+        for sentence in self.plan.kept_beside(now):
+            self.on_message(sentence)
         self.manifest = now.with_cells([], sessions=kept, commands=commands, left_out={})
         start_measuring(self.store, self.manifest, self.plan.measures)
         self.store.put_manifest(self.manifest)
@@ -479,7 +483,7 @@ class _Driver:
         for start in range(1, STARTS + 1):
             if not self._lacks(self._cells(served)):
                 break
-            self.on_message(f"Starting the server of {served.title}: {_without_folders(str(served.command))}")
+            self.on_start(f"Starting the server of {served.title}: {_without_folders(str(served.command))}")
             with server_of(self.plan, served, self.folder) as server:
                 failure = self._ask_server(served, server)
                 ended = server.failure()

@@ -59,7 +59,7 @@ def suggest(
     spec = setting_spec(model, [dict(benchmark)], full, sampling={}, model_options=options, problems=TRIED)
     first = make_plan(parse_spec(spec, "the options"))
     with tempfile.TemporaryDirectory(prefix="kvatlas-") as scratch:
-        sweep(first, Path(scratch), on_message=on_message)
+        sweep(first, Path(scratch), on_message=on_message, on_start=on_message)
         with Store.open(Path(scratch)) as store:
             traces = [trace for _, trace in store.traces(texts=False)]
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import multiprocessing.spawn
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from kvatlas import class_files, policies
 from kvatlas.answers.reading import read_tokens
-from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks import Benchmark, prompt_of
 from kvatlas.benchmarks.base import grade_reading
-from kvatlas.core import KvatlasError, Sampling, Setting, Trace, digest
+from kvatlas.core import KvatlasError, Sampling, Setting, Trace, digest, refusal
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
@@ -89,6 +91,34 @@ def _load_job(code: Mapping[str, Any], values: bytes) -> Job:
         if class_files.code_of(file) != planned:
             raise KvatlasError(f"The file {file!r} was replaced after the sweep began; start the sweep again.")
     return Job(**pickle.loads(values))
+
+
+def load_job(pickled: bytes, main: dict[str, Any]) -> Job:
+    """Return a job in a worker, which imports the `main` module only for a job with classes of it.
+
+    Raises KvatlasError if something of the job cannot be imported, and if the main module sweeps while it is imported.
+    """
+    process: Any = multiprocessing.current_process()
+    with refusal("A worker cannot load its job; write its classes into a file of their own, or give workers=1"):
+        try:
+            return cast(Job, pickle.loads(pickled))
+        except AttributeError as error:
+            if "__main__" not in str(error):
+                raise
+            # As Python marks a new process that imports its main module.
+            process._inheriting = True
+            multiprocessing.spawn.prepare(main)
+            process._inheriting = False
+            return cast(Job, pickle.loads(pickled))
+
+
+def refuse_import() -> None:
+    """Raise KvatlasError in a process that imports the main module, whose sweep would begin again there."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise KvatlasError(
+            "The workers import this script for the classes that it defines, and its sweep would begin again there; "
+            "write the sweep below `if __name__ == '__main__':`, the classes into a file, or give workers=1."
+        )
 
 
 def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None, loaded: bool = True) -> int:
@@ -171,7 +201,7 @@ def _request(
     unit = job.units[index]
     return Request(
         key=index,
-        prompt=job.model.encode(by_name[unit.benchmark].prompt(unit.problem)),
+        prompt=job.model.encode(prompt_of(by_name[unit.benchmark], unit.problem)),
         stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
         policies=tuple(settings[setting] for setting in unit.settings),
     )
