@@ -140,6 +140,19 @@ def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: ModelHandle, 
     assert results[0] == results[1] != results[2]
 
 
+def test_a_cap_ends_thinking_with_the_text_that_the_user_names(
+    tiny_llama: ModelHandle, model: Any, texts: list[str]
+) -> None:
+    inputs = encoded(tiny_llama, texts[:1])
+    prompt = inputs["input_ids"].shape[1]
+    close = " , 9 .\n"
+    (row,) = model.generate(
+        **inputs, do_sample=False, max_new_tokens=30, custom_generate=kvatlas.generate,
+        policy="full", settings={"thinking_tokens": 10}, think_close=close,
+    )  # fmt: skip
+    assert tiny_llama.text(row[prompt + 10 :].tolist()).startswith(close)
+
+
 def test_0_is_a_seed_of_its_own(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
     inputs = encoded(tiny_llama, texts[1:2])
     how = {**HOW, "temperature": 3.0, "top_k": 0}
