@@ -141,9 +141,10 @@ def test_a_report_of_the_command_line_says_what_it_wrote(
     kvatlas: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvatlas.report.app.page.TRACES_LIMIT", 20_000)
-    code, out, err = kvatlas("view", run, "--out", tmp_path / "r.html", "--traces", 1)
-    assert (code, out) == (0, f"{tmp_path / 'r.html'}\n")
-    assert "holds up to 1 traces of each cell; --out FOLDER writes all" in err
+    for words, count in (([], 2), (["--traces", 1], 1)):
+        code, out, err = kvatlas("view", run, "--out", tmp_path / "r.html", *words)
+        assert (code, out) == (0, f"{tmp_path / 'r.html'}\n")
+        assert f"holds up to {count} traces of each cell; --out FOLDER writes all" in err
 
 
 def test_traces_of_each_cell_are_for_a_page_alone(kvatlas: Call, run: Path, tmp_path: Path) -> None:
