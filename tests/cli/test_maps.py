@@ -1,13 +1,14 @@
 """The command `map` as people use it."""
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvatlas.columns import cost_columns
-from kvatlas.core import Setting
+from kvatlas.core import Claim, Setting
 from kvatlas.results import Manifest
 from kvatlas.stats.metrics import METRICS
 from tests.command_line import Call
@@ -145,6 +146,12 @@ def test_a_report_of_the_command_line_says_what_it_wrote(
         code, out, err = kvatlas("view", run, "--out", tmp_path / "r.html", *words)
         assert (code, out) == (0, f"{tmp_path / 'r.html'}\n")
         assert f"holds up to {count} traces of each cell; --out FOLDER writes all" in err
+
+
+@pytest.mark.parametrize("claim", list(Claim))
+def test_a_description_speaks_of_what_the_option_names(kvatlas: Call, run: Path, claim: Claim) -> None:
+    document = json.loads(kvatlas.succeed("describe", run, "--claim", claim.value, "--json"))
+    assert document["claim"] == claim.value
 
 
 def test_traces_of_each_cell_are_for_a_page_alone(kvatlas: Call, run: Path, tmp_path: Path) -> None:
