@@ -132,8 +132,8 @@ MISTAKES: list[tuple[str, tuple[str, ...], str]] = [
     (f"{RUN} --ratio 0.3", ("ratio", "0.3"), "--policy rkv"),
     (f"{RUN} --policy snapkv", ("kv_budget", "snapkv"), "kv_budget=512"),
     (f"{RUN} --policy 'snapkv kv_budget=90 local_window=4 compression_ratio=0.7'", ("compression_ratio",), "ratio=0.3"),
-    (f"{RUN} --policy Streaming-LLM", ("Streaming-LLM",), "--policy 'streaming'"),
-    (f"{RUN} --policy R-KV", ("R-KV",), "--policy rkv"),
+    (f"{RUN} --policy Streaming-LLM", ("Streaming-LLM",), "is here 'streaming'"),
+    (f"{RUN} --policy R-KV", ("R-KV",), "is here 'rkv'"),
     (f"{RUN} --policy window --ratio 30%", ("--ratio", "30%"), "0.3"),
     (f"run {MODEL} CHAIN3 --problems ten", ("--problems", "ten"), "integer"),
     ("plan good.yaml --memory 8GB", ("--memory", "8GB"), "GiB"),
@@ -497,7 +497,7 @@ def test_huge_numbers_of_rows_and_of_shown_traces_are_as_many_as_there_are(kvatl
 def test_code_of_others_that_ends_a_command_does_not_end_it_in_silence(
     kvatlas: Call, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr("kvatlas.benchmarks.chain.Chain.problems", lambda *_: sys.exit(code))
+    monkeypatch.setattr("kvatlas.sweeps.make_plan", lambda *_: sys.exit(code))
     sentence = kvatlas.refuse("run", MODEL, "CHAIN3")
     assert f"Code outside kvatlas ended this command (it called sys.exit({code}))." in sentence
 

@@ -168,7 +168,7 @@ def positive(value: float | None) -> float | None:
 
 Json = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each trace.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, warnings alone.")]
 
 # A model and its problems.
 Model = Annotated[str, typer.Argument(help="embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.")]
