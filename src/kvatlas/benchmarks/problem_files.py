@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from kvatlas.answers.grading import reference_letter
 from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, Problem, digest, importing, reason, refusal
@@ -158,11 +158,32 @@ def _read_json_lines(file: TextIOWrapper) -> Iterator[Any]:
                 raise ValueError(f"line {line_number}: {error}") from error
 
 
-def _read_csv(file: TextIOWrapper) -> Iterator[Row]:
+def open_csv(file: TextIO) -> csv.DictReader[str]:
+    """Return the reader of a CSV file; its header tells the separator."""
     header = file.readline()
     file.seek(0)
     separator = max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
-    reader = csv.DictReader(file, delimiter=separator)
+    return csv.DictReader(file, delimiter=separator)
+
+
+def with_decimal_point(text: str, separator: str) -> str:
+    """Return a number with a decimal comma with a point, other texts as they are.
+
+    Spreadsheets write semicolons where the comma is the decimal point. A text whose comma may as well separate
+    thousands is marked as unclear.
+    """
+    if separator != ";":
+        return text
+    if _UNCLEAR_COMMA.fullmatch(text.strip()):
+        return _Unclear(text)
+    if _POINTS_AND_COMMA.fullmatch(text.strip()):
+        text = text.replace(".", "")
+    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text.strip()) else text
+
+
+def _read_csv(file: TextIOWrapper) -> Iterator[Row]:
+    reader = open_csv(file)
+    separator = reader.reader.dialect.delimiter
     _refuse_repeated([name.strip() for name in reader.fieldnames or ()])
     for row in reader:
         if None in row or None in row.values():
@@ -170,18 +191,7 @@ def _read_csv(file: TextIOWrapper) -> Iterator[Row]:
                 f"line {reader.line_num} and the header have unlike numbers of fields; a text with {separator!r} or "
                 "the end of a line in it needs quotes"
             )
-
-        # Spreadsheets write semicolons where the comma is the decimal point.
-        cells: dict[str, str] = dict(row)
-        if separator == ";":
-            for name, text in row.items():
-                if _UNCLEAR_COMMA.fullmatch(text.strip()):
-                    cells[name] = _Unclear(text)
-                    continue
-                if _POINTS_AND_COMMA.fullmatch(text.strip()):
-                    text = text.replace(".", "")
-                cells[name] = text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text.strip()) else text
-        yield cells
+        yield {name: with_decimal_point(text, separator) for name, text in row.items()}
 
 
 _READERS: dict[str, Callable[[TextIOWrapper], Iterator[Any]]] = {
