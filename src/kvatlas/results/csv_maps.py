@@ -12,7 +12,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.problem_files import open_csv, with_decimal_point
 from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.columns import TRACES, Column, csv_columns
 from kvatlas.core import (
@@ -34,7 +33,7 @@ from kvatlas.core.settings import CAP, CAP_COLUMN, WINDOW_SHARE
 from kvatlas.policies.memory import stays
 from kvatlas.results.export import MARKS
 from kvatlas.results.store import FILE
-from kvatlas.text import did_you_mean_file, number, unguarded
+from kvatlas.text import did_you_mean_file, number, open_csv, unguarded, with_decimal_point
 
 PUBLISHED = "published:"
 #: The most characters of a file.
