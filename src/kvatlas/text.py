@@ -6,6 +6,7 @@ and unpaired characters are written as `⟨U+001B⟩`, so that no text controls 
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 import unicodedata
@@ -32,6 +33,17 @@ _IN_BRACKETS = re.compile(r" ?\(([a-z_]+=[^()]*)\)")
 _PARAMETER = re.compile(r"\b([a-z_]+)=")
 #: The most decimals of a limit that lies next to a border.
 _MOST_DIGITS = 4
+#: The separators of CSV files; of equally likely ones the first.
+SEPARATORS = (",", ";", "\t")
+#: A number with a decimal comma, also with a unit; one whose comma may as well separate thousands; one with both marks.
+_UNIT = r"(\s*([%°€]|[A-Za-z]{1,5}))?"
+_DECIMAL_COMMA = re.compile(rf"[-+]?\d*,\d+{_UNIT}")
+_UNCLEAR_COMMA = re.compile(rf"[-+]?[1-9]\d{{0,2}},\d{{3}}{_UNIT}")
+_POINTS_AND_COMMA = re.compile(rf"[-+]?\d{{1,3}}(\.\d{{3}})+,\d+{_UNIT}")
+
+
+class UnclearNumber(str):
+    """The text of a number that cannot be read in one way only; refused where it is an answer."""
 
 
 def axis_label(name: str) -> str:
@@ -293,3 +305,26 @@ def parse_yaml(text: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
+
+
+def open_csv(file: TextIO) -> csv.DictReader[str]:
+    """Return the reader of a CSV file; its header tells the separator."""
+    header = file.readline()
+    file.seek(0)
+    separator = max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+    return csv.DictReader(file, delimiter=separator)
+
+
+def with_decimal_point(text: str, separator: str) -> str:
+    """Return a number with a decimal comma with a point, other texts as they are.
+
+    Spreadsheets write semicolons where the comma is the decimal point. A text whose comma may as well separate
+    thousands is marked as unclear.
+    """
+    if separator != ";":
+        return text
+    if _UNCLEAR_COMMA.fullmatch(text.strip()):
+        return UnclearNumber(text)
+    if _POINTS_AND_COMMA.fullmatch(text.strip()):
+        text = text.replace(".", "")
+    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text.strip()) else text

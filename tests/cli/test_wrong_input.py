@@ -289,6 +289,22 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("export rnu", ("'rnu'",), ("'run'",)),
     ("describe run/run.sqlite", ("store of a run",), ("its folder, 'run'",)),
     ("view before.csv", ("before.csv' is a CSV file",), ("the folder of a run",)),
+    ("describe text_setting.yaml", ("text_setting.yaml' is a spec",), ("kvatlas sweep text_setting.yaml --out",)),
+    (
+        "autopsy text_setting.yaml --policy rkv",
+        ("text_setting.yaml' is a spec",),
+        ("kvatlas sweep text_setting.yaml --out",),
+    ),
+    (
+        "import no_reference.csv new --axis kv --reference kv=bf16",
+        ("no row has kv=bf16",),
+        ("there are kv=auto; kv=fp8",),
+    ),
+    (
+        "autopsy run --policy 'dynts ratio=0.1'",
+        ("names 2",),
+        ("dynts local_window=4 ratio=0.1; dynts local_window=8 r",),
+    ),
     ("compare run rkv", ("'rkv' fits none of the systems; there are",), ("dynts, random",)),
     ("compare run dynts", ("there is 1 (dynts",), ("name another",)),
     ("import folder new", ("'folder' is a folder",), ("name the logs in it",)),
@@ -333,6 +349,7 @@ MORE_FILES: dict[str, str | bytes] = {
     "broken.py": "class One(:\n",
     "before.csv": "problem,correct\np1,1\n",
     "other.csv": "problem,correct\np2,1\n",
+    "no_reference.csv": "problem,kv,correct\np1,auto,1\np1,fp8,1\n",
     "no_correct.csv": "problem,right\np1,1\n",
 }
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -115,7 +116,8 @@ def test_a_served_cell_is_asked_graded_and_kept_as_a_run(
     assert "<think>" in traces[0].text
     # Nothing is asked twice, the sentences are those of the data, and the run stands in every figure.
     assert verify(server, run, "--json")[1] == first
-    said = verify(server, run)[1].splitlines()
+    # The model is served under another name.
+    _, *said = verify(server, run)[1].splitlines()
     assert f"{document['cell']['verdict']}. 8 problems, 2 samples of each: " in said[0]
     assert "against the full cache: " in said[1]
     assert document["full"]["verdict"] in said[1]
@@ -123,6 +125,15 @@ def test_a_served_cell_is_asked_graded_and_kept_as_a_run(
     assert RunData.open(out).cells[0].stored == 8
     kvatlas.succeed("compare", run, out, "served", "full", "--out", tmp_path / "a.png")
     kvatlas.succeed("map", out, "--out", tmp_path / "map.png")
+
+
+def test_an_endpoint_of_another_model_is_told_first_and_shorter_answers_are_shorter(
+    run: Path, stand: Stand, verify: Call
+) -> None:
+    url, _ = stand(lambda path, _: (200, {}, MODELS if path == "/v1/models" else completion("c = 1", output=3)))
+    said = verify(url, run)[1]
+    assert said.startswith("The endpoint serves 'tiny', and the run is of 'embedded:tiny-llama': are they one model?")
+    assert re.search(r"Answers are \d+ tokens shorter on average than in the run", said)
 
 
 def test_fewer_problems_than_before_are_all_that_is_reported(run: Path, stand: Stand, verify: Call) -> None:

@@ -148,7 +148,7 @@ def test_rendering_a_rendered_command_changes_nothing() -> None:
         ({"serve_cmd": "vllm serve m --port 8000"}, {}, r"there is no \{port\} in it"),
         ({"serve_cmd": ""}, {}, "needs serve_cmd, or the endpoint"),
         ({"serve_cmd": "", "endpoint": "http://a:1/v1"}, {"x": 1}, "x would change nothing: .* Give serve_cmd"),
-        ({"serve_cmd": ["vllm", "serve"]}, {}, "expected one text, as in a shell, as serve_cmd: vllm serve; a list"),
+        ({"serve_cmd": ["vllm", "serve"]}, {}, "serve_cmd: expected one text, a command as in a shell"),
         ({"endpoint": "http://user:pw@a/v1"}, {}, "expected http://HOST:PORT/v1 without user"),
         ({"env": ["A"]}, {}, "env: expected texts by name"),
         ({}, {"/Kv:Type": "fp8"}, r"write flags of another form out, as options: "),

@@ -261,7 +261,7 @@ def test_a_file_without_the_task_and_one_without_grades_are_told(kvatlas: Call, 
     before = answers_of(tmp_path / "before.csv", {"p1": 1, "p2": 0})
     after = answers_of(tmp_path / "after.csv", {"p1": "", "p2": ""})
     assert "has no task 'law'; there are: answers." in kvatlas.refuse("gate", before, after, "--task", "law")
-    assert "Row 1 of after.csv: 'correct' is blank, as in all rows" in kvatlas.refuse("gate", before, after)
+    assert "after.csv: 'correct' is blank in row 1 and all others" in kvatlas.refuse("gate", before, after)
 
 
 # -- runs and endpoints ------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_a_run_is_described_where_one_claim_of_two_is_proven_of_every_setting(kv
     file = tmp_path / "a.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     kvatlas.succeed("import", file, tmp_path / "run", "--axis", "kv")
-    assert "On these 60 problems served is proven" in kvatlas.succeed("describe", tmp_path / "run")
+    assert "On these 60 problems served kv fp8 is proven" in kvatlas.succeed("describe", tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,11 @@ def test_names_of_any_accepted_length_can_be_drawn(read, axis):
     assert rendered(figure, ".png", 40)
 
 
+def test_a_spreadsheets_semicolons_and_decimal_commas_are_read(read):
+    assert read(GOOD.replace(",", ";").replace(".", ",")) == read(GOOD)
+    assert read(GOOD.replace(",", "\t")) == read(GOOD)
+
+
 def test_small_percentages_of_whole_counts_are_percentages(read):
     rare = "R,AIME24,500,0.1,0.5,200,2\nR,AIME24,500,0.2,0.25,200,2\nR,AIME24,500,0.3,0,200,2\n"
     maps = read(HEAD.replace("\n", ",problems,samples\n") + "M,AIME24,500,0.1,40,30,2\n" + rare, partial=True)

@@ -20,6 +20,7 @@ from kvatlas.serve.server import LOOPBACK, MAX_BYTES
 from kvatlas.serve.service import Service, find_policy
 
 ASKED = [{"role": "user", "content": "w"}]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 TOOL = {"type": "function", "function": {"name": "x"}}
 
 
@@ -93,6 +94,10 @@ def test_a_body_without_a_length_is_read_no_further_than_the_limit(service: Serv
         ({"temperature": 9}, "temperature: Input should be less than or equal to 2."),
         ({"max_tokens": 5000}, "The model has 1536 positions: a prompt of"),
         ({"logprobs": True}, "logprobs is not supported."),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages have a part of type 'image_url'; only text is",
+        ),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "enable_thinking is not supported: the model's chat"),
         # Too much is refused before it is worked on.
         ({"prompt": ["a"] * 2000, "n": 128}, "prompt and n ask for 256,000 answers at once; expected at most 8."),
@@ -131,6 +136,17 @@ def test_a_message_in_parts_is_their_text_and_a_developer_speaks_as_the_system()
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "Is it so?"},
     ]
+
+
+def test_a_body_that_is_no_json_is_told_with_the_place(service: Service) -> None:
+    client = TestClient(application(service, "tiny"))
+    headers = {"Content-Type": "application/json"}
+    answer = client.post("/v1/completions", content='{"prompt": "w", }', headers=headers)
+    error = answer.json()["error"]
+    assert error["message"].startswith("The body is no JSON: ")
+    # Versions of Python name the comma or what follows it.
+    assert error["message"].endswith((" at character 14.", " at character 16."))
+    assert error["param"] is None
 
 
 # Real answers, of one token each.

@@ -80,9 +80,12 @@ def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:
         assert choose(result, [printed]) == [result[2]]
     for name, sentence in [
         ("full", "'full' fits 2 of the systems and must fit one: hf:lab/A-7B full; B full."),
-        ("dynts", "'dynts' fits 2 of the systems and must fit one: dynts ratio=0.1; dynts ratio=0.5."),
-        ("dynts ratios=0.5", "'ratios=0.5' fits none, write ratio=0.5"),
-        ("dynts ratio=0.7", "'dynts ratio=0.7' fits none .*; 'ratio=0.7' fits none, the values of ratio are 0.1, 0.5"),
+        ("dynts", "must fit one: hf:lab/A-7B dynts ratio=0.1; hf:lab/A-7B dynts ratio=0.5."),
+        ("dynts ratios=0.5", "^'ratios=0.5' of 'dynts ratios=0.5' fits none of the systems; write ratio=0.5"),
+        (
+            "dynts ratio=0.7",
+            r"^'ratio=0.7' of 'dynts ratio=0.7' fits none of the systems; the values of ratio are 0.1, 0.5\.$",
+        ),
     ]:
         with pytest.raises(KvatlasError, match=sentence):
             choose(result, [name])
@@ -102,6 +105,16 @@ def test_a_setting_is_chosen_by_a_value_that_it_does_not_name() -> None:
         assert choose([usual, other], [printed]) == [other]
     with pytest.raises(KvatlasError, match=r"must fit one: snapkv plan_prefix=0; snapkv plan_prefix=2\."):
         choose([usual, other], ["snapkv"])
+
+
+def test_proposed_names_fit_one_system_of_all() -> None:
+    settings = [Setting.from_parameters("dynts", local_window=w, ratio=r) for r in (0.1, 0.5) for w in (16, 64)]
+    plan = manifest(settings, benchmarks=("CHAIN6",), problems=2)
+    systems = systems_of([RunData(plan, traces(plan))])
+    with pytest.raises(KvatlasError, match=r"must fit one: ") as refused:
+        choose(systems, ["dynts ratio=0.5"])
+    proposed = str(refused.value).partition("must fit one: ")[2].removesuffix(".").split("; ")
+    assert [str(one.setting) for one in choose(systems, proposed)] == [str(one) for one in settings[2:]]
 
 
 def test_a_policy_of_a_file_is_chosen_by_its_class(run: RunData) -> None:

@@ -55,7 +55,7 @@ def test_defaults_are_the_published_ones() -> None:
         ({"settings": [{"policy": "rkv", "querys": None}]}, "'querys' is no parameter of the policy 'rkv' and no axis"),
         ({"settings": [{"kv_budget": 3}]}, "The key 'settings.0.policy' is missing in spec"),
         ({"models": [{**SERVED, "reference": {}}]}, "ready_timeout, kv_bytes. It is a key of the spec, beside models"),
-        ({"models": [SERVED], "settings": [{"kv_budget": 3}]}, "which has kv_budget there; write it as policy: served"),
+        ({"models": [SERVED], "settings": [{"kv_budget": 3}]}, "as policy: rkv, or of served models policy: served"),
         ({"models": [SERVED], "settings": [{"policy": "rkv"}]}, "in spec: settings of served models are {policy: serv"),
     ],
 )

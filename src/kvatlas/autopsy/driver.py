@@ -64,11 +64,12 @@ def find_lost(folder: Path, name: str) -> list[LostCell]:
     cannot be replayed, and for a policy of a file that is not permitted.
     """
     run = RunData.open(folder)
-    systems = fitting_systems(systems_of([run], "pass@1"), name)
+    every_system = systems_of([run], "pass@1")
+    systems = fitting_systems(every_system, name)
     settings = list(dict.fromkeys(system.setting for system in systems))
     if len(settings) > 1:
         raise KvatlasError(
-            f"--policy {name!r} names {len(settings)} settings of the run; expected one: {names_to_choose(systems)}."
+            f"--policy {name!r} names {len(settings)} settings; expected one: {names_to_choose(systems, every_system)}."
         )
     (setting,) = settings
     policy = from_setting(setting)

@@ -6,7 +6,6 @@ range, and commas that may be decimal commas or separate thousands.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import math
@@ -22,7 +21,7 @@ from typing import Any
 
 from kvatlas.answers.grading import reference_letter
 from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, Problem, digest, importing, reason, refusal
-from kvatlas.text import did_you_mean_file
+from kvatlas.text import UnclearNumber, did_you_mean_file, open_csv, with_decimal_point
 
 Row = Mapping[str, Any]
 
@@ -37,23 +36,12 @@ CORRECT = "correct answer"
 INCORRECT = tuple(f"incorrect answer {i}" for i in range(1, 10))
 #: The seed of the seeds of all permutations of choices: part of the benchmark, the same for every user.
 CHOICE_SEED = 0
-#: The separators of CSV files; of equally likely ones the first.
-SEPARATORS = (",", ";", "\t")
 #: A row of JSON lines.
 _EXAMPLE = '{"question": "1 + 1", "answer": "2"}'
 #: Rows of a Parquet file that are read at a time.
 _BATCH = 1024
 #: The mark of a choice inside a question.
 _MARK = re.compile(r"\(([A-K])\)|(?:^|\n|\\n)\s*([A-K])[.):]\s")
-#: A number with a decimal comma, also with a unit; one whose comma may as well separate thousands; one with both marks.
-_UNIT = r"(\s*([%°€]|[A-Za-z]{1,5}))?"
-_DECIMAL_COMMA = re.compile(rf"[-+]?\d*,\d+{_UNIT}")
-_UNCLEAR_COMMA = re.compile(rf"[-+]?[1-9]\d{{0,2}},\d{{3}}{_UNIT}")
-_POINTS_AND_COMMA = re.compile(rf"[-+]?\d{{1,3}}(\.\d{{3}})+,\d+{_UNIT}")
-
-
-class _Unclear(str):
-    """The text of a number that cannot be read in one way only; refused where it is an answer."""
 
 
 class _RepeatedKey(dict[str, Any]):
@@ -121,11 +109,11 @@ def _parse_json(text: str) -> Any:
     return json.loads(text, parse_constant=refuse, parse_float=_parse_float, object_pairs_hook=_collect_pairs)
 
 
-def _parse_float(text: str) -> float | _Unclear:
+def _parse_float(text: str) -> float | UnclearNumber:
     """Return a number; one that Python's numbers cannot hold (1e999, 1e-999) stays a text that is no answer."""
     value = float(text)
     is_lost = value == 0 and re.search("[1-9]", text.lower().partition("e")[0])
-    return _Unclear(text) if math.isinf(value) or is_lost else value
+    return UnclearNumber(text) if math.isinf(value) or is_lost else value
 
 
 def _collect_pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -159,10 +147,8 @@ def _read_json_lines(file: TextIOWrapper) -> Iterator[Any]:
 
 
 def _read_csv(file: TextIOWrapper) -> Iterator[Row]:
-    header = file.readline()
-    file.seek(0)
-    separator = max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
-    reader = csv.DictReader(file, delimiter=separator)
+    reader = open_csv(file)
+    separator = reader.reader.dialect.delimiter
     _refuse_repeated([name.strip() for name in reader.fieldnames or ()])
     for row in reader:
         if None in row or None in row.values():
@@ -170,18 +156,7 @@ def _read_csv(file: TextIOWrapper) -> Iterator[Row]:
                 f"line {reader.line_num} and the header have unlike numbers of fields; a text with {separator!r} or "
                 "the end of a line in it needs quotes"
             )
-
-        # Spreadsheets write semicolons where the comma is the decimal point.
-        cells: dict[str, str] = dict(row)
-        if separator == ";":
-            for name, text in row.items():
-                if _UNCLEAR_COMMA.fullmatch(text.strip()):
-                    cells[name] = _Unclear(text)
-                    continue
-                if _POINTS_AND_COMMA.fullmatch(text.strip()):
-                    text = text.replace(".", "")
-                cells[name] = text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text.strip()) else text
-        yield cells
+        yield {name: with_decimal_point(text, separator) for name, text in row.items()}
 
 
 _READERS: dict[str, Callable[[TextIOWrapper], Iterator[Any]]] = {
@@ -211,7 +186,7 @@ def _plain_text(value: Any) -> str:
     """Return a text, UTF-8 bytes or a finite number as text; None is empty. Raises ValueError for other values."""
     if isinstance(value, bytes):
         value = value.decode()
-    if isinstance(value, _Unclear):
+    if isinstance(value, UnclearNumber):
         raise ValueError(f"holds {str(value)!r}; expected a number in one reading, such as 1234.5")
     is_number = isinstance(value, int) or (isinstance(value, float | Decimal) and math.isfinite(value))
     if not (value is None or isinstance(value, str) or is_number):

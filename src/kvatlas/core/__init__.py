@@ -19,6 +19,7 @@ from kvatlas.core.basics import (
     reason,
     refusal,
     refuse_problem_file,
+    refuse_spec,
     rounded,
 )
 from kvatlas.core.maps import (

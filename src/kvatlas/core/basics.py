@@ -139,6 +139,12 @@ def refuse_problem_file(name: str | Path, expected: str, way_out: str) -> None:
         raise KvatlasError(f"{str(name)!r} is {kind}; expected {expected}. {way_out}")
 
 
+def refuse_spec(name: str | Path) -> None:
+    """Raise KvatlasError if a spec is named in the place of a run."""
+    if Path(name).is_file() and str(name).lower().endswith((".yaml", ".yml")):
+        raise KvatlasError(f"{str(name)!r} is a spec, not a run: `kvatlas sweep {name} --out RUN` makes one; name RUN.")
+
+
 #: The largest integer of 64 bits with a sign, as tables and files have them.
 LARGEST_INTEGER = 2**63 - 1
 

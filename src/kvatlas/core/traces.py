@@ -209,10 +209,8 @@ def telling_parameters(settings: Iterable[Setting]) -> list[str]:
     """Return the parameters in which settings differ; all of a single command of a server."""
     every = list(settings)
     names = differing(setting.values for setting in every)
-    # That it was served tells nothing of it.
-    if not names and every and every[0].policy == SERVED.policy:
-        return list(every[0].values)
-    return names
+    is_command = {setting.policy for setting in every} == {SERVED.policy}
+    return names or (list(every[0].values) if is_command else [])
 
 
 def is_reference(setting: Setting) -> bool:

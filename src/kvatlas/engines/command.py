@@ -100,10 +100,9 @@ class Command:
                 value = layer.get(key)
                 if value is None:
                     continue
-                if isinstance(value, list) and key not in ("env", "files"):
-                    text = _joined(map(str, value))
-                    raise KvatlasError(f"{key}: expected one text, as in a shell, as {key}: {text}; a list was given.")
                 if key not in ("env", "files"):
+                    if isinstance(value, list):
+                        raise KvatlasError(f"{key}: expected one text, a command as in a shell; {value} was given.")
                     values[key] = _text(key, value)
                     continue
                 if not isinstance(value, Mapping):
@@ -142,10 +141,9 @@ class Command:
                 filled(text, place)
             if not self.serve_cmd:
                 raise KvatlasError(
-                    f"{', '.join(flags)} would change nothing: the options of a server that runs are not set from "
-                    "here. Give serve_cmd; or name a server for each setting, as endpoint: http://HOST:{port2}/v1 with "
-                    "an axis port2, and reference: {endpoint: http://HOST:8000/v1} beside models; or compare two that "
-                    "run: `kvatlas gate URL URL BENCHMARK`."
+                    f"{', '.join(flags)} would change nothing: kvatlas sets no options of a server that runs. Give "
+                    "serve_cmd; or a server for each setting, as endpoint: http://HOST:{port2}/v1 with an axis port2, "
+                    "and reference: {endpoint: ...} beside models; or compare two: `kvatlas gate URL URL BENCHMARK`."
                 )
             names = ", ".join(f"{{{name}}}" for name in flags)
             raise KvatlasError(f"A value that changes nothing: write {names} into options, env, files or serve_cmd.")

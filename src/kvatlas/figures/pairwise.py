@@ -69,8 +69,7 @@ def names_of(systems: Sequence[ModelSetting]) -> list[str]:
         if setting == SERVED:
             names.append(model_name(system.model))
             continue
-        alike = [other.setting for other in systems if other.setting.policy == setting.policy]
-        parameters = telling_parameters(alike)
+        parameters = telling_parameters(one.setting for one in systems if one.setting.policy == setting.policy)
         values = [f"{name}={value}" for name, value in setting.parameters if name in parameters]
         words = []
         if len(models) > 1:

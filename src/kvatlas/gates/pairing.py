@@ -152,9 +152,7 @@ class _TaskAnswers:
             self.prompts.append(set())
         for texts, text in ((self.questions, answer.question), (self.references, answer.reference)):
             if text and texts[place] and texts[place] != text:
-                raise KvatlasError(
-                    f"{side} asks two questions as problem {answer.problem!r} of the task {answer.task!r}."
-                )
+                raise KvatlasError(f"{side} asks two questions as problem {answer.problem!r} of {answer.task!r}.")
             texts[place] = texts[place] or text
         self.prompts[place].add(answer.prompt)
         # A number that tells texts apart in this process; 0 for an empty one.
@@ -341,13 +339,9 @@ def _pair_task(tasks: tuple[str, str], sides: tuple[_TaskAnswers, _TaskAnswers],
         _check_names(task, [[*side.places] for side in sides])
     places |= by_name
     if not places:
-        raise KvatlasError(
-            f"The sides have no problem of the task {task!r} in common: "
-            + (
-                _alike_names([*first.places], [*second.places])
-                or f"the first is {next(iter(first.places))!r} before and {next(iter(second.places))!r} after."
-            )
-        )
+        ends = f"the first is {next(iter(first.places))!r} before and {next(iter(second.places))!r} after."
+        why = _alike_names(first.places, second.places) or ends
+        raise KvatlasError(f"The sides have no problem of the task {task!r} in common: {why}")
     _check_same(task, sides, places, allow)
 
     # Both grids have the problems of either side.
@@ -370,9 +364,8 @@ def _check_names(task: str, names: Sequence[Sequence[str]]) -> None:
     ends = [(min(of_side), max(of_side)) for of_side in numbers]
     if (ends[0][0] - ends[1][0]) * (ends[0][1] - ends[1][1]) > 0:
         raise KvatlasError(
-            f"Problems of the task {task!r} are numbered from {ends[0][0]} to {ends[0][1]} before and from "
-            f"{ends[1][0]} to {ends[1][1]} after, and a side has no text of their questions: names alone would pair "
-            "other questions."
+            f"Problems of {task!r} are numbered from {ends[0][0]} to {ends[0][1]} before and from {ends[1][0]} to "
+            f"{ends[1][1]} after, and a side has no text of their questions: names alone would pair other questions."
         )
 
 
@@ -393,9 +386,8 @@ def _check_same(
             reworded.append(names[place])
     if regraded and "grading" not in allow:
         raise KvatlasError(
-            f"{len(regraded):,} of {len(places):,} problems of the task {task!r} have another reference (as "
-            f"{regraded[0]!r}): they are other questions, or their answers were corrected. --allow grading compares "
-            "them."
+            f"{len(regraded):,} of {len(places):,} problems of {task!r} have another reference (as {regraded[0]!r}): "
+            "they are other questions, or their answers were corrected. --allow grading compares them."
         )
     if reworded and "prompts" not in allow:
         raise KvatlasError(
@@ -411,20 +403,18 @@ def _task_notes(pairs: TaskPairs, names: tuple[str, str]) -> list[str]:
     if pairs.clusters is not None:
         units = len(set(pairs.clusters.tolist()))
         notes.append(
-            f"the task {pairs.task!r} has {len(pairs.problems):,} problems with {units:,} questions or passages: the "
-            "units of the claim on problems like these"
+            f"{pairs.task} has {len(pairs.problems):,} problems with {units:,} questions or passages: the units of the "
+            "claim on problems like these"
         )
     before, after = pairs.samples
     if before != after:
         notes.append(
-            f"the task {pairs.task!r} has {before} samples of a problem before and {after} after: means over all are "
-            "compared"
+            f"{pairs.task} has {before} samples of a problem before and {after} after: means over all are compared"
         )
     for count, name, grid in zip(pairs.missing, names, (pairs.before, pairs.after), strict=True):
         if count:
             notes.append(
-                f"{name} lacks {count:,} of {grid.scores.size:,} answers of the task {pairs.task!r}; they count as "
-                "the worst case"
+                f"{name} lacks {count:,} of {grid.scores.size:,} answers of {pairs.task}; they count as the worst case"
             )
     return notes
 
@@ -435,12 +425,15 @@ def _check_missing(pairs: TaskPairs, names: tuple[str, str]) -> None:
     if is_missing.sum() <= MOST_MISSING * is_missing.size:
         return
     lacking = []
+    unpaired = []
     for name, grid, missing in zip(names, (pairs.before, pairs.after), pairs.missing, strict=True):
+        unpaired.append([problem for problem, own in zip(pairs.problems, grid.names, strict=True) if own is None])
         if missing:
             rows = np.flatnonzero(np.isnan(grid.scores).any(1))[:NAMED]
             problems = ", ".join(pairs.problems[row] for row in rows)
             lacking.append(f"{name!r} lacks {missing:,} of {grid.scores.size:,} answers (as problem {problems})")
-    alike = _alike_names(list(filter(None, pairs.before.names)), list(filter(None, pairs.after.names)))
+    # What a side lacks has the name that the other gives it.
+    alike = _alike_names(unpaired[1], unpaired[0])
     raise KvatlasError(
         f"Of the task {pairs.task!r}, {' and '.join(lacking)}: "
         f"{alike or 'a log is unfinished, has no score there, or was made of fewer problems.'} At most 5 % may be "
@@ -448,20 +441,19 @@ def _check_missing(pairs: TaskPairs, names: tuple[str, str]) -> None:
     )
 
 
-def _alike_names(first: Sequence[str], second: Sequence[str]) -> str:
-    """Return as a sentence that a problem stands under two spellings of its name, with the way out, or ""."""
-
-    def by_plain_name(names: Iterable[str], others: Sequence[str]) -> dict[str, str]:
-        # 007 is 7, and 100 stays.
-        only_there = set(names) - set(others)
-        return {re.sub(r"(?<!\d)0+(?=\d)|\s", "", name).casefold(): name for name in names if name in only_there}
-
-    before = by_plain_name(first, second)
-    after = by_plain_name(second, first)
-    plain = next((name for name in before if name in after), None)
-    if plain is None:
+def _alike_names(before: Iterable[str], after: Iterable[str]) -> str:
+    """Return as a sentence that names which one side has differ in spelling alone, with the way out, or ""."""
+    first = {_plain_name(name): name for name in before}
+    second = {_plain_name(name): name for name in after}
+    alike = min(first.keys() & second.keys(), default="")
+    if not alike:
         return ""
     return (
-        f"problems as {before[plain]!r} and {after[plain]!r} differ by case, spaces or leading zeros alone. Use the "
+        f"problems as {first[alike]!r} and {second[alike]!r} differ by case, spaces or leading zeros alone. Use the "
         "same `problem` on both sides, or add the column `question`, by which they are paired."
     )
+
+
+def _plain_name(name: str) -> str:
+    # 007 is 7, and 100 stays.
+    return re.sub(r"(?<!\d)0+(?=\d)|\s", "", name).casefold()

@@ -281,16 +281,12 @@ def side_of_answer_file(path: Path, name: str, options: SideOptions) -> Side:
 def _file_answers(path: Path, name: str, grade: str, unit: str, options: SideOptions) -> Iterator[GradedAnswer]:
     """Yield the answers of a file. Raises KvatlasError for one without a task that is compared, or without grades."""
     tasks: dict[str, None] = {}
-    without_grade = ""
     has_grades = False
     for row in read_answers(path, grade):
         tasks[row.benchmark] = None
         if not options.has_task(row.benchmark):
             continue
-        if math.isnan(row.score):
-            without_grade = without_grade or row.where
-        else:
-            has_grades = True
+        has_grades |= not math.isnan(row.score)
         question = row.values.get("question")
         yield GradedAnswer(
             row.benchmark,
@@ -306,4 +302,4 @@ def _file_answers(path: Path, name: str, grade: str, unit: str, options: SideOpt
         )
     options.check_tasks(name, tasks)
     if not has_grades:
-        raise KvatlasError(f"{without_grade}: {grade!r} is blank, as in all rows; expected a score from 0 to 1.")
+        raise KvatlasError(f"{name}: {grade!r} is blank in row 1 and all others; expected a score from 0 to 1.")

@@ -24,6 +24,7 @@ from kvatlas.gates.outcomes import SideOptions
 from kvatlas.gates.pairing import pair_answers
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.texts import NEAR, Departures, departure_p, most_unseen
+from kvatlas.text import model_name
 
 #: Below this p-value lengths differ.
 LENGTH_P = 0.005
@@ -77,6 +78,7 @@ def verification(
         checks += text_checks(texts)
     return {
         "model": reference.model,
+        "served": endpoint.model,
         "against": names["cell"],
         "margin": 100 * margin,
         "alarmed": cell["verdict"] in (WORSE, BETTER) or not all(check["good"] for check in checks),
@@ -103,6 +105,9 @@ def verification_text(document: dict[str, Any]) -> str:
     """Return the result of `verification` as sentences."""
     comparisons = [document[which] for which in ("cell", "full") if document[which] is not None]
     lines = [comparison["sentence"] for comparison in comparisons]
+    if model_name(document["model"]).casefold() not in document["served"].casefold():
+        names = f"{document['served']!r}, and the run is of {document['model']!r}"
+        lines.insert(0, f"The endpoint serves {names}: are they one model?")
     lines += [f"{'ok' if check['good'] else 'NOT AS IN THE RUN'}: {check['sentence']}" for check in document["checks"]]
     return "\n".join(lines)
 
@@ -147,7 +152,8 @@ def answer_checks(reference: MeasuredCell, served: Sequence[Trace], length: Diff
     if length is not None and not any(trace.usage.output_tokens is None for trace in served):
         good = length.p >= LENGTH_P
         end = ", which chance explains" if good else ": it does not write as that cell does"
-        sentence = f"Answers are {length.value:+,.0f} tokens longer on average than in the run (p {length.p:.2g}){end}."
+        tokens = f"{abs(length.value):,.0f} tokens {'longer' if length.value >= 0 else 'shorter'}"
+        sentence = f"Answers are {tokens} on average than in the run (p {length.p:.2g}){end}."
         checks.append(_check("lengths", good, sentence))
     return checks
 

@@ -192,10 +192,11 @@ def import_answers(
     if lacking or not by_cell:
         model, name, _ = lacking[0] if lacking else ("", "", REFERENCE)
         of = f" of {model} on {name}" if lacking else ""
-        raise KvatlasError(
-            f"{str(file)!r} has no answers of the reference{of}: expected rows without a value of {', '.join(axes)}, "
-            "or --reference NAME=VALUE."
-        )
+        expected = f"expected rows without a value of {', '.join(axes)}, or --reference NAME=VALUE"
+        if reference and lacking:
+            settings = [setting.shown_as("").strip("()") for *cell, setting in by_cell if cell == [model, name]]
+            expected = f"no row has {' and '.join(reference)}; there are {'; '.join(settings)}"
+        raise KvatlasError(f"{str(file)!r} has no answers of the reference{of}: {expected}.")
 
     ids: dict[str, dict[str, None]] = {}
     sample_numbers: set[int] = set()

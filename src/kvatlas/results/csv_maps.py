@@ -27,12 +27,13 @@ from kvatlas.core import (
     is_storable_number,
     refusal,
     refuse_problem_file,
+    refuse_spec,
 )
 from kvatlas.core.settings import CAP, CAP_COLUMN, WINDOW_SHARE
 from kvatlas.policies.memory import stays
 from kvatlas.results.export import MARKS
 from kvatlas.results.store import FILE
-from kvatlas.text import did_you_mean_file, number, unguarded
+from kvatlas.text import did_you_mean_file, number, open_csv, unguarded, with_decimal_point
 
 PUBLISHED = "published:"
 #: The most characters of a file.
@@ -125,26 +126,27 @@ def read_maps(
 ) -> list[Map]:
     """Return the maps of a CSV file, or of `published:NAME`, in the order of their first rows; values in [0, 1].
 
-    The form is that of `write_maps`: UTF-8, fields separated by commas, the columns model, benchmark, two axes
-    (local_window and ratio, or two others; the first is vertical), the metric in percent (pass_at_1), and optionally
-    policy and the declared `csv_columns`. Columns behind the metric that no one declared are measures, numbers that
-    are kept as they are. A row without axis values is a baseline of its benchmark. Without a column
-    `problems` the argument counts, else the known size of the benchmark; without a column `samples` the argument.
-    Raises KvatlasError for every fault of the file, and for missing cells unless `partial`, which notes them on the
-    map.
+    The form is that of `write_maps`: UTF-8, fields separated by commas, semicolons or tabs, the columns model,
+    benchmark, two axes (local_window and ratio, or two others; the first is vertical), the metric in percent
+    (pass_at_1), and optionally policy and the declared `csv_columns`. Columns behind the metric that no one declared
+    are measures, numbers that are kept as they are. A row without axis values is a baseline of its benchmark. Without a
+    column `problems` the argument counts, else the known size of the benchmark; without a column `samples` the
+    argument. Raises KvatlasError for every fault of the file, and for missing cells unless `partial`, which notes them
+    on the map.
     """
     name = str(source)
     defaults = dict(_PUBLISHED_AS) if name.startswith(PUBLISHED) else {}
     defaults |= {key: value for key, value in (("problems", problems), ("samples", samples)) if value is not None}
 
-    reader = csv.DictReader(io.StringIO(_file_text(name), newline=""))
+    reader = open_csv(io.StringIO(_file_text(name), newline=""))
+    separator = reader.reader.dialect.delimiter
     with refusal(f"{name} cannot be read as a CSV map", csv.Error):
         # Files of earlier versions have the cap under the name of the parameter.
         reader.fieldnames = [CAP if column == CAP_COLUMN else column for column in reader.fieldnames or ()]
         table = _MapFile(*_axes_and_metric(name, list(reader.fieldnames)))
         for record in reader:
             where = f"{name}, line {reader.line_num}"
-            fields = _fields(where, record, ("model", "benchmark", *table.axes, table.column))
+            fields = _fields(where, record, separator, ("model", "benchmark", *table.axes, table.column))
             coord, cell = _cell_of_row(where, fields, table, defaults)
             table.add(where, (fields["model"], fields["benchmark"], cell.setting.policy), coord, cell)
 
@@ -166,6 +168,7 @@ def _file_text(name: str) -> str:
 
     if Path(name).name == FILE:
         raise KvatlasError(f"{name!r} is the store of a run; name its folder, {str(Path(name).parent)!r}.")
+    refuse_spec(name)
     if not name.lower().endswith(".csv"):
         refuse_problem_file(name, "a run or a CSV map", f"`kvatlas run MODEL {name} --out runs/mine` makes a run.")
     with refusal(f"{name!r} cannot be read as a CSV map", OSError, UnicodeDecodeError):
@@ -201,7 +204,7 @@ def _axes_and_metric(name: str, header: list[str]) -> tuple[tuple[str, str], str
     return (axes[0], axes[1]), values[0], tuple(map(Measure, measures))
 
 
-def _fields(where: str, record: Mapping[str | None, Any], needed: Sequence[str]) -> dict[str, str]:
+def _fields(where: str, record: Mapping[str | None, Any], separator: str, needed: Sequence[str]) -> dict[str, str]:
     """Return the fields of a row by column; those at its end may be missing, unless they are `needed`.
 
     Raises KvatlasError for a row with more fields than the header, and for a row that was cut off.
@@ -209,10 +212,12 @@ def _fields(where: str, record: Mapping[str | None, Any], needed: Sequence[str])
     fields = {}
     for column, text in record.items():
         if column is None:
-            raise KvatlasError(f"{where} has more fields than the header; a value with a comma in it needs quotes.")
+            raise KvatlasError(
+                f"{where} has more fields than the header; a text with {separator!r} in it needs quotes."
+            )
         if text is None and column in needed:
             raise KvatlasError(f"{where} ends before its field of {column}; expected as many fields as in the header.")
-        fields[column] = unguarded((text or "").strip())
+        fields[column] = unguarded(with_decimal_point(text or "", separator).strip())
         if len(fields[column]) > _MAX_FIELD or len(fields[column].splitlines()) > 1:
             raise KvatlasError(
                 f"{where}: {column} is {fields[column]!r:.60}; expected one line of up to {_MAX_FIELD:,} characters."

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, Trace, canonical, digest, reason, refusal, refuse_problem_file
+from kvatlas.core import KvatlasError, Trace, canonical, digest, reason, refusal, refuse_problem_file, refuse_spec
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import (
     COLUMNS,
@@ -143,6 +143,7 @@ class Store:
         """Open the store of an existing run for reading, also on a read-only medium."""
         way_out = f"`kvatlas run MODEL {folder} --out runs/mine` makes a run of problems."
         refuse_problem_file(folder, "the folder of a run", way_out)
+        refuse_spec(folder)
         check_folder(folder)
         path = folder / FILE
         if not folder.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import socket
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvatlas.core import KvatlasError, described
+from kvatlas.core import KvatlasError, described, refusal
 from kvatlas.serve.protocol import error_body
 from kvatlas.serve.service import BusyError, ClosedError, LengthError, Service
 from kvatlas.text import visible
@@ -126,6 +127,9 @@ def add_error_handlers(app: FastAPI) -> None:
         if first["type"] == "value_error":
             sentence = str(first["msg"]).removeprefix("Value error, ") + "."
             name = sentence.partition(" ")[0]
+        elif first["type"] == "json_invalid":
+            sentence = f"The body is no JSON: {first['ctx']['error']} at character {name}."
+            name = ""
         elif first["type"] == "extra_forbidden":
             sentence = f"{name} is not known."
         else:
@@ -189,21 +193,21 @@ def serve_forever(app: FastAPI, service: Service, host: str, port: int, grace: f
 
     server = _GracefulServer(config, service, grace)
     service.on_failure = server.fail
-    try:
-        sockets = [config.bind_socket()]
-    except SystemExit as error:
-        raise KvatlasError(f"The address {host}:{port} is not free; name another with --host and --port.") from error
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with refusal(f"The address {host}:{port} is not free; name another with --host and --port", OSError):
+        listening.bind((host, port))
 
     service.start()
     # Readers of the line below may connect at once.
-    sockets[0].listen(config.backlog)
+    listening.listen(config.backlog)
     # The port is another one than `port` if that is 0.
-    bound_port = sockets[0].getsockname()[1]
+    bound_port = listening.getsockname()[1]
     url_host = f"[{host}]" if ":" in host else host
     print(f"Serving on http://{url_host}:{bound_port}/v1 (Ctrl-C stops)", flush=True)
 
     try:
-        server.run(sockets)
+        server.run([listening])
     finally:
         service.close()
     if service.failure is not None:

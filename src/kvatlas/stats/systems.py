@@ -106,7 +106,7 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
         if len(fits) > 1:
             which = ", the best setting of each model and policy," if best else ""
             raise KvatlasError(
-                f"{name!r} fits {len(fits)} of the systems{which} and must fit one: {names_to_choose(fits)}."
+                f"{name!r} fits {len(fits)} of the systems{which} and must fit one: {names_to_choose(fits, systems)}."
             )
 
     chosen = [fitting[name][0] for name in names]
@@ -121,8 +121,8 @@ def fitting_systems(systems: Sequence[ModelSetting], name: str) -> list[ModelSet
     for word in _words_of(name, systems):
         left = [system for system in fits if _fits(word, system)]
         if not left:
-            where = "" if word == name else f"{word!r} fits none, "
-            raise KvatlasError(f"{name!r} fits none of the systems; {where}{_why_none(systems, fits, word)}.")
+            of_name = "" if word == name else f" of {name!r}"
+            raise KvatlasError(f"{word!r}{of_name} fits none of the systems; {_why_none(systems, fits, word)}.")
         fits = left
     return fits
 
@@ -156,14 +156,18 @@ def _why_none(systems: Sequence[ModelSetting], fits: Sequence[ModelSetting], wor
     return f"there are the policies {policies} and the models {models}"
 
 
-def names_to_choose(systems: Sequence[ModelSetting]) -> str:
-    """Return the first of the systems as names for `choose`, with the values alone that tell a policy's apart."""
-    shown = shown_policies(system.setting.policy for system in systems)
-    with_model = len({system.model for system in systems}) > 1
+def names_to_choose(systems: Sequence[ModelSetting], every_system: Sequence[ModelSetting] = ()) -> str:
+    """Return the first of the systems as names for `choose`, with the values alone that tell a policy's apart.
+
+    They choose among `every_system`, by default among these.
+    """
+    every_setting = [system.setting for system in every_system or systems]
+    shown = shown_policies(setting.policy for setting in every_setting)
+    with_model = len({system.model for system in every_system or systems}) > 1
 
     names = []
     for policy, group in grouped(systems, lambda system: system.setting.policy).items():
-        parameters = telling_parameters(system.setting for system in group)
+        parameters = telling_parameters(setting for setting in every_setting if setting.policy == policy)
         for system in group:
             words = [system.model] if with_model else []
             words.append(shown[policy])

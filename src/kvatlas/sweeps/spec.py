@@ -494,10 +494,7 @@ def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None =
     try:
         return Spec.model_validate(data, context=context)
     except ValidationError as error:
-        models_ = data.get("models")
-        entries = models_ if isinstance(models_, list) else []
-        is_served = any(isinstance(entry, Mapping) and entry.keys() & set(SERVER_KEYS) for entry in entries)
-        raise KvatlasError(_sentence_on(error, source, is_served)) from error
+        raise KvatlasError(_sentence_on(error, source)) from error
 
 
 def setting_spec(
@@ -582,7 +579,7 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
 _KEY_EXAMPLES = {
     "models": "[embedded:tiny-llama]",
     "benchmarks": "[CHAIN9]",
-    "policy": "rkv",
+    "policy": f"rkv, or of served models policy: {SERVED}",
     "model": "hf:OWNER/NAME",
     "name": "mine",
     "settings": "{policy: rkv, kv_budget: 512}",
@@ -601,7 +598,7 @@ _OTHER_KEYS = {
 }
 
 
-def _sentence_on(error: ValidationError, source: str, is_served: bool) -> str:
+def _sentence_on(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
@@ -625,8 +622,6 @@ def _sentence_on(error: ValidationError, source: str, is_served: bool) -> str:
             instead = f", which has {given} there"
         name = where.rpartition(".")[2]
         example = f"; write it as {name}: {_KEY_EXAMPLES[name]}" if name in _KEY_EXAMPLES else ""
-        if name == "policy" and is_served:
-            example = f"; write it as policy: {SERVED}"
         return f"The key {where!r} is missing in {source}{instead}{example}."
 
     message = first["msg"].removeprefix("Value error, ")
@@ -640,6 +635,5 @@ def _sentence_on(error: ValidationError, source: str, is_served: bool) -> str:
     given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
     if where == "problems" and first["type"].startswith("int"):
         given += "; without the key all are asked"
-    place = f"{source}, {where}" if where else source
-    sentence = f"Wrong value in {place}: {message[0].lower()}{message[1:]}{given}"
+    sentence = f"Wrong value in {source}{', ' if where else ''}{where}: {message[0].lower()}{message[1:]}{given}"
     return sentence if sentence.endswith((".", "?")) else f"{sentence}."
