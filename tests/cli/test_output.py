@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvatlas.cli import output, progress, run_output
+from kvatlas.cli import output, progress, sweeps
 from kvatlas.core import Grade, Setting, Status, Trace
 from kvatlas.report.demo import FIGURES, first_look
 from kvatlas.results import Store
@@ -54,7 +54,7 @@ def test_traces_are_called_what_they_came_to(
         store.put_manifest(plan)
         for number, (grade, _) in enumerate(grades):
             store.add(expected.run_key, trace(expected, f"p{number}", 0, False, grade=grade))
-    run_output.print_run(tmp_path / "run", len(grades))
+    sweeps.print_run(tmp_path / "run", len(grades))
     lines = capsys.readouterr().out.splitlines()
     for number, (grade, text) in enumerate(grades):
         assert f"p{number}, sample 0: {text}" in lines
@@ -173,7 +173,7 @@ def test_a_first_look_then_figures_report_and_what_to_choose(
     pictures = first_look(folder)
     assert pictures == [folder / "answer.png", folder / "means.png", folder / "tiny-dynts.png"]
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
-    run_output.print_demo(folder)
+    sweeps.print_demo(folder)
     said = " ".join(capsys.readouterr().out.split())
     assert "tiny dynts: local_window \\ ratio" in said
     assert "In words tiny, mean of 2" in said
