@@ -63,7 +63,7 @@ class Registry(Generic[T]):
         """Return all names in the order of registration, our own first, without importing the objects."""
         return [*self._addresses, *self.added]
 
-    def items(self) -> Iterator[tuple[str, T]]:
+    def available(self) -> Iterator[tuple[str, T]]:
         """Yield names and objects of this installation; plug-ins that cannot be used are left out with a warning."""
         for name in self.names():
             try:
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
 
     def listed(self) -> str:
         """Return the names that `get` accepts, for an error sentence."""
-        return ", ".join(name for name, _ in self.items())  # noqa: PERF102
+        return ", ".join(name for name, _ in self.available())
 
     def get(self, name: str) -> T:
         """Return the object of a name.

@@ -69,7 +69,7 @@ def test_a_table_grows_by_parts_and_counts_what_is_missing():
     table, whole = TraceTable(plan), TraceTable(plan, [columns_of(every)])
     assert missing(table.cells()) == (120, 120, 10)
     for begin in range(0, len(every), 50):
-        table.append(columns_of(every[begin : begin + 50]))
+        table.add(columns_of(every[begin : begin + 50]))
         cells = table.cells()
         assert missing(cells)[0] == max(0, 120 - begin - 50)
         assert cells[0].cell == whole.cells()[0].cell

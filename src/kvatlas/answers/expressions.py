@@ -120,18 +120,18 @@ class _Parser:
 
     def chain(self) -> Chain:
         """Read all tokens."""
-        sides = [self.sum()]
+        sides = [self.terms()]
         signs = []
         while self.next:
             # A modulus in brackets, `(\mod 3)`.
             bracket = self.accept("(") if self.tokens[self.at + 1 : self.at + 2] == [r"\mod"] else ""
             signs.append(_RELATIONS[self.take(*_RELATIONS)])
-            sides.append(self.sum())
+            sides.append(self.terms())
             if bracket:
                 self.take(")")
         return Chain(tuple(sides), tuple(signs))
 
-    def sum(self) -> Any:
+    def terms(self) -> Any:
         sign = self.accept("+", "-")
         value = -self.term() if sign == "-" else self.term()
         while sign := self.accept("+", "-"):
@@ -216,9 +216,9 @@ class _Parser:
         self.take(opening)
         bars = self.bars
         self.bars = 0
-        values = [self.sum()]
+        values = [self.terms()]
         while self.accept(",", ";"):
-            values.append(self.sum())
+            values.append(self.terms())
         self.take(_CLOSING[opening])
         self.bars = bars
         return values
@@ -250,7 +250,7 @@ class _Parser:
         if token == "|":
             self.take()
             self.bars += 1
-            value = self.sum()
+            value = self.terms()
             self.take("|")
             self.bars -= 1
             return sympy.Abs(value)
@@ -297,7 +297,7 @@ class _Parser:
             value = self.single(token)
             return sympy.floor(value) if name == "lfloor" else sympy.ceiling(value)
         if token == r"\|":
-            value = self.sum()
+            value = self.terms()
             self.take(r"\|")
             return sympy.Function("norm", real=True)(value)
         match name:
@@ -375,12 +375,12 @@ class _Parser:
     def matrix(self) -> Any:
         """Read a matrix; of one between bars its determinant."""
         kind = self.raw()
-        rows = [[self.sum()]]
+        rows = [[self.terms()]]
         while sign := self.accept("&", "\\\\"):
             if sign == "&":
-                rows[-1].append(self.sum())
+                rows[-1].append(self.terms())
             elif self.next != r"\end":
-                rows.append([self.sum()])
+                rows.append([self.terms()])
         self.take(r"\end")
         if kind not in ("pmatrix", "vmatrix") or self.raw() != kind:
             raise UnreadableError(kind)

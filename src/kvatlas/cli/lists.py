@@ -38,7 +38,8 @@ def list_command(
         from kvatlas.benchmarks import families
 
         rows = [
-            {"name": name, "benchmarks": family.examples, "summary": family.about} for name, family in families.items()
+            {"name": name, "benchmarks": family.examples, "summary": family.about}
+            for name, family in families.available()
         ]
         print_rows(rows, as_json)
     elif kind == "models":
@@ -57,7 +58,7 @@ def _print_policies(name: str | None, as_json: bool) -> None:
     from kvatlas.policies import policies as registry
 
     permit(name or "")
-    names = [name] if name else [*dict(registry.items()), *PRESETS]
+    names = [name] if name else [*dict(registry.available()), *PRESETS]
     rows = [describe_policy(policy_name) for policy_name in names]
     if as_json:
         print_rows(rows, as_json)

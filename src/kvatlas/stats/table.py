@@ -128,9 +128,9 @@ class TraceTable:
         self.versions: dict[str, int] = {}
         self.kinds: dict[str, int] = {}
         for columns in stored:
-            self.append(columns)
+            self.add(columns)
 
-    def append(self, columns: TraceColumns) -> None:
+    def add(self, columns: TraceColumns) -> None:
         """Add traces, in place of earlier ones of the same places, except those that are not promised."""
         rows, places = self._rows_and_places(columns)
         records = columns.records[rows]

@@ -141,7 +141,7 @@ class AppRun:
         added = ROWS
         while added == ROWS:
             self._row, columns = store.added(self._row, ROWS)
-            self.data.table.append(columns)
+            self.data.table.add(columns)
             added = len(columns)
             self.done = sum(cell.stored for cell in self.data.cells)
 
