@@ -261,8 +261,10 @@ def test_a_sweep_says_what_a_plan_notes(spec_data: Build, r1_model: Callable[...
     model = r1_model(FIRST_TEMPLATE, ())
     data = spec_data(models=[model.name], problems=1, samples=1, settings=[], axes={}, sampling={"max_new_tokens": 4})
     told: list[str] = []
-    sweep(make_plan(parse_spec(data)), tmp_path / "run", workers=1, on_message=told.append)
-    note, workers = told
+    begun: list[str] = []
+    sweep(make_plan(parse_spec(data)), tmp_path / "run", workers=1, on_message=told.append, on_start=begun.append)
+    (note,) = told
+    (workers,) = begun
     assert workers.startswith(f"{model.name}: 1 worker of up to ")
     assert note.startswith(f"The model {model.name!r} has no think tags: its whole output is its answer")
     assert note.endswith("ratio_over thinking and budget_over thinking count all new tokens.")

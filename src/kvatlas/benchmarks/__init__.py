@@ -5,16 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.base import (
-    Benchmark,
-    Family,
-    for_model,
-    grade_answer,
-    identity,
-    problem_of,
-    problems_of,
-    prompt_of,
-)
+from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_answer, identity, problems_of, prompt_of
 from kvatlas.benchmarks.public import questions
 from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.class_files import class_file, load_named, record_file
@@ -132,14 +123,4 @@ def _is_benchmark(value: object) -> bool:
     return callable(getattr(value, "named", None)) or hasattr(value, "problems")
 
 
-__all__ = [
-    "Benchmark",
-    "families",
-    "find",
-    "for_model",
-    "grade_answer",
-    "identity",
-    "problem_of",
-    "problems_of",
-    "prompt_of",
-]
+__all__ = ["Benchmark", "families", "find", "for_model", "grade_answer", "identity", "problems_of", "prompt_of"]
