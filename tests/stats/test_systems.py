@@ -110,7 +110,7 @@ def test_a_setting_is_chosen_by_a_value_that_it_does_not_name() -> None:
 def test_proposed_names_fit_one_system_of_all() -> None:
     settings = [Setting.from_parameters("dynts", local_window=w, ratio=r) for r in (0.1, 0.5) for w in (16, 64)]
     plan = manifest(settings, benchmarks=("CHAIN6",), problems=2)
-    systems = systems_of([RunData(plan, traces(plan))])
+    systems = systems_of([run_of(plan, traces(plan))])
     with pytest.raises(KvatlasError, match=r"must fit one: ") as refused:
         choose(systems, ["dynts ratio=0.5"])
     proposed = str(refused.value).partition("must fit one: ")[2].removesuffix(".").split("; ")

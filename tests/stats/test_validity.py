@@ -37,6 +37,20 @@ def uncompressed(trace: Any) -> Any:
     return replace(trace, usage=replace(trace.usage, compressions=0))
 
 
+@pytest.mark.parametrize(
+    ("status", "thinking_tokens", "is_told"),
+    [(Status.NO_ANSWER, 100, True), (Status.NO_ANSWER, 80, False), (Status.TRUNCATED, 100, False)],
+)
+def test_an_end_of_thinking_that_no_trace_has_is_told(status: Status, thinking_tokens: int, is_told: bool) -> None:
+    def change(trace: Any) -> Any:
+        usage = replace(trace.usage, thinking_tokens=thinking_tokens)
+        return replace(trace, usage=usage, grade=Grade(False, 0.0, None, status))
+
+    unanswered = [one.text for one in findings(cells(change).cells) if one.kind is Kind.UNANSWERED]
+    assert unanswered
+    assert all(("does think_close name" in text) == is_told for text in unanswered)
+
+
 def test_a_sound_run_has_nothing_to_say() -> None:
     result = cells(lambda trace: texts(trace, "setting"))
     (first, second) = validities(result)

@@ -427,7 +427,7 @@ def _check_missing(pairs: TaskPairs, names: tuple[str, str]) -> None:
     lacking = []
     unpaired = []
     for name, grid, missing in zip(names, (pairs.before, pairs.after), pairs.missing, strict=True):
-        unpaired.append([problem for problem, own in zip(pairs.problems, grid.names, strict=True) if own is None])
+        unpaired.append([pairs.problems[row] for row, name_here in enumerate(grid.names) if name_here is None])
         if missing:
             rows = np.flatnonzero(np.isnan(grid.scores).any(1))[:NAMED]
             problems = ", ".join(pairs.problems[row] for row in rows)

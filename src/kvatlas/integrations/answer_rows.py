@@ -194,8 +194,8 @@ def import_answers(
         of = f" of {model} on {name}" if lacking else ""
         expected = f"expected rows without a value of {', '.join(axes)}, or --reference NAME=VALUE"
         if reference and lacking:
-            found = [setting.shown_as("").strip("()") for *cell, setting in by_cell if cell == [model, name]]
-            expected = f"no row has {' and '.join(reference)}; there are {'; '.join(found)}"
+            others = [setting.shown_as("").strip("()") for *cell, setting in by_cell if cell == [model, name]]
+            expected = f"no row has {' and '.join(reference)}; there are {'; '.join(others)}"
         raise KvatlasError(f"{str(file)!r} has no answers of the reference{of}: {expected}.")
 
     ids: dict[str, dict[str, None]] = {}

@@ -58,10 +58,10 @@ class ChatMessage(BaseModel):
     def _known(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        parts = data.get("content")
-        for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, dict) and part.get("type", "text") != "text":
-                raise ValueError(f"messages have a part of type {part['type']!r}; only text is read")
+        content = data.get("content")
+        for block in content if isinstance(content, list) else ():
+            if isinstance(block, dict) and block.get("type", "text") != "text":
+                raise ValueError(f"messages have a part of type {block['type']!r}; only text is read")
         return {name: value for name, value in data.items() if value not in (None, []) and name not in cls.ignored}
 
     def for_template(self) -> dict[str, str]:

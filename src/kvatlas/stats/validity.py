@@ -156,6 +156,13 @@ def findings(cells: Sequence[CellTraces]) -> list[Limitation]:
                 f"{subject}: {checked.unanswered:,} of {checked.traces:,} traces are without an answer "
                 f"({checked.no_answer:,}) or truncated ({checked.truncated:,}); they count as wrong."
             )
+            reference = [cell for cell in group if is_reference(cell.setting)]
+            thinking = [
+                bool((cell.numbers("thinking_tokens") >= cell.numbers("output_tokens")).all()) for cell in reference
+            ]
+            # Those that were cut off may have had an end later.
+            if reference and all(thinking) and any(count_outcomes(cell, NO_ANSWERS) for cell in reference):
+                text += " None of the full cache ends its thinking: does think_close name what the model writes there?"
             found.append(Limitation(Kind.UNANSWERED, model, benchmark, text))
         if checked.bounded and 2 * checked.compressed < checked.bounded:
             under = "a KV budget were compressed"
