@@ -181,14 +181,19 @@ def fit(outcomes: Mapping[Any, Sequence[float]], depths: Mapping[Any, float]) ->
 
 def curve_of(system: ModelSetting, by: str) -> tuple[list[tuple[float, Estimate]], Decay | None]:
     """Return Pass@1 at each difficulty, or in bins of about equally many problems, and the decay against L."""
+    measured = {
+        (cell.benchmark, problem): [grade for grade in samples if not math.isnan(grade)]
+        for cell in system.cells
+        for problem, samples in zip(cell.place, cell.values().tolist(), strict=True)
+    }
     levels = {}
-    for problem in system.outcomes:
+    for problem in filter(measured.get, measured):
         level = system.about.get(problem, {}).get(by)
         if level is not None:
             levels[problem] = float(level)
     if not levels:
         raise KvatlasError(f"No problem of {system.model} tells {by}; other difficulties are L, B, N, S and n.")
-    outcomes = {problem: list(system.outcomes[problem].values()) for problem in levels}
+    outcomes = {problem: measured[problem] for problem in levels}
 
     values = sorted(set(levels.values()))
     size = 0 if len(values) <= BINS + 2 else len(levels) / BINS

@@ -114,7 +114,7 @@ benchmarks:
   - CHAIN4
   - {name: MINE, file: 007, columns: {question: 1, answer: no}}
 baseline: {policy: dynts, kv_budget: 96, local_window: 8, ratio: 0.3, predictor: 017}
-settings: [{policy: snapkv, kv_budget: 96, local_window: 8, ratio: 0.3, keep_prompt: false}]
+settings: [{policy: snapkv, kv_budget: 96, local_window: 8, keep_prompt: false}]
 axes: {pooling: [off, avg], ratio: [0.1, 1]}
 """
 

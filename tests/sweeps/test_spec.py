@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,6 @@ def test_defaults_are_the_published_ones() -> None:
         ({"axes": {"ratio": []}}, "ratio has no values"),
         ({"settings": [], "baseline": []}, "neither settings nor baseline name a policy"),
         ({"settings": []}, "axes need settings to vary"),
-        (
-            {"settings": [{"policy": "rkv", "kv_budget": 96, "ratio": 0.4}], "axes": {"ratio": [0.3, 0.5]}},
-            "axes ratio: each setting fixes a value of its own, so that nothing varies; take it out of axes, or of",
-        ),
         ({"strict_budget": 1}, "strict_budget: input should be a valid boolean, given 1"),
         ({"settings": [{"policy": "rkv", "querys": None}]}, "'querys' is no parameter of the policy 'rkv' and no axis"),
         ({"settings": [{"kv_budget": 3}]}, "The key 'settings.0.policy' is missing in spec"),
@@ -123,6 +120,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(KvatlasError, match=sentence):
             read_spec(path)
+
+
+def test_an_axis_of_a_file_that_every_setting_fixes_is_refused(tmp_path: Path, spec_data: Build) -> None:
+    data = spec_data(settings=[{"policy": "rkv", "kv_budget": 96, "ratio": 0.4}], axes={"ratio": [0.3, 0.5]})
+    path = tmp_path / "spec.yaml"
+    path.write_text(json.dumps(data))
+    with pytest.raises(KvatlasError, match=r"spec\.yaml: axes ratio: each setting fixes a value"):
+        read_spec(path)
+    # Grids that were added up have such axes, where each setting is a cell.
+    assert len(parse_spec(data).cells()) == 2
 
 
 def test_a_file_spells_values_of_a_template(tmp_path: Path) -> None:

@@ -345,8 +345,6 @@ class Spec(BaseModel):
         changed = [name for name in keys if getattr(self, name) != type(self).model_fields[name].default]
         without_server = [] if is_served else [name for name in own_keys if name in changed]
         unknown = [name for name in self.reference if name not in SERVED_SETTING_KEYS]
-        fixed_by_all = set(self.axes).intersection(*(setting.fixed_values for setting in self.settings))
-        idle = sorted(fixed_by_all) if self.settings else []
 
         for wrong, sentence in (
             (is_served and not all(served), "some models are served and some are not; make a run of each kind"),
@@ -360,11 +358,6 @@ class Spec(BaseModel):
             (is_served and "baseline" in changed, "served models have reference in place of baseline"),
             (unknown, f"reference has no key {', '.join(unknown)}; expected {', '.join(SERVED_SETTING_KEYS)}"),
             (self.serve_params and self.axes, "serve_params takes the place of axes; name one of them"),
-            (
-                idle,
-                f"axes {', '.join(idle)}: each setting fixes a value of its own, so that nothing varies; take it out "
-                "of axes, or of the settings",
-            ),
         ):
             if wrong:
                 raise ValueError(sentence)
@@ -449,7 +442,15 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
         _set_key(data, key, text)
     # A user who names a spec also names the files of its policies and benchmarks.
     permit(*named_classes(data))
-    return parse_spec(data, str(path), _FILE)
+    spec = parse_spec(data, str(path), _FILE)
+    # Specs of grids that were added up do have such axes: there each setting is a cell.
+    idle = set(spec.axes).intersection(*(setting.fixed_values for setting in spec.settings)) if spec.settings else set()
+    if idle:
+        raise KvatlasError(
+            f"Wrong value in {path}: axes {', '.join(sorted(idle))}: each setting fixes a value of its own, so that "
+            "nothing varies; take it out of axes, or of the settings."
+        )
+    return spec
 
 
 def _refuse_problem_file(path: Path) -> None:
