@@ -195,9 +195,8 @@ class Run:
         """Return, for each model, the cheapest settings shown to lose at most a margin against the full cache.
 
         The margin is `lose_at_most` of `open_run`, by default the sweep's own (3 points). `losses` holds the loss of
-        each setting; it is None without a full cache, and the settings are then those statistically tied with the best.
-        `by_memory` and `by_time` are cells, or None if a cost is unknown or `vacuous` says why no setting can be
-        recommended. `may_lose` is the largest loss against the best at 95 % confidence, a share in [0, 1].
+        each setting, `by_memory` and `by_time` are cells, or None if a cost is unknown or `vacuous` says why no setting
+        can be recommended. Models without a full cache have none.
         """
         return list(self._result.choices)
 

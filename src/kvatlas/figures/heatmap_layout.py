@@ -205,11 +205,9 @@ def key_of_panels(panels: Sequence[Panel]) -> list[KeyEntry]:
     ringed = [panel.map for panel in panels if panel.map.recommended in panel.cells]
     key = []
     if ringed:
-        # Without a full cache nothing says what a setting loses.
-        words = "cheapest not found worse" if ringed[0].keeps is None else "recommended"
         # Marks are of a panel's own benchmark, the ring may be of the mean.
         others = {map_.recommended_for for map_ in ringed if map_.recommended_for != map_.benchmark}
-        key.append(KeyEntry(BOX, words + "".join(f" for the {name} benchmarks" for name in sorted(others))))
+        key.append(KeyEntry(BOX, "recommended" + "".join(f" for the {name} benchmarks" for name in sorted(others))))
     return [*key, *dict.fromkeys(chain.from_iterable(panel.key for panel in panels))]
 
 

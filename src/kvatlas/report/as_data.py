@@ -140,15 +140,14 @@ NO_SETTING: Mapping[str, Any] = dict.fromkeys(("setting", "value", "low", "high"
 def choice_document(choice: Choice) -> Json:
     """Return the recommendation for a model."""
     return {
-        **chosen_document(choice.by_memory, choice),
+        **chosen_document(choice.by_memory),
         "model": choice.model,
         "benchmark": choice.benchmark,
         "candidates": choice.candidates,
-        "plateau": choice.members,
-        "by_time": chosen_document(choice.by_time, choice) if choice.by_time else None,
-        "proven_cheapest": str(choice.by_memory.setting) if choice.by_memory and choice.has_reference else None,
+        "by_time": chosen_document(choice.by_time) if choice.by_time else None,
+        "proven_cheapest": str(choice.by_memory.setting) if choice.by_memory else None,
         "deployable": str(choice.deployable.setting) if choice.deployable else None,
-        "claim": choice.family.claim.value if choice.has_reference else None,
+        "claim": choice.family.claim.value,
         "control": control_document(*choice.control) if choice.control else None,
         "vacuous": choice.vacuous,
         "withheld": choice.withheld or None,
@@ -164,7 +163,6 @@ def choice_document(choice: Choice) -> Json:
         "provable": choice.provable.to_dict() if choice.provable else None,
         "required": required_document(choice.required) if choice.required and not choice.shown else None,
         "saving": saving_document(choice.saving),
-        "behind_highest": percent(choice.behind_highest),
         **ways_document(choice),
     }
 
@@ -198,13 +196,12 @@ def ways_document(choice: Choice) -> Json:
     return {"ways": ways} if ways else {}
 
 
-def chosen_document(cell: Cell | None, choice: Choice) -> Json:
+def chosen_document(cell: Cell | None) -> Json:
     """Return a recommended cell; unknown values without one."""
     if cell is None:
         return dict(NO_SETTING)
     return {
         **cell_document(cell),
-        "may_lose": percent(choice.may_lose.get(cell.setting.id)),
         "kept_tokens_mean": rounded(kv_tokens_of(cell), 3),
         "kept_tokens_measured": cell.number("mean_kv_tokens") is not None,
     }

@@ -20,7 +20,7 @@ from kvatlas.report.as_data import (
     stays_document,
 )
 from kvatlas.report.sources import Sources
-from kvatlas.stats.choice import Choice, choices, choices_of_maps, floor_reason
+from kvatlas.stats.choice import Choice, choices, floor_reason
 from kvatlas.stats.controls import drift_reason
 from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
 from kvatlas.stats.estimates import common
@@ -295,10 +295,8 @@ class Evidence(Sources):
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
-        """The recommendation for each model, without a full cache for each model and policy."""
-        by_loss = list(chain.from_iterable(self._choices_of_runs))
-        of_maps = choices_of_maps([one.map for one in self.grids], self.tests, by_loss, self.effects)
-        return (*by_loss, *of_maps)
+        """The recommendation for each model with a full cache."""
+        return tuple(chain.from_iterable(self._choices_of_runs))
 
     @cached_property
     def unadjusted_comparisons(self) -> list[Comparison]:

@@ -236,9 +236,7 @@ def metric_figure(result: Evidence, maps: Sequence[Map], show: MapOptions, losse
 
     With `losses` of all maps, the figure shows these, unless it shall be plain, as papers have maps.
     """
-    if result.opened_runs or not losses:
-        # Of losses that are not paired nothing is recommended.
-        maps = with_recommended(maps, result.choices)
+    maps = with_recommended(maps, result.choices)
     comparisons = _comparisons_of(result, {map_.policy for map_ in maps})
     # The means of all policies are the whole result.
     is_whole = show.mean and result.options.policy is None
@@ -275,9 +273,7 @@ def recommended_notes(result: Evidence, maps: Sequence[Map]) -> list[Note]:
         named = [(one.model, nearest_words(one)) for one in result.choices if one.model in drawn]
         nearest = "; ".join(f"{model_name(model)}: {text}" for model, text in named if text)
         return [Note(NoteKind.RECOMMENDED, f"None is proven within the margin: {nearest}")] if nearest else []
-    # Without a full cache nothing says what a setting loses.
-    kind = "Cheapest not found worse" if with_ring[0].keeps is None else "Recommended"
-    return [Note(NoteKind.RECOMMENDED, f"{kind}: {'; '.join(words)}")]
+    return [Note(NoteKind.RECOMMENDED, f"Recommended: {'; '.join(words)}")]
 
 
 def _draw_panels(result: Evidence, panels: Sequence[Panel], out: Path, show: MapOptions, title: str = "") -> list[Path]:

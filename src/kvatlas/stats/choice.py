@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, differing, grouped, is_reference, mean_of
+from kvatlas.core import LOSE_AT_MOST, Cell, Map, Setting, differing, grouped, is_reference, mean_of
 from kvatlas.core.settings import CAP
 from kvatlas.stats.controls import Changes, changes_of, control_of, drift_reason, sessions_reason
 from kvatlas.stats.losses import GridLosses, LossFamily, Required, grid_by_benchmark
-from kvatlas.stats.map_tests import Effect, MapTests
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.orders import kept_by_rule
@@ -80,29 +78,23 @@ class Choice:
 
     Where thinking is capped the former is by KV bytes times written tokens, and `ways` tell what either saves.
 
-    With a full cache those are the settings proven to lose at most the `margin` by the claim of the run; `family` has
-    the `losses`, `deployable` is the cheapest setting that is proven by every claim. Of the settings within 1 % of the
-    least cost the one with the smallest limit is chosen. `control` is what
-    the run's own control loses, which tells whether it can see a loss.
-    Without one they are the `members` of the plateau, so many, without levels of an axis that are proven worse.
-    `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `highest` is the highest value
-    of the map, and `may_lose`, by setting id, the most that one of the plateau lies below the best. `vacuous` is the
-    reason, as a clause, why nothing is chosen, `withheld` why nothing is recommended though losses are known. `savings`
-    are those of the settings with a loss, by id, as far as the costs are known. Where they are not, the last proven
-    setting in an order of the spec is chosen (`is_last`), or none. `changes` are the changed answers of a run whose
-    reference was asked again.
+    Those are the settings proven to lose at most the `margin` by the claim of the run; `family` has the `losses`,
+    `deployable` is the cheapest setting that is proven by every claim. Of the settings within 1 % of the least cost the
+    one with the smallest limit is chosen. `control` is what the run's own control loses, which tells whether it can see
+    a loss. `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `vacuous` is the reason,
+    as a clause, why nothing is chosen, `withheld` why nothing is recommended though losses are known. `savings` are
+    those of the settings with a loss, by id, as far as the costs are known. Where they are not, the last proven setting
+    in an order of the spec is chosen (`is_last`), or none. `changes` are the changed answers of a run whose reference
+    was asked again.
     """
 
     model: str
     benchmark: str
     candidates: int
-    members: int | None = None
     by_memory: Cell | None = None
     by_time: Cell | None = None
     deployable: Cell | None = None
     control: tuple[Setting, Difference] | None = None
-    highest: float | None = None
-    may_lose: Mapping[str, float] = field(default_factory=dict)
     vacuous: str | None = None
     withheld: str = ""
     changes: Sequence[Changes] = ()
@@ -113,11 +105,6 @@ class Choice:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     savings: Mapping[str, Saving] = field(default_factory=dict)
     ways: Sequence[Way] = ()
-
-    @property
-    def has_reference(self) -> bool:
-        """Return whether settings are compared with a full cache, and not with the best of their map."""
-        return self.members is None
 
     @property
     def is_judged(self) -> bool:
@@ -168,14 +155,9 @@ class Choice:
         return None if self.offered is None else self.savings.get(self.offered.id)
 
     @property
-    def behind_highest(self) -> float | None:
-        """By how much the chosen setting lies below the highest; None with a full cache and without a choice."""
-        return None if self.highest is None or self.by_memory is None else self.highest - self.by_memory.estimate.value
-
-    @property
-    def shown(self) -> bool | None:
-        """True if a setting is proven to keep the margin; None without a full cache."""
-        return any(loss.is_kept for loss in self.losses.values()) if self.has_reference else None
+    def shown(self) -> bool:
+        """True if a setting is proven to keep the margin."""
+        return any(loss.is_kept for loss in self.losses.values())
 
     @property
     def undecided(self) -> int:
@@ -275,7 +257,7 @@ class Choice:
 
     @property
     def safest(self) -> tuple[Setting, Difference] | None:
-        """The setting with the smallest joint limit of its loss, and the loss; None where there is no full cache."""
+        """The setting with the smallest joint limit of its loss, and the loss; None where all are controls."""
         losses = {id_: loss for id_, loss in self.losses.items() if not loss.is_control}
         # Of equal limits that with the smallest loss.
         setting = min(losses, key=lambda id_: (losses[id_].joint_limit, losses[id_].value), default=None)
@@ -283,7 +265,7 @@ class Choice:
 
     @property
     def provable(self) -> Provable | None:
-        """The margin that the problems prove if nothing is lost; None without a full cache."""
+        """The margin that the problems prove if nothing is lost; None without pairs."""
         family = self.family
         if not family.chains or family.paired is None:
             return None
@@ -471,50 +453,6 @@ def _saving_of_cells(cells: Sequence[CellTraces], full_cells: Sequence[CellTrace
     return Saving(memory, work)
 
 
-def choices_of_maps(
-    maps: Sequence[Map],
-    by_map: Mapping[MapName, MapTests],
-    earlier: Sequence[Choice],
-    effects: Sequence[Effect] = (),
-) -> list[Choice]:
-    """Return one choice from the plateau of each map with tests, on a model's mean or only benchmark.
-
-    None for models that have `earlier` ones, and for benchmarks that have no mean. Levels of an axis that an effect of
-    the same model and policy finds to be worse are not chosen.
-    """
-    chosen = {choice.model for choice in earlier}
-    maps_of_policy = Counter((map_.model, map_.policy) for map_ in maps)
-    found = []
-    for map_ in maps:
-        tests = by_map.get(map_.name)
-        is_alone = maps_of_policy[map_.model, map_.policy] == 1
-        if tests is None or not is_alone or map_.model in chosen:
-            continue
-        axes = [name for name, _ in map_.axes]
-        worse: set[tuple[str, Any]] = set()
-        for effect in effects:
-            if any((name.model, name.policy) == (map_.model, map_.policy) for name in effect.names):
-                worse.update((effect.axis, level) for level in effect.worse)
-        reason = None if map_.validity is None else map_.validity.reason
-        members = []
-        if reason is None:
-            good = [coord for coord in tests.plateau if worse.isdisjoint(zip(axes, coord, strict=True))]
-            members = [map_.cells[coord] for coord in good or tests.plateau]
-        choice = Choice(
-            map_.model,
-            map_.benchmark,
-            len(map_.cells),
-            len(tests.plateau),
-            by_memory=cheapest(members, kv_costs(members)),
-            by_time=cheapest(members, [cell.number("seconds") for cell in members]),
-            highest=max(cell.estimate.value for cell in map_.cells.values()),
-            may_lose={map_.cells[coord].setting.id: lost for coord, lost in tests.may_lose.items()},
-            vacuous=reason,
-        )
-        found.append(choice)
-    return found
-
-
 def with_recommended(maps: Sequence[Map], every_choice: Sequence[Choice]) -> list[Map]:
     """Return the maps, each with the cell of the setting that is recommended for its model."""
     found = []
@@ -540,21 +478,14 @@ def kv_costs(cells: Sequence[Cell]) -> list[float | None]:
     return [kv_tokens_of(cell) for cell in cells] if None in sizes else sizes
 
 
-def cheapest(
-    members: Sequence[Cell], costs: Sequence[float | None], limits: Mapping[str, float] | None = None
-) -> Cell | None:
-    """Return the member of least cost, of equal ones the best; None where a cost is unknown or there is no member.
-
-    With `limits` of losses by setting id it is that of the smallest limit within 1 % of the least cost.
-    """
+def cheapest(members: Sequence[Cell], costs: Sequence[float | None], limits: Mapping[str, float]) -> Cell | None:
+    """Return the member of the smallest limit, by setting id, within 1 % of the least cost; None if one is unknown."""
     all_costs = [cost for cost in costs if cost]
     if len(all_costs) < len(members) or not members:
         return None
     least = min(all_costs)
     ranked = []
     for index, (cell, cost) in enumerate(zip(members, all_costs, strict=True)):
-        if limits is None:
-            ranked.append((cost, -cell.estimate.value, index))
-        elif cost <= SAME_COST * least:
+        if cost <= SAME_COST * least:
             ranked.append((limits[cell.setting.id], cost, index))
     return members[min(ranked)[2]]

@@ -95,13 +95,6 @@ class Effect:
         numbered = [(index, level, contrast) for index, (level, contrast) in enumerate(self.levels)]
         return min(numbered, key=lambda item: (item[2].p, -abs(item[2].value)))
 
-    @property
-    def worse(self) -> tuple[Any, ...]:
-        """The levels that lie below the others, of an effect that is found."""
-        if not self.is_found:
-            return ()
-        return tuple(level for level, contrast in self.levels if contrast.p <= LEVEL and contrast.value < 0)
-
 
 @dataclass(frozen=True)
 class MapTests:

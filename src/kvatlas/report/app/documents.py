@@ -250,7 +250,7 @@ def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
         "kept": sum(loss.is_kept for loss in losses),
         "broken": sum(loss.is_broken for loss in losses),
         "benchmark": choice.benchmark,
-        "shown": choice.shown is not False and choice.by_memory is not None,
+        "shown": choice.shown and choice.by_memory is not None,
         "cell": cell,
         "saved": None if choice.saving is None else rounded(100 * (1 - choice.saving.memory), 1),
         **dict.fromkeys(("loss", "limit", "compressed", "traces", "above_random")),

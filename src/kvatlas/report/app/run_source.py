@@ -316,7 +316,7 @@ class AppRun:
             return document
         with self._describing:
             result = self.result
-            chosen = [say("recommendations", result), say("without_full", result), say("effects", result)]
+            chosen = [say("recommendations", result), say("effects", result)]
             return {
                 **document,
                 "interpretation": list(chain.from_iterable(chosen)),
