@@ -52,13 +52,13 @@ def test_maps_are_those_of_statistics_with_the_cells_that_keep_the_margin(run: k
     assert (tmp_path / "map.data.csv").is_file()
 
 
-def test_a_notebook_shows_the_means_of_a_run_or_its_curves(run: kvatlas.Run, tmp_path: Path) -> None:
+def test_a_notebook_shows_the_means_of_a_run(run: kvatlas.Run, tmp_path: Path) -> None:
     picture = imread(io.BytesIO(run._repr_png_() or b""))
     # Two policies side by side are wider than high.
     assert picture.shape[1] > picture.shape[0] > 100
     settings = [Setting.from_parameters("dynts", kv_budget=64), Setting.from_parameters("random", kv_budget=64)]
     line = kvatlas.open_run(store_run(tmp_path / "line", manifest(settings, axes=()), lambda setting: 0.5))
-    assert (line._repr_png_() or b"").startswith(b"\x89PNG")
+    assert line._repr_png_() is None
 
 
 def test_cells_are_a_table(run: kvatlas.Run) -> None:

@@ -119,22 +119,16 @@ class Run:
         return f"Run({str(self.path)!r}: {models} on {benchmarks}, {self.data.metric})"
 
     def _repr_png_(self) -> bytes | None:
-        """Return the means over benchmarks as notebooks show them, else the maps or curves; None where none can be."""
+        """Return the means over benchmarks as notebooks show them, else the maps; None where there are none."""
         from kvatlas.figures.heatmap import map_figure
-        from kvatlas.figures.setting_rows import curve_figure
         from kvatlas.figures.style import rendered
-        from kvatlas.stats.maps import curves_of_run
 
         try:
             maps = [one.map for one in self._result.means or self._result.maps]
         except KvatlasError:
             # Without two axes there are no maps.
-            maps = []
-        try:
-            figure = map_figure(maps) if maps else curve_figure(curves_of_run(self.data))
-        except KvatlasError:
             return None
-        return rendered(figure, ".png", 130)
+        return rendered(map_figure(maps), ".png", 130) if maps else None
 
     @property
     def path(self) -> Path | None:

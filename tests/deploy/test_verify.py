@@ -124,7 +124,6 @@ def test_a_served_cell_is_asked_graded_and_kept_as_a_run(
     assert said[2:] == [f"ok: {check['sentence']}" for check in document["checks"]]
     assert RunData.open(out).cells[0].stored == 8
     kvatlas.succeed("compare", run, out, "served", "full", "--out", tmp_path / "a.png")
-    kvatlas.succeed("map", out, "--out", tmp_path / "map.png")
 
 
 def test_an_endpoint_of_another_model_is_told_first_and_shorter_answers_are_shorter(

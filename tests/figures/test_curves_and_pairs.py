@@ -1,7 +1,5 @@
-"""Pairwise maps and settings without a map read back: axes, texts, bins, and rows with their intervals."""
+"""Pairwise maps read back: axes, texts and bins; and the curves of runs without maps."""
 
-import csv
-import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +8,12 @@ import pytest
 
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
-from kvatlas.figures.setting_rows import curve_figure, curves_csv
-from kvatlas.figures.style import FigureOptions, save
 from kvatlas.policies import all_values
 from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import fitting_systems, pairs_of, systems_of
-from tests.figures.conftest import faults, texts
-from tests.stats.synthetic import grid, manifest, run_of, system, traces
+from tests.figures.conftest import texts
+from tests.stats.synthetic import manifest, run_of, system, traces
 from tests.stored import maze_run
 
 FULL, WINDOW = Setting.from_parameters("full"), Setting.from_parameters("window", ratio=0.1)
@@ -165,42 +161,6 @@ def test_bits_that_are_held_leave_out_settings_of_other_bits():
         assert list(curve.baselines) == ["full"]
 
 
-def rows_of(axes) -> list[tuple[float, list[float]]]:
-    """Return the value of each row of a forest, and the ends of its interval, from the top down."""
-    values = {line.get_ydata()[0]: line.get_xdata()[0] for line in axes.lines if line.get_marker() == "|"}
-    ends = {line.get_ydata()[0]: list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2}
-    return [(values[place], ends.get(place, [])) for place in sorted(values)]
-
-
-def test_values_of_an_axis_are_rows_with_intervals_and_baselines(budgets, tmp_path):
-    curves = curves_of_run(budgets[0])
-    figure = curve_figure(curves)
-    assert {"tiny: Pass@1 by KV budget", "CHAIN6", "CHAIN8"} <= set(words := texts(figure, tmp_path))
-    assert [words.count(name) for name in ("dynts", "window", "full")] == [6, 6, 2]
-    for axes, curve in zip(figure.axes, curves, strict=True):
-        estimates = [cell.estimate for cell in (*curve.cells.values(), *curve.baselines.values())]
-        for (value, ends), estimate in zip(rows_of(axes), estimates, strict=True):
-            assert value == pytest.approx(100 * estimate.value)
-            assert ends == pytest.approx([100 * estimate.low, 100 * estimate.high])
-    path, data = save(figure, tmp_path / "c.svg", data=curves_csv(curves))
-    assert "KV budget" in path.read_text()
-    rows = list(csv.DictReader(io.StringIO(data.read_text())))
-    assert len(rows) == 2 * 2 * 3 + 2
-    assert float(rows[0]["value"]) == pytest.approx(100 * curves[0].cells["dynts", 64].estimate.value, abs=1e-3)
-
-
-def test_what_all_panels_share_stands_once_above_them(tmp_path):
-    plan = manifest(grid("dynts"), problems=4)
-    curves = curves_of_run(run_of(plan, list(traces(plan)), fix={"ratio": 0.3}))
-    figure = curve_figure(curves)
-    words = texts(figure, tmp_path)
-    assert "tiny under dynts: Pass@1 by Local Window Size" in words
-    about = next(word for word in words if word.startswith("Pass@1 in %"))
-    assert "ratio 0.3" in about
-    assert "4 problems" in about
-    assert len({axes.get_xlim() for axes in figure.axes}) == 1
-
-
 def test_pairs_of_one_model_name_it_and_the_benchmark(run: RunData, tmp_path: Path) -> None:
     two = [system for system in systems_of([run]) if system.model == "A"]
     figure = pairwise_figure(two, pairs_of(two), "progress")
@@ -217,30 +177,3 @@ def test_a_system_is_said_to_be_ahead_only_where_it_is_proven(tmp_path: Path) ->
     # Values of 0 and 1 alone are a table of four.
     figure = pairwise_figure(alike, pairs_of(alike), "pass@1")
     assert [t.get_text() for t in figure.axes[0].get_xticklabels()] == ["0", "1"]
-
-
-def test_settings_of_long_names_are_rows(tmp_path):
-    budgets = (64, 96, 128, 160, 192, 224)
-    settings = [Setting.from_parameters("dynts", kv_budget=budget, local_window=budget // 8) for budget in budgets]
-    curves = curves_of_run(run_of(plan := manifest(settings, axes=(), problems=4), traces(plan)))
-    figure = curve_figure(curves, options=FigureOptions(2))
-    words = " ".join(texts(figure, tmp_path))
-    names = [name for name, _ in curves[0].cells]
-    for budget in budgets:
-        assert f"dynts, KV budget {budget}, local window {budget // 8}" in words
-    assert len(names) == len(budgets) + 1
-    assert faults(figure) == []
-    assert len(rows_of(figure.axes[0])) == len(names)
-
-
-def test_policies_are_rows_in_a_narrow_figure(policies):
-    figure = curve_figure(curves_of_run(policies), options=FigureOptions(1, dark=True))
-    shown = [text.get_text() for text in figure.axes[0].texts]
-    assert [name for name in shown if name in ("dynts", "window", "数学", "full")] == [
-        "dynts",
-        "window",
-        "数学",
-        "full",
-    ]
-    assert figure.get_figwidth() == 3.35
-    assert len({round(a.get_position().x0, 3) for a in figure.axes}) == 1

@@ -19,11 +19,10 @@ from kvatlas.figures import colours
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.loss_cost import cost_figure
 from kvatlas.figures.pairwise import pairwise_figure
-from kvatlas.figures.setting_rows import answer_figure, curve_figure
+from kvatlas.figures.setting_rows import answer_figure
 from kvatlas.figures.style import LEAST_TYPE, WIDTHS, FigureOptions, save
 from kvatlas.report.result import Result
 from kvatlas.stats.costs import CostRatio, cost_ratios
-from kvatlas.stats.maps import curves_of_run
 from kvatlas.stats.systems import pairs_of
 from kvatlas.text import fixed, model_name, percent_text, signed
 from tests.figures.conftest import dense, faults
@@ -39,12 +38,6 @@ SYSTEMS = [
     )
     for own, name in enumerate(("R1-Llama", "R1-Llama-of-a-long-name", "R1-Qwen", "gpt-4o-mini"))
 ]
-
-
-@pytest.fixture(scope="module")
-def line():
-    plan = manifest(grid(*POLICIES), problems=4)
-    return curves_of_run(run_of(plan, list(traces(plan)), fix={"local_window": 16}))
 
 
 @cache
@@ -64,7 +57,7 @@ def costs_of(result: Result, cost: str = "memory") -> dict[str, dict[str, CostRa
     return {choice.model: cost_ratios(result.runs[0], choice.model, cost, choice.settings) for choice in result.choices}
 
 
-def figures(look: FigureOptions, llama, line, count: int = 3) -> dict[str, Callable[[], Figure]]:
+def figures(look: FigureOptions, llama, count: int = 3) -> dict[str, Callable[[], Figure]]:
     """Every kind of figure, drawn when called; pairs of so many systems."""
     progress = SYSTEMS[:count]
     policies = [replace(llama[0], policy=policy) for policy in POLICIES]
@@ -72,7 +65,6 @@ def figures(look: FigureOptions, llama, line, count: int = 3) -> dict[str, Calla
         "series": lambda: map_figure(llama[:2], options=look),
         "policies": lambda: map_figure(policies, one_bar=True, options=look),
         "dense": lambda: map_figure([dense(12)], options=look),
-        "line": lambda: curve_figure(line, options=look),
         "forest": lambda: answer_figure(answered().choices, "pass@1", options=look),
         "nothing proven": lambda: answer_figure(answered(6).choices, "pass@1", options=look),
         "cost": lambda: cost_figure(answered().choices, "memory", costs_of(answered()), "pass@1", options=look),
@@ -110,12 +102,12 @@ def test_names_of_narrow_columns_stand_apart(llama: list[Map]) -> None:
 @pytest.mark.parametrize(
     ("look", "count"), [(FigureOptions(), 3), (FigureOptions(1, dark=True), 4), (FigureOptions(2), 2)]
 )
-def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look: FigureOptions, count: int, llama, line):
-    for kind, drawn in figures(look, llama, line, count).items():
+def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look: FigureOptions, count: int, llama):
+    for kind, drawn in figures(look, llama, count).items():
         figure = drawn()
         inches = figure.get_figwidth()
         assert inches == pytest.approx(look.width) if look.width else inches <= WIDTHS[2], kind
-        assert kind not in ("line", "pairs", "forest", "nothing proven") or faults(figure) == [], kind
+        assert kind not in ("pairs", "forest", "nothing proven") or faults(figure) == [], kind
         # Places the texts, and makes those of the ticks.
         FigureCanvasAgg(figure)
         figure.draw_without_rendering()
@@ -137,10 +129,10 @@ def contrast(text: str, other: str) -> float:
     return float((high + 0.05) / (low + 0.05))
 
 
-def test_all_figures_take_the_same_options(tmp_path: Path, llama, line):
+def test_all_figures_take_the_same_options(tmp_path: Path, llama):
     look = FigureOptions(dark=True, intervals=False)
-    made = figures(look, llama, line)
-    for kind in ("series", "line", "pairs"):
+    made = figures(look, llama)
+    for kind in ("series", "pairs"):
         figure = made[kind]()
         path, *_ = save(figure, tmp_path / "f.svg")
         svg = path.read_text()
@@ -177,13 +169,13 @@ def test_a_title_is_replaced_or_left_out(llama):
 
 
 @pytest.mark.parametrize("width", [2.5, 3.3, 9.0])
-def test_a_width_in_inches_is_kept(llama, line, width: float):
-    for kind, drawn in figures(FigureOptions(width=width), llama, line).items():
+def test_a_width_in_inches_is_kept(llama, width: float):
+    for kind, drawn in figures(FigureOptions(width=width), llama).items():
         assert drawn().get_figwidth() == pytest.approx(width), kind
 
 
-def test_a_font_is_that_of_all_texts(llama, line):
-    for kind, drawn in figures(FigureOptions(font="DejaVu Serif"), llama, line).items():
+def test_a_font_is_that_of_all_texts(llama):
+    for kind, drawn in figures(FigureOptions(font="DejaVu Serif"), llama).items():
         families = {text.get_fontfamily()[0] for text in drawn().findobj(Text) if text.get_text()}
         assert (kind, families) == (kind, {"DejaVu Serif"})
 
@@ -201,10 +193,9 @@ def test_a_look_that_no_figure_has_is_refused(look, message: str):
         FigureOptions(**look)
 
 
-def test_figures_of_one_column_fit_a_page(llama, line):
+def test_figures_of_one_column_fit_a_page(llama):
     many = [replace(map_, model=model) for model in ("A", "B", "C", "D") for map_ in llama]
     assert map_figure(many, options=FigureOptions(1)).get_figheight() < 10
-    assert curve_figure(line, options=FigureOptions(1)).get_figheight() < 10
     pairs = pairwise_figure(SYSTEMS, pairs_of(SYSTEMS), "progress", options=FigureOptions(1))
     assert pairs.get_figheight() < 10
     assert faults(pairs) == []

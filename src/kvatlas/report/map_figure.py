@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas.columns import Column, cost_columns, measures_of
-from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Measure, Note, NoteKind, is_of_policy, percent
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Measure, Note, NoteKind, percent
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.loss_cost import cost_csv, cost_figure
 from kvatlas.figures.panels import (
@@ -27,8 +27,6 @@ from kvatlas.figures.setting_rows import (
     against_figure,
     answer_csv,
     answer_figure,
-    curve_figure,
-    curves_csv,
     nearest_words,
 )
 from kvatlas.figures.style import FigureOptions, check_figure, save
@@ -40,7 +38,7 @@ from kvatlas.results.export import marked_csv
 from kvatlas.stats.choice import Choice, with_recommended
 from kvatlas.stats.costs import cost_ratios
 from kvatlas.stats.csv_tests import unpaired_losses
-from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
+from kvatlas.stats.maps import check_complete, mean_maps, run_notes
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Comparison, against_policy, differences_of_run, differences_of_runs, rows_of_policy
 from kvatlas.stats.run_data import RunData
@@ -100,9 +98,7 @@ def plot_sources(
         return _draw_answer(result, out, show)
 
     if any(not run.has_maps for run in result.opened_runs):
-        if show.against:
-            return _draw_against(result, out, cost, options.policy, show)
-        return _draw_lines(result, out, cost, result.shown_policy, show)
+        return _draw_rows(result, out, cost, options.policy, show)
     if show.mean and not result.untested_means:
         raise KvatlasError(
             "--mean averages two or more benchmarks of one model, and there is one; --shared draws its maps side by "
@@ -181,23 +177,25 @@ def _draw_answer(result: Evidence, out: Path, show: MapOptions) -> list[Path]:
             raise KvatlasError(f"{option} draws what settings lose, and {other} another figure; leave one of them out.")
     choices = judged_choices(result)
     if not choices:
-        raise KvatlasError(f"{option} draws what settings lose against a full cache, and no run here has one.")
+        raise KvatlasError(
+            "What settings save and lose is told against a full cache, and no run here has one; `kvatlas describe` "
+            "prints the values with their intervals."
+        )
     metric = result.opened_runs[0].metric
     title = short_headline(result.choices, result.comparisons)
-    if show.forest:
+    if show.cost is None:
         rows = 0
         for choice in choices:
             losses = choice.losses.values()
             rows = max(rows, sum(not loss.is_control for loss in losses))
         if rows > MOST_ROWS:
             raise KvatlasError(
-                f"--forest: {rows} settings are more rows than the {MOST_ROWS} that a figure holds; draw their map "
+                f"{rows} settings are more rows than the {MOST_ROWS} that a figure holds; draw their map "
                 "(--mean), or one policy (--policy NAME)."
             )
         figure = answer_figure(choices, metric, title=title, options=show.figure)
         return save(figure, out, data=answer_csv(choices))
 
-    assert show.cost is not None
     run_of_model: dict[str, RunData] = {}
     for run in result.runs:
         for cell in run.cells:
@@ -317,7 +315,22 @@ def means_of(result: Evidence) -> list[MapResult]:
     return [one for one in result.grids if one.map.is_mean]
 
 
-# -- lines -------------------------------------------------------------------------------------------------------------
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _draw_rows(result: Evidence, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
+    """Draw the settings of runs without maps: against those of one policy, else what they save and lose."""
+    if show.against:
+        return _draw_against(result, out, cost, policy, show)
+    if cost:
+        raise KvatlasError(
+            f"--metric {cost} is for maps, and this run has fewer than two axes; `kvatlas export --format cells` has "
+            "the costs of its settings."
+        )
+    _check_heatmap_options(show, "the settings of a run with fewer than two axes")
+    # Missing traces and unknown policies are refused here.
+    _ = result.tables
+    return _draw_answer(result, out, show)
 
 
 def _draw_against(result: Evidence, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
@@ -336,37 +349,6 @@ def _draw_against(result: Evidence, out: Path, cost: str | None, policy: str | N
         tables = rows_of_policy(tables, policy)
     notes = list(chain.from_iterable(run_notes(run, run.cells) for run in runs))
     return save(against_figure(tables, notes=notes, options=show.figure), out, data=against_csv(tables))
-
-
-def _draw_lines(result: Evidence, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
-    """Draw a run without maps as lines over its axis, or as settings; with `policy` the lines of that alone."""
-    if len(result.sources) > 1:
-        raise KvatlasError("A run with fewer than two axes is drawn as rows, alone; name one run.")
-    _check_heatmap_options(show, "lines, for a run with fewer than two axes")
-    curves = curves_of_run(result.opened_runs[0])
-    if not curves:
-        raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
-
-    if policy:
-        every: dict[str, None] = {}
-        chosen = []
-        for curve in curves:
-            (_, lines), axis = curve.axes
-            every |= dict.fromkeys(lines)
-            names = tuple(name for name in lines if is_of_policy(name, policy))
-            if names:
-                chosen.append(replace(curve, axes=((POLICY, names), axis)))
-        if not chosen:
-            raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(every)}.")
-        curves = chosen
-
-    title = "" if cost else short_headline(result.choices, result.comparisons)
-    choices = judged_choices(result)
-    if choices and not cost:
-        figure = answer_figure(choices, curves[0].metric, title=title, options=show.figure)
-    else:
-        figure = curve_figure(curves, cost=cost, title=title, options=show.figure)
-    return save(figure, out, data=curves_csv(curves, cost))
 
 
 # -- differences -------------------------------------------------------------------------------------------------------
