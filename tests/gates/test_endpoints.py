@@ -150,19 +150,6 @@ def test_a_context_that_is_too_short_is_told_and_the_next_try_finds_no_other_com
         assert err.count("max_new_tokens") == 2
 
 
-def test_a_run_is_compared_on_as_many_problems_as_are_asked(kvatlas: Call, serve: Served, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    kvatlas.succeed("run", "embedded:tiny-llama", "CHAIN3", "--problems", 5, "--max-new-tokens", 50, "--out", run)
-    url, asked = serve(lambda _: "c = 1")
-    words = ("gate", f"{run}@full", url, "--answers", tmp_path / "answers", "--allow", "prompts", "--json")
-    for problems in (2, 4):
-        code, out, err = kvatlas(*words, "--problems", problems)
-        assert code != 2, err
-        assert json.loads(out)["problems"] == problems
-        assert json.loads(out)["missing"] == 0
-    assert sum("chat" in path for path, *_ in asked) == 4
-
-
 def test_a_folder_of_an_earlier_version_is_asked_anew_and_says_so(
     serve: Served, gate: Call, questions: Path, tmp_path: Path
 ) -> None:

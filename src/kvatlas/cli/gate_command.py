@@ -71,7 +71,6 @@ def gate_command(
         "gate-answers"
     ),
     again: Annotated[bool, _endpoint_option("Ask all anew, as after a new deployment.", "--again")] = False,
-    allow_code: Annotated[bool, _endpoint_option("Run code of files that only the run names.", "--allow-code")] = False,
 ) -> None:
     """Judge whether a change cost answers. Exit code 0 if it keeps them, 1 if it loses, 3 if that cannot be told.
 
@@ -105,7 +104,6 @@ def gate_command(
         key=os.environ.get(KEY),
         answers=answers,
         again=again,
-        allow_code=allow_code,
     )
     result = judged(
         before,

@@ -1,4 +1,4 @@
-"""Answers of two endpoints, or of an endpoint and a cell of a run, to the same questions with the same seeds."""
+"""Answers of two endpoints, or of an endpoint beside a cell of a run, to the same questions with the same seeds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ANSWERS = Path("gate-answers")
 class Asking:
     """The questions to both endpoints: benchmarks by name, and how they are asked.
 
-    With `again` stored answers do not count. With `allow_code` the code of files that a run names may run.
+    With `again` stored answers do not count.
     """
 
     benchmarks: tuple[str, ...] = ()
@@ -52,7 +52,6 @@ class Asking:
     key: str | None = None
     answers: Path = ANSWERS
     again: bool = False
-    allow_code: bool = False
 
     def sampling(self) -> dict[str, Any]:
         """Return the sampling as a run names it."""
@@ -112,29 +111,6 @@ def endpoint_sides(
         side = _endpoint_side(side, endpoint, answers, traces, asking.max_new_tokens)
         sides.append(_asked_side(side, {(trace.benchmark, trace.problem) for trace in traces}, traces))
     return sides[0], sides[1]
-
-
-def run_and_endpoint_sides(
-    run: str, address: str, asking: Asking, options: SideOptions, on_trace: Callable[[int, int], None]
-) -> tuple[Side, Side]:
-    """Return the sides of a cell of a run, RUN@CELL, and of an endpoint that is asked the questions of that run."""
-    from kvatlas.deploy.engine_config import MeasuredCell
-    from kvatlas.deploy.verify import ask_measured
-
-    folder, _, cell = run.partition("@")
-    reference = MeasuredCell.from_run(Path(folder), cell, asking.allow_code)
-    endpoint = Endpoint(address, next(iter(asking.models), ""), asking.key)
-    answers, traces = ask_measured(
-        endpoint,
-        reference,
-        asking.answers,
-        problems=asking.problems,
-        concurrency=asking.concurrency,
-        again=asking.again,
-        on_trace=on_trace,
-    )
-    before, after = measured_sides(reference, reference.setting, endpoint, asking.answers, traces, options, run)
-    return before, _endpoint_side(after, endpoint, answers, traces, reference.sampling["max_new_tokens"])
 
 
 def measured_sides(

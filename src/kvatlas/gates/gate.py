@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import Claim, KvatlasError, has_problem_suffix, reason
 from kvatlas.gates import lm_eval_logs
-from kvatlas.gates.endpoints import Asking, endpoint_sides, run_and_endpoint_sides
+from kvatlas.gates.endpoints import Asking, endpoint_sides
 from kvatlas.gates.gate_result import JudgedChange
 from kvatlas.gates.judgement import Verdict, judge_pairs
 from kvatlas.gates.outcomes import Side, SideOptions
@@ -138,19 +138,17 @@ def _open_sides(
     on_trace: Callable[[int, int], None],
 ) -> tuple[Side, Side]:
     """Return both sides; endpoints are asked first."""
-    before_is_address = _is_address(before)
-    after_is_address = _is_address(after)
-    if before_is_address and after_is_address:
+    addresses = [side for side in (before, after) if _is_address(side)]
+    if len(addresses) == 2:
         return endpoint_sides(before, after, asking or Asking(), options, on_trace)
-    if asking is not None and (asking.benchmarks or not (before_is_address or after_is_address)):
+    if addresses:
+        raise KvatlasError(
+            f"{addresses[0]} is an endpoint and the other side is none; name two endpoints, or compare it with a run: "
+            f"kvatlas deploy verify {addresses[0]} --against RUN."
+        )
+    if asking is not None:
         named = f"A benchmark ({asking.benchmarks[0]})" if asking.benchmarks else "An option of endpoints"
         raise KvatlasError(f"{named} is asked of two endpoints; logs and runs have their questions.")
-    asking = asking or Asking()
-    if after_is_address:
-        return run_and_endpoint_sides(before, after, asking, options, on_trace)
-    if before_is_address:
-        second, first = run_and_endpoint_sides(after, before, asking, options, on_trace)
-        return first, second
     return _side_at_path(before, options), _side_at_path(after, options)
 
 
