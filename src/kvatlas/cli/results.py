@@ -239,13 +239,10 @@ def import_command(
     if reference or benchmark or not are_logs:
         raise KvatlasError("A file of answers needs --axis NAME, the column in which its settings differ.")
 
-    from kvatlas.integrations.inspect_logs import import_log, imported_remarks
+    from kvatlas.integrations.inspect_logs import import_log
 
     for log in logs:
-        cell, added = import_log(log, run, scorer)
+        cell, added, metric = import_log(log, run, scorer)
         promised = len(cell.problems) * cell.samples
-        metric, differences = imported_remarks(run, cell)
         remark = f"; its scores are graded, not right or wrong: see them by --metric {metric}" if metric else ""
         typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}{remark}")
-        if differences:
-            note(f"{log.name} differs from another model's log of {cell.benchmark} in {'; '.join(differences)}.")

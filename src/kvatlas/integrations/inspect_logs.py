@@ -99,8 +99,10 @@ class GradedLog:
     eval_id: str
 
 
-def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
-    """Import the answers of a log into a run, new or not; return its cell and the number of its traces in the run.
+def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int, str]:
+    """Import the answers of a log into a run, new or not.
+
+    Returns its cell, the number of its traces in the run, and the metric of graded scores, "" for right and wrong.
 
     Answers to our own tasks are graded here; for others the log's scores count, by the first scorer or the one named.
     A log that is imported again replaces itself. Raises KvatlasError for another file, for a log that is not finished
@@ -151,7 +153,7 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     except (ValueError, OverflowError, RecursionError) as error:
         # Values of the log that no store holds; other errors are ours.
         raise KvatlasError(f"{where} cannot be imported ({reason(error)}).") from error
-    return cell, len(graded.traces)
+    return cell, len(graded.traces), task.metric
 
 
 def read_graded_log(log: Path, scorer: str = "") -> GradedLog:
@@ -273,33 +275,6 @@ def _log_generation(read: EvalLog) -> dict[str, Any]:
     """Return the settings of the generation that a log names."""
     names = {"max_tokens": "most new tokens", "stop_seqs": "stop sequences"}
     return {names.get(name, name): value for name, value in _log_config(read).items() if name not in _NO_SAMPLING}
-
-
-def imported_remarks(run: Path, cell: Expected) -> tuple[str, list[str]]:
-    """Return the metric of graded scores, as 0.7, and in words how the cell differs from another one of its benchmark.
-
-    The metric is empty for right and wrong alone.
-    """
-    with Store.open(run) as store:
-        manifest = store.manifest()
-    imported = manifest.provenance.get("imported", {})
-    source = imported.get(f"{cell.model} {cell.benchmark}", {})
-    mine = source.get("conditions", {})
-    found: dict[str, str] = {}
-    for other in manifest.expected:
-        theirs = imported.get(f"{other.model} {other.benchmark}", {}).get("conditions")
-        if other.benchmark != cell.benchmark or other.model == cell.model or theirs is None:
-            continue
-        for name in _unlike_conditions(mine, theirs):
-            values = f"{mine.get(name, 'none')!s:.60} and {theirs.get(name, 'none')!s:.60}"
-            found.setdefault(name, f"{name} ({values} of {other.model})")
-    return str(source.get("metric", "")), list(found.values())
-
-
-def _unlike_conditions(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Return the names of conditions that differ, but those of the program and of the model alone."""
-    names = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
-    return [name for name in names if not name.startswith(("version of", "model arguments", "seed", "revision"))]
 
 
 def _log_task(read: EvalLog, where: str, scorer: str) -> LogTask:
