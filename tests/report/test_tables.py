@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures.pairwise import names_of
 from kvatlas.report.description import every_map, markdown_table, one_page
 from kvatlas.report.map_figure import MapOptions, plot_sources
@@ -153,29 +153,9 @@ def test_next_steps_are_specs_that_run(tmp_path: Path) -> None:
     result = analyse([store_run(tmp_path / "alone", alone, success({"full": 1.0, "dynts": 0.2}))])
     assert "larger-budget" in [step.name for step in next_steps(result)]
     close = steps({"full": 0.97, "dynts": 0.96, "random": 0.2}, "close")
-    assert close["more-problems"].problems > 40 if "more-problems" in close else "between" in close
+    assert "more-problems" not in close or close["more-problems"].problems > 40
     (run,) = analyse([tmp_path / "lost"]).opened_runs
     assert next_steps(analyse([replace(run, manifest=replace(run.manifest, spec={}))])) == []
-
-
-@pytest.mark.parametrize("is_cheaper", [True, False])
-def test_a_ratio_between_two_is_a_next_step_only_where_the_lower_one_is_not_proven(
-    tmp_path: Path, is_cheaper: bool
-) -> None:
-    """The cheapest setting need not have the lowest ratio that is proven: texts may become longer under lower ones."""
-
-    def with_memory(trace: Trace) -> Trace:
-        values = trace.setting.values
-        more = values.get("local_window", 0) + 100 * values.get("ratio", 0)
-        return replace(trace, usage=replace(trace.usage, mean_kv_tokens=150 + more if is_cheaper else 150 - more))
-
-    plan = replace(manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=60, samples=1), spec=SPEC)
-    run = store_run(tmp_path / "run", plan, lambda setting: float(setting.values.get("ratio") != 0.1), with_memory)
-    result = analyse([run], lose_at_most=20)
-    kept = {ratio for ratio in (0.1, 0.3, 0.5) if result.maps[0].losses[32, ratio].is_kept}
-    assert kept == {0.3, 0.5}
-    titles = [step.title for step in next_steps(result) if step.name == "between"]
-    assert titles == (["ratio 0.2"] if is_cheaper else [])
 
 
 def test_a_next_step_names_the_problems_that_a_loss_of_0_takes_also_from_few(tmp_path: Path) -> None:
@@ -262,7 +242,6 @@ def test_settings_behind_the_end_of_the_tests_are_told_and_have_no_next_step(tmp
     assert {str(end) for end in untested.values()} == {str(cells[1])}
     assert "1 is not tested: a chain goes from most to fewest tokens" in one_page(result)
     assert "is not proven: dynts at local_window 8, ratio 0.3." in one_page(result)
-    assert "between" not in [step.name for step in next_steps(result)]
 
 
 def test_columns_of_a_table_stand_under_each_other() -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import Claim, KvatlasError, Setting
+from kvatlas.core import Claim, KvatlasError
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import Required
-from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.run_data import setting_words
 from kvatlas.text import margin_text, model_name
 
@@ -51,10 +49,10 @@ class NextStep:
 
 
 def next_steps(result: Result) -> list[NextStep]:
-    """Return the next steps after a run: more problems or samples, a larger budget, and higher or finer ratios.
+    """Return the next steps after a run that proved no setting: more traces, a larger budget, higher ratios.
 
-    There are none of several sources, and of runs that were not made by a spec. Choices without a full cache, and those
-    of traces that cannot show a difference, have none, except easier problems where the full cache solves next to none.
+    There are none of several sources, of runs that were not made by a spec, and of traces that cannot show a
+    difference.
     """
     from kvatlas.sweeps.spec import parse_spec
 
@@ -70,8 +68,7 @@ def next_steps(result: Result) -> list[NextStep]:
     except KvatlasError:
         return []
 
-    losing = [choice for choice in result.choices if choice.losses]
-    judged = [choice for choice in losing if choice.vacuous is None or choice.family.is_floor]
+    judged = [choice for choice in result.choices if choice.losses and choice.vacuous is None]
     folder = run.folder or Path("RUN")
     steps: dict[str, NextStep] = {}
     for name, title, reason, changes in chain.from_iterable(_changes_for(choice, spec) for choice in judged):
@@ -103,31 +100,12 @@ _SpecChange = tuple[str, str, str, Json]
 
 def _changes_for(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     """Yield what to try next for a model, by what is proven of it."""
-    if choice.family.is_floor:
-        yield from _easier_problems(choice, spec)
-        return
     if choice.shown:
-        yield from _finer_ratios(choice, spec)
-    elif choice.required is not None:
+        return
+    if choice.required is not None:
         yield from _more_traces(choice, choice.required)
-    if not choice.shown:
-        yield from _higher_ratio(choice, spec)
-        yield from _larger_budget(choice, spec)
-
-
-def _easier_problems(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
-    """Yield chains of fewer steps, in place of those of which the full cache solves next to none."""
-    easier = []
-    for entry in spec.get("benchmarks", ()):
-        name = entry["name"] if isinstance(entry, dict) else entry
-        match = re.fullmatch(r"(CHAIN|WORDS)(\d+)", name)
-        if match is None or int(match[2]) < 4:
-            return
-        easier.append(f"{match[1]}{int(match[2]) // 2}")
-    # CHAIN4 and CHAIN5 have one easier problem.
-    easier = list(dict.fromkeys(easier))
-    reason = f"On {model_name(choice.model)} {choice.vacuous}. Easier problems can show a loss."
-    yield "easier-problems", ", ".join(easier), reason, {"benchmarks": easier}
+    yield from _higher_ratio(choice, spec)
+    yield from _larger_budget(choice, spec)
 
 
 def _more_traces(choice: Choice, required: Required) -> Iterator[_SpecChange]:
@@ -190,37 +168,3 @@ def _higher_ratio(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     )
     axes = {**spec["axes"], "ratio": [*ratios, *higher]}
     yield "higher-ratio", f"ratios up to {_HIGHEST_RATIO:g}", reason, {"axes": axes}
-
-
-def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
-    """Yield a ratio between the cheapest proven one and the next lower one."""
-    chosen = None if choice.by_memory is None else choice.by_memory.setting
-    ratio = None if chosen is None else chosen.values.get("ratio")
-    ratios = _ratios_of(spec)
-    if chosen is None or ratio is None:
-        return
-    lower = [value for value in ratios if value < ratio]
-    if not lower:
-        return
-
-    lower_setting = Setting.from_parameters(chosen.policy, **{**chosen.values, "ratio": lower[-1]})
-    loss = choice.losses.get(lower_setting.id)
-    # Under a lower ratio texts may become longer, so that the cheapest setting is not that of the lowest proven ratio.
-    if loss is None or loss.is_kept:
-        return
-
-    # A ratio between is tested only if nothing that keeps more by its own numbers ends the tests before it.
-    between = round((lower[-1] + ratio) / 2, 3)
-    between_setting = Setting.from_parameters(chosen.policy, **{**chosen.values, "ratio": between})
-    end = choice.untested.get(lower_setting.id)
-    kept_between = kept_by_rule(between_setting)
-    kept_at_end = None if end is None else kept_by_rule(end)
-    if kept_between is not None and kept_at_end is not None and kept_at_end >= kept_between:
-        return
-
-    reason = (
-        f"On {model_name(choice.model)} {setting_words(chosen, list(choice.settings.values()))} is proven within "
-        f"{margin_text(choice.margin)}, ratio {lower[-1]:g} is not."
-    )
-    axes = {**spec["axes"], "ratio": sorted([*ratios, between])}
-    yield "between", f"ratio {between:g}", reason, {"axes": axes}
