@@ -11,7 +11,7 @@ import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
-from kvatlas.core import SERVED, KvatlasError, Setting, Status
+from kvatlas.core import SERVED, KvatlasError, Status
 from kvatlas.results import Store
 from kvatlas.stats.run_data import RunData
 from tests.command_line import Call
@@ -302,19 +302,6 @@ def _odd_sample(**values: Any) -> Callable[[Any], None]:
     return change
 
 
-def _odd_note(note: Any) -> Callable[[Any], None]:
-    return lambda read: setattr(read.samples[0].output, "metadata", {"kvatlas": note})
-
-
-_SETTING = {"policy": "window", "values": {"ratio": 0.3}}
-_USAGE = {"prompt_tokens": 1, "output_tokens": 1, "thinking_tokens": 0, "peak_kv_tokens": 2, "mean_kv_tokens": 1.5,
-          "compressions": 0, "seconds": 0.1}  # fmt: skip
-
-
-def _odd_usage(**values: Any) -> Callable[[Any], None]:
-    return _odd_note({"setting": _SETTING, "usage": _USAGE | values})
-
-
 def _tokens(count: int) -> Callable[[Any], None]:
     usage = ModelUsage(input_tokens=count, output_tokens=1, total_tokens=1)
     return _odd_sample(model_usage={"m": usage})
@@ -355,17 +342,6 @@ CLAIMS: dict[str, tuple[Callable[[Any], object], str]] = {
     "negative tokens": (_tokens(-1), "expected an integer from 0"),
     "infinite time": (_odd_sample(total_time=float("inf")), "expected a finite number from 0"),
     "half a character": (_said("\ud83d"), "expected a text of whole characters"),
-    "a note that is a list": (_odd_note([1]), "is [1]; expected a setting and a usage"),
-    "a note without setting": (_odd_note({"usage": None}), "expected a setting and a usage"),
-    "a setting without policy": (_odd_note({"setting": {"values": {}}}), "names the policy None"),
-    "a setting of lists": (_odd_note({"setting": {"policy": "window", "values": [1]}}), "with [1]; expected a name"),
-    "a ratio of NaN": (
-        _odd_note({"setting": {"policy": "window", "values": {"ratio": float("nan")}}, "usage": None}),
-        "expected a name and plain values",
-    ),
-    "a usage of NaN": (_odd_usage(mean_kv_tokens=float("nan")), "expected compressions, mean_kv_tokens"),
-    "a usage of texts": (_odd_usage(output_tokens="1"), "expected compressions, mean_kv_tokens"),
-    "a usage of more": (_odd_usage(more=1), "expected compressions, mean_kv_tokens"),
     "a score of 2": (
         lambda read: setattr(read.samples[0].scores["includes"], "value", 2),
         "has the score 2; expected numbers from 0 to 1",
@@ -436,19 +412,6 @@ def test_a_log_of_other_problems_than_those_of_the_run_is_refused(log: Path, tmp
     sentence = rf"has other contents of 1 of 4 problems of {name} \({first}\) than the log"
     with pytest.raises(KvatlasError, match=sentence):
         import_log(log, run)
-
-
-def test_a_noted_setting_and_its_costs_are_kept(sums_log: Path, tmp_path: Path) -> None:
-    """Logs of former versions have such notes, of models that ran inside Inspect."""
-
-    def noted(read: Any) -> None:
-        for sample in read.samples:
-            count = sum(usage.output_tokens for usage in sample.model_usage.values())
-            sample.output.metadata = {"kvatlas": {"setting": _SETTING, "usage": _USAGE | {"output_tokens": count}}}
-
-    cell, added = import_log(changed(sums_log, tmp_path / "noted.eval", noted), tmp_path / "run")
-    assert (cell.benchmark, cell.setting, added) == ("sums", Setting.from_parameters("window", ratio=0.3), 2)
-    assert [trace.usage.peak_kv_tokens for trace in traces_of(tmp_path / "run")] == [2, 2]
 
 
 def test_a_log_that_unpacks_to_too_much_is_refused_unread(

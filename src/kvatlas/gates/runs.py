@@ -171,15 +171,15 @@ def _run_texts(
 def side_of_inspect_logs(paths: Sequence[Path], name: str, options: SideOptions) -> Side:
     """Return the side of Inspect's logs; several logs of a task under equal conditions are its epochs.
 
-    Raises KvatlasError for what `kvatlas import` refuses, and for logs of several models or settings.
+    Raises KvatlasError for what `kvatlas import` refuses, and for logs of several models.
     """
     from kvatlas.integrations.inspect_logs import read_graded_log
 
     logs = [read_graded_log(path, options.metric) for path in paths]
     options.check_tasks(name, [log.cell.benchmark for log in logs])
-    systems = {f"{log.cell.model} {log.cell.setting}" for log in logs}
-    if len(systems) > 1:
-        raise KvatlasError(f"{name!r} holds logs of several models ({', '.join(sorted(systems))}); name those of one.")
+    models = {log.cell.model for log in logs}
+    if len(models) > 1:
+        raise KvatlasError(f"{name!r} holds logs of several models ({', '.join(sorted(models))}); name those of one.")
 
     task_logs = []
     for log in logs:
@@ -196,8 +196,6 @@ def side_of_inspect_logs(paths: Sequence[Path], name: str, options: SideOptions)
 def _log_card(log: GradedLog, options: SideOptions) -> Card:
     """Return the card of a log, which names all that was set."""
     entries = {**card_entries(log.conditions), "model": log.cell.model, "filter": NONE}
-    if log.cell.setting != SERVED:
-        entries["setting"] = str(log.cell.setting)
     if not log.task.is_verdict:
         is_better = more_is_better(log.task.scorer)
         if is_better is None and not log.task.metric:

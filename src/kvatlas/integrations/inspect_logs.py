@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from kvatlas.core import (
     Grade,
     KvatlasError,
     Problem,
-    Setting,
     Status,
     Trace,
     changed_problems,
@@ -41,7 +40,7 @@ from kvatlas.core import (
 )
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import contents_of
-from kvatlas.results.records import is_cost, row_of
+from kvatlas.results.records import row_of
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample, EvalSpec
@@ -179,13 +178,11 @@ def _graded_log(log: Path, read: EvalLog, scorer: str, where: str) -> GradedLog:
     _check_whole_log(read, epochs, where)
 
     samples = read.samples or []
-    setting = _logged_setting(samples)
-    model = read.eval.model.removeprefix("kvatlas/") if setting != SERVED else read.eval.model
     cell = Expected(
-        model=model,
+        model=read.eval.model,
         benchmark=task.benchmark,
-        setting=setting,
-        run_key=digest(["inspect", model, *task.identity, sampling])[:32],
+        setting=SERVED,
+        run_key=digest(["inspect", read.eval.model, *task.identity, sampling])[:32],
         problems=tuple(task.about),
         samples=epochs,
         baseline=True,
@@ -582,57 +579,6 @@ class _Scores:
         return Grade(main >= 1, main, answer, Status.TRUNCATED if truncated else Status.OK, shares)
 
 
-def _logged_setting(samples: Sequence[EvalSample]) -> Setting:
-    """Return the setting that a log notes in its answers; `served` for a log without such notes."""
-    settings = set()
-    is_noted = True
-    for sample in samples:
-        if not sample.output.choices:
-            continue
-        note = _setting_note(sample)
-        if note is None:
-            is_noted = False
-            continue
-        policy = note["setting"].get("policy")
-        values = note["setting"].get("values")
-        is_plain = isinstance(values, dict) and all(
-            isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))
-            for value in values.values()
-        )
-        if not isinstance(policy, str) or not is_plain:
-            raise KvatlasError(
-                f"The log names the policy {policy!r} with {values!r}; expected a name and plain values."
-            )
-        settings.add(Setting.from_parameters(policy, **values))
-
-    if len(settings) > 1:
-        listed = "; ".join(sorted(map(str, settings)))
-        raise KvatlasError(f"Its answers are of {len(settings)} settings ({listed}); expected those of one.")
-    return settings.pop() if settings and is_noted else SERVED
-
-
-def _setting_note(sample: EvalSample) -> Mapping[str, Any] | None:
-    """Return the setting and the usage that an answer notes, None for an answer without them.
-
-    Raises KvatlasError for a note of another form.
-    """
-    note = (sample.output.metadata or {}).get("kvatlas")
-    if note is None:
-        return None
-    if not isinstance(note, dict) or not isinstance(note.get("setting"), dict):
-        raise KvatlasError(f"The note of the sample {sample.id!r} is {note!r:.200}; expected a setting and a usage.")
-
-    usage = note.get("usage")
-    names = {field.name for field in fields(Costs)}
-    costs = usage if isinstance(usage, dict) else {}
-    is_usage = costs.keys() == names and all(is_cost(name, value) for name, value in costs.items())
-    if usage is not None and not is_usage:
-        raise KvatlasError(
-            f"The usage of the sample {sample.id!r} is {usage!r:.200}; expected {', '.join(sorted(names))}."
-        )
-    return note
-
-
 def _log_traces(
     samples: Sequence[EvalSample], cell: Expected, grade: Callable[[EvalSample], Grade | None]
 ) -> Iterator[Trace]:
@@ -656,16 +602,12 @@ def _answer_text(sample: EvalSample) -> str:
 
 
 def _sample_costs(sample: EvalSample) -> Costs:
-    """Return the costs in the log; those of the cache are known if the answer notes them."""
+    """Return the costs in the log; those of a cache are not known."""
     # A sample may have asked several models.
     usages = sample.model_usage.values()
     prompt = sum(usage.input_tokens for usage in usages)
     output = sum(usage.output_tokens for usage in usages)
     thinking = sum(usage.reasoning_tokens or 0 for usage in usages)
-    noted_usage = (_setting_note(sample) or {}).get("usage") or {}
-    if noted_usage.get("output_tokens") == output:
-        # The sample consists of this one answer.
-        return Costs(**noted_usage)
     costs = Costs(None, None, None, None, None, None, sample.total_time or None)
     if not sample.model_usage:
         return costs
