@@ -251,7 +251,7 @@ def test_all_sampling_fields_are_sent_and_those_that_a_server_refuses_are_left_o
 def test_code_of_the_run_is_run_only_where_it_is_allowed(
     kvatlas: Call, stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a benchmark of a file: by `deploy verify` and by `gate` with an endpoint."""
+    """Of a benchmark of a file."""
     guide = Path(__file__).parents[2] / "docs" / "adding-a-benchmark.md"
     file = tmp_path / "sums.py"
     file.write_text(guide.read_text("utf-8").split("```python\n")[1].split("```")[0])
@@ -259,18 +259,13 @@ def test_code_of_the_run_is_run_only_where_it_is_allowed(
     decode("embedded:tiny-llama", f"{file}:Sum3", out=run, problems=1, max_new_tokens=20, workers=1)
     url, _ = stand(lambda path, _: (200, {}, MODELS if path.endswith("models") else completion("6")))
 
-    verified_run = ("deploy", "verify", url, "--against", run, "--policy", "full", "--out", tmp_path / "served")
-    judged_run = ("gate", f"{run}@full", url, "--answers", tmp_path / "answers", "--allow", "prompts")
-    for words in (verified_run, judged_run):
-        monkeypatch.setattr(class_files, "_permitted", set())
-        # As written by somebody else.
-        file.touch()
-        class_files.run_file.cache_clear()
-        assert "add --allow-code" in kvatlas.refuse(*words)
-        assert kvatlas(*words, "--allow-code")[0] in (0, 1, 3)
-
-
-NOWHERE = "http://127.0.0.1:9"
+    words = ("deploy", "verify", url, "--against", run, "--policy", "full", "--out", tmp_path / "served")
+    monkeypatch.setattr(class_files, "_permitted", set())
+    # As written by somebody else.
+    file.touch()
+    class_files.run_file.cache_clear()
+    assert "add --allow-code" in kvatlas.refuse(*words)
+    assert kvatlas(*words, "--allow-code")[0] in (0, 1, 3)
 
 
 NOWHERE = "http://127.0.0.1:9"
