@@ -16,7 +16,6 @@ from kvatlas.report.sources import ReadOptions
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates import BINOMIAL_NOTE
 from kvatlas.stats.losses import LossFamily
-from kvatlas.stats.maps import maps_of_run
 from kvatlas.text import fixed, p_text
 from tests.stats.synthetic import AXES, grid, manifest, run_of, traces
 from tests.stored import store_run
@@ -119,7 +118,8 @@ def test_the_long_text_has_five_sections_and_every_sentence_has_its_number():
     assert text.count(BINOMIAL_NOTE.text) == 1
     for line in text.splitlines():
         if line.startswith("- ") or (line and line[0].isalpha()):
-            assert any(mark.isdigit() for mark in line) or BINOMIAL_NOTE.text in line, line
+            has_no_number = BINOMIAL_NOTE.text in line or line.startswith("- No setting can be recommended")
+            assert has_no_number or any(mark.isdigit() for mark in line), line
 
 
 def test_comparisons_baselines_and_notes_of_a_run():
@@ -174,8 +174,6 @@ def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
     reason = "none of the 216 traces under a KV budget was compressed"
     assert f"- tiny, CHAIN6: no setting is recommended, because {reason}.\n" in text
     assert "cheapest" not in text
-    # Nor is one by the maps alone.
-    assert f"because {reason}" in every_map(analyse(maps_of_run(run_of(plan, run))))
 
 
 @pytest.mark.parametrize("order", [("AIME24", "MATH500"), ("MATH500", "AIME24")])
