@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from kvatlas.core import Cell, Estimate, Map, Note, NoteKind, Setting
-from kvatlas.figures.heatmap import map_figure
+from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.panels import loss_panels, metric_panels, panels_title
 from kvatlas.figures.style import FigureOptions
 from kvatlas.report.map_figure import MapOptions, losses_of_means, metric_figure, plot_sources
@@ -62,7 +62,7 @@ def test_rows_and_columns_of_a_grid_are_named_once(llama: list[Map]) -> None:
         maps += [
             replace(llama[0], model=model, policy=policy, baselines={"full": full}) for policy in ("dynts", "random")
         ]
-    figure = map_figure(maps, one_bar=True, options=FigureOptions(2))
+    figure = plot(metric_panels(maps), one_bar=True, options=FigureOptions(2))
     words = words_of(figure)
     assert [words.count(name) for name in ("A", "B", "dynts", "random", "Ratio")] == [1, 1, 1, 1, 2]
     # The full cache is a tick of the bar that stands beside both rows.

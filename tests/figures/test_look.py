@@ -16,9 +16,10 @@ from matplotlib.text import Text
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures import colours
-from kvatlas.figures.heatmap import map_figure
+from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.loss_cost import cost_figure
 from kvatlas.figures.pairwise import pairwise_figure
+from kvatlas.figures.panels import metric_panels
 from kvatlas.figures.setting_rows import answer_figure
 from kvatlas.figures.style import LEAST_TYPE, WIDTHS, FigureOptions, save
 from kvatlas.report.result import Result
@@ -63,7 +64,7 @@ def figures(look: FigureOptions, llama, count: int = 3) -> dict[str, Callable[[]
     policies = [replace(llama[0], policy=policy) for policy in POLICIES]
     return {
         "series": lambda: map_figure(llama[:2], options=look),
-        "policies": lambda: map_figure(policies, one_bar=True, options=look),
+        "policies": lambda: plot(metric_panels(policies), one_bar=True, options=look),
         "dense": lambda: map_figure([dense(12)], options=look),
         "forest": lambda: answer_figure(answered().choices, "pass@1", options=look),
         "nothing proven": lambda: answer_figure(answered(6).choices, "pass@1", options=look),

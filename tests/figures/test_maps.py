@@ -83,8 +83,8 @@ def test_the_largest_window_is_on_top_and_the_highest_cells_are_bold(llama):
 
 
 def test_scales_are_own_or_shared_and_no_narrower_than_an_interval(llama, means, tmp_path):
-    assert _scales(map_figure(llama, shared=False))[0] == (39.3, 49.3)
-    shared = map_figure(llama, shared=True)
+    assert _scales(plot(metric_panels(llama), shared=False))[0] == (39.3, 49.3)
+    shared = plot(metric_panels(llama), shared=True)
     assert set(_scales(shared)) == {(24.0, 89.0)}
     assert "own colour scale" not in " ".join(texts(shared, tmp_path))
     for item, (low, high) in zip(llama, _scales(map_figure(llama)), strict=True):
@@ -94,7 +94,7 @@ def test_scales_are_own_or_shared_and_no_narrower_than_an_interval(llama, means,
         assert low <= min(values) <= max(values) <= high
     figure = plot(metric_panels(means), one_bar=True, shared=False)
     assert _scales(figure) == [(49.05, 56.35)] * 2
-    assert _scales(map_figure(means, one_bar=True))[0][0] < 49.05
+    assert _scales(plot(metric_panels(means), one_bar=True))[0][0] < 49.05
     words = texts(figure, tmp_path)
     assert {"R1-Llama", "R1-Qwen"} <= set(words)
     assert "mean of 4 benchmarks" in " ".join(words)
@@ -154,7 +154,7 @@ def test_equal_figures_give_equal_bytes(llama, tmp_path, suffix):
     [
         (lambda maps: map_figure([]), "no map to draw"),
         (lambda maps: map_figure([replace(maps[0], cells={})]), "R1-Llama on AIME24 has no cells"),
-        (lambda maps: map_figure([maps[0], replace(maps[0], metric="progress")], one_bar=True), "same metric"),
+        (lambda maps: plot(metric_panels([maps[0], replace(maps[0], metric="progress")]), one_bar=True), "same metric"),
         (lambda maps: cost_panels(maps, "watts"), "Unknown cost 'watts'; expected: mean_kv_tokens"),
         (lambda maps: cost_panels(maps, "seconds"), "R1-Llama on AIME24 does not tell seconds"),
     ],
@@ -334,7 +334,7 @@ def test_the_panels_of_a_benchmark_share_a_scale_and_a_grid_has_one_bar_a_column
     bars = [axes for axes in figure.axes if any(is_label(axes, text) for text in axes.texts)]
     assert bars == figure.axes[:2]
     assert "each benchmark has its own colour scale" in " ".join(text.get_text() for text in figure.texts)
-    own = [axes.collections[0].get_clim() for axes in map_figure(maps, shared=False).axes]
+    own = [axes.collections[0].get_clim() for axes in plot(metric_panels(maps), shared=False).axes]
     assert own[0] != own[2]
 
 
@@ -344,7 +344,7 @@ def test_numbers_on_bars_are_rounded_as_in_cells_and_stand_at_their_values(llama
     at = map_.best
     cells = {coord: cell for coord, cell in map_.cells.items() if cell.estimate.value < 0.885}
     map_ = replace(map_, cells={**cells, at: replace(map_.cells[at], estimate=value)})
-    axes = map_figure([map_], shared=False).axes[0]
+    axes = plot(metric_panels([map_]), shared=False).axes[0]
     on_bar = [text for text in axes.texts if text.get_transform() == axes.transAxes]
     places = [text.get_position()[1] for text in on_bar]
     assert places == pytest.approx([0, 1])

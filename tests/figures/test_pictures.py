@@ -222,7 +222,7 @@ def test_every_kind_of_map_marks_its_cells_and_labels_its_bars(llama: list[Map],
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_bar_has_the_colours_of_its_cells(llama: list[Map], tmp_path: Path, suffix: str) -> None:
-    figure = map_figure(llama[:1], shared=False)
+    figure = plot(metric_panels(llama[:1]), shared=False)
     path, *_ = save(figure, tmp_path / f"bar{suffix}")
     picture = pixels(path)
     axes = figure.axes[0]
@@ -384,7 +384,9 @@ def test_differences_to_the_full_cache_are_marked_and_their_bar_fits_them(llama,
 
 
 def test_one_bar_stands_beside_rows_that_share_it(llama: list[Map]) -> None:
-    figure = map_figure([replace(llama[0], policy=policy) for policy in ("a", "b", "c", "d", "e")], shared=True)
+    figure = plot(
+        metric_panels([replace(llama[0], policy=policy) for policy in ("a", "b", "c", "d", "e")]), shared=True
+    )
     bars = []
     for axes in figure.axes:
         strips = [item for item in axes.collections if item.get_transform() == axes.transAxes]

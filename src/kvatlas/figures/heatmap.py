@@ -52,19 +52,10 @@ _TICK = 0.025
 _STRIPS = 96
 
 
-def map_figure(
-    maps: Sequence[Map],
-    *,
-    one_bar: bool = False,
-    shared: bool | None = None,
-    title: str = "",
-    notes: Sequence[Note] = (),
-    options: FigureOptions | None = None,
-) -> Figure:
+def map_figure(maps: Sequence[Map], options: FigureOptions | None = None) -> Figure:
     """Return maps of a metric as one figure (see `plot`): percent, baselines, and frames."""
     options = options or FigureOptions()
-    panels = metric_panels(maps, exact=options.plain)
-    return plot(panels, one_bar=one_bar, shared=shared, title=title, notes=notes, options=options)
+    return plot(metric_panels(maps, exact=options.plain), options=options)
 
 
 def plot(
