@@ -8,15 +8,9 @@ better than nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken
 from kvatlas.autopsy.summary import ARMS, summarise, tested_causes
-from kvatlas.stats.estimates import pass_at_1
 from kvatlas.stats.numerics.arrays import holm
-from kvatlas.stats.numerics.bounded import mean_difference
 from outcomes import Json
 
 PAGES = ("docs/findings/saving-tokens.md",)
@@ -66,7 +60,6 @@ def numbers_of(outcomes: Json) -> Json:
     for model, found in outcomes.items():
         autopsies = list(map(autopsy_of, found["autopsies"]))
         summary = summarise(autopsies, found["lost"] / found["answers"])
-        summary["in_right_answers"] = in_right_answers(found["autopsies"])
         numbers[model] = {"summary": summary, "strong": strong_causes(autopsies)}
 
     for family in FAMILIES:
@@ -76,24 +69,6 @@ def numbers_of(outcomes: Json) -> Json:
         for (model, name), p in zip(places, adjusted, strict=True):
             numbers[model]["summary"]["held_out"][name]["adjusted_p"] = round(p, 5)
     return numbers
-
-
-def in_right_answers(autopsies: Sequence[Json]) -> Json:
-    """Return what tokens of the causes' kinds do in right answers to other problems, which commit 353b96bc tried."""
-    shares: dict[str, dict[str, list[float]]] = {"nothing": {}, "like": {}}
-    changes: dict[str, list[float]] = {}
-    tested = [item for item in autopsies if item["tokens"] and item["control"]]
-    for item in tested:
-        right = {arm: float(np.mean(flags(item["control"][arm]))) for arm in shares}
-        changes.setdefault(item["problem"], []).append(right["like"] - right["nothing"])
-        for arm, share in right.items():
-            shares[arm].setdefault(item["problem"], []).append(share)
-    difference = mean_difference(np.array([np.mean(values) for values in changes.values()]))
-    return {
-        "answers": len(tested),
-        "right": {arm: pass_at_1(by_problem).to_dict() for arm, by_problem in shares.items()},
-        "like_over_nothing": {**difference.in_percent(), "p": difference.p},
-    }
 
 
 def strong_causes(autopsies: list[Autopsy]) -> dict[str, int]:
@@ -135,8 +110,6 @@ def lines(numbers: Json) -> list[str]:
     rows.append(row("causes proven alone", [f"{test['proven_alone']} of {test['answers']}" for test in tests]))
     rows.append(row("saving over random, of all lost answers, points", [limits(test["of_all_lost"]) for test in tests]))
     rows.append(row("room, points of Pass@1", [limits(test["room"]) for test in tests]))
-    like = [summary["in_right_answers"]["like_over_nothing"] for summary in summaries]
-    rows.append(row("like tokens in right answers, points", list(map(limits, like))))
     return rows
 
 
