@@ -7,9 +7,10 @@
         --llama build/engines/llama/bin/llama-server --out bench/results/engines.json
 
 A case `16x1024` is a number of decoding steps of 16 sequences with 1,024 cached tokens each, greedy, the full cache;
-`read16x1024` reads 16 such prompts. Every engine keeps keys and values as it does by default: kvatlas in
-float32, beside shorter weights in bfloat16, vLLM in the type of its weights, llama.cpp in float16. Each has its cache filled before the clock starts: kvatlas' by hand,
-vLLM's by its connector for that purpose, llama.cpp's by a prompt that it reads once and restores into each slot.
+`read16x1024` reads 16 such prompts. Every engine keeps keys and values as it does by default: kvatlas in float32,
+beside shorter weights in bfloat16, vLLM in the type of its weights, llama.cpp in float16. Each has its cache filled
+before the clock starts: kvatlas' by hand, vLLM's by its connector for that purpose, llama.cpp's by a prompt that it
+reads once and restores into each slot.
 
 Times are the processor's of the engine's process. llama.cpp is asked through its server: of a request of some tokens
 that of a request of one is taken away. Engines of one type of weights live side by side, and take turns within a case.

@@ -344,7 +344,7 @@ def test_two_endpoints_are_compared_and_none_with_a_run(kvatlas: Call, run: Path
             300,
         ]
         words += ["--lose-at-most", 5, "--answers", both, "--json"]
-        code, first, _ = kvatlas(*words)
+        _, first, _ = kvatlas(*words)
         document = json.loads(first)
         assert (document["claim"], document["units"], document["missing"]) == ("these_problems", 24, 0.0)
         # Nothing is asked twice: the second call reads what is stored.

@@ -31,11 +31,11 @@ _TICK_STEP = 0.22
 
 
 class LossSpan(NamedTuple):
-    """A loss in points, with the ends of its interval."""
+    """A loss in points, with the ends of its interval where they are known."""
 
     value: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
 
 
 def tick_number(value: float) -> str:
@@ -55,8 +55,8 @@ class LossAxis:
     @classmethod
     def of(cls, spans: Sequence[LossSpan], margin: float | None, others: Sequence[float] = ()) -> LossAxis:
         """Return the axis of losses and `others` without intervals: closer beyond those near the margin, if any."""
-        lows = [span.low for span in spans]
-        highs = [span.high for span in spans]
+        lows = [span.value if span.low is None else span.low for span in spans]
+        highs = [span.value if span.high is None else span.high for span in spans]
         reach = max([*highs, *others])
         if margin is None:
             room = 0.04 * (max(highs) - min(lows)) or 1.0
@@ -147,7 +147,7 @@ _NAMES = 0.4
 class Row:
     """A row of a forest: a text for each column, what is lost in points with its interval, and the state.
 
-    Without a state it is a difference, which may be `is_proven` to differ from 0. `control` is
+    Without a state it is a value, of which nothing is claimed, or whether it `is_proven` to differ from 0. `control` is
     what the control of the same parameters loses, `note` a remark beside the interval. The `picked` row has the box,
     the `nearest` one is bold.
     """
@@ -337,20 +337,21 @@ def _draw_row(axes: Axes, row: Row, place: int, options: FigureOptions) -> None:
     palette = options.colours
     ends = None
     value, low, high = row.loss
-    if options.intervals is not False:
+    if low is not None and high is not None and options.intervals is not False:
         ends = (low, high)
     if row.state is not None:
         marks.draw_setting(axes, (value, place), row.state, palette, horizontal=ends)
     else:
         axes.plot(ends or (), (place, place) if ends else (), color=palette.ink, linewidth=1.0, zorder=3)
         # Of differences filled marks are proven.
+        kind = "|" if row.is_proven is None else "o"
         face = palette.ink if row.is_proven else palette.ground
-        axes.plot(value, place, "o", color=palette.ink, mfc=face, markersize=6, markeredgewidth=1.2, zorder=4)
+        axes.plot(value, place, kind, color=palette.ink, mfc=face, markersize=6, markeredgewidth=1.2, zorder=4)
     if row.control is not None:
         marks.add_mark(axes, (row.control, place), CONTROL, palette, axes.transData, 6.5)
     if row.note:
         axes.annotate(
-            row.note, (high, place), (4, 0), textcoords="offset points",
+            row.note, (value if high is None else high, place), (4, 0), textcoords="offset points",
             va="center", fontsize=style.LEAST_TYPE + 0.5, color=palette.soft,
             bbox={"facecolor": palette.ground, "edgecolor": "none", "pad": 0.6}, zorder=3.5,
         )  # fmt: skip
