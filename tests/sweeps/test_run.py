@@ -196,6 +196,8 @@ def test_workers_import_a_script_for_its_classes_if_its_sweep_is_guarded(
     with pytest.raises(KvatlasError) as refused:
         run(SCRIPT)
     assert str(refused.value).count("below `if __name__ == '__main__':`") == 1
+    # The workers say nothing themselves.
+    assert "Traceback" not in capfd.readouterr().err
     assert "finished" in run(SCRIPT.replace("kvatlas.sweep(", "if __name__ == '__main__': kvatlas.sweep("))
 
 
