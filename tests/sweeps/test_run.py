@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from kvatlas.benchmarks.base import grade_reading
 from kvatlas.benchmarks.chain import Chain
 from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status
 from kvatlas.models import ModelHandle
+from kvatlas.policies import policies
 from kvatlas.predictor.training import new_head
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest, Store
@@ -164,20 +166,39 @@ print("finished")
 """
 
 
-def test_a_script_needs_a_guard_only_for_workers_that_import_its_classes(tmp_path: Path) -> None:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, *words], cwd=tmp_path, text=True, capture_output=True, timeout=300)
+def test_a_script_of_policies_that_workers_have_needs_no_guard(tmp_path: Path) -> None:
+    """In processes of their own, as Python starts them."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py", "window"]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=300, check=False)
+    assert done.stdout == "finished\n", done.stderr
 
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    assert run("script.py", "window").stdout == "finished\n"
-    refused = run("script.py", "newest")
-    assert refused.returncode == 1
-    assert refused.stderr.count("below `if __name__ == '__main__':`") == 1
-    assert refused.stderr.count("Traceback") == 1
 
-    script.write_text(SCRIPT.replace("kvatlas.sweep(", "if __name__ == '__main__': kvatlas.sweep("))
-    assert run("script.py", "newest").returncode == 0
+@pytest.mark.usefixtures("forked")
+def test_workers_import_a_script_for_its_classes_if_its_sweep_is_guarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["script.py", "newest"])
+    monkeypatch.setattr(policies, "added", {})
+
+    def run(code: str) -> str:
+        """Run it as the main module of this process; return what it and its workers print."""
+        script = tmp_path / "script.py"
+        script.write_text(code)
+        main = ModuleType("__main__")
+        main.__file__ = str(script)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        policies.added.clear()
+        exec(compile(code, script, "exec"), vars(main))  # noqa: S102
+        return capfd.readouterr().out
+
+    with pytest.raises(KvatlasError) as refused:
+        run(SCRIPT)
+    assert str(refused.value).count("below `if __name__ == '__main__':`") == 1
+    # The workers say nothing themselves.
+    assert "Traceback" not in capfd.readouterr().err
+    assert "finished" in run(SCRIPT.replace("kvatlas.sweep(", "if __name__ == '__main__': kvatlas.sweep("))
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux' list of processes")

@@ -480,8 +480,8 @@ def test_texts_of_kvatlas_serve_are_those_of_the_native_sweep(tmp_path: Path) ->
         "problems": 4,
         "sampling": {"temperature": 0, "max_new_tokens": 400},
         "settings": [{"policy": "dynts", "kv_budget": 128}],
-        # With windows of 8 tokens the texts are no longer those of the full cache.
-        "axes": {"local_window": [8, 32], "ratio": [0.3, 0.5]},
+        # With a window of 8 tokens the texts are no longer those of the full cache.
+        "axes": {"local_window": [8], "ratio": [0.3]},
     }
     sweep(native, tmp_path / "native")
     serve = f"{sys.executable} -m kvatlas serve embedded:tiny-qwen --host {{host}} --port {{port}}"
@@ -504,7 +504,7 @@ def test_texts_of_kvatlas_serve_are_those_of_the_native_sweep(tmp_path: Path) ->
 
     expected = written(tmp_path / "native")
     found = {place: text for place, text in written(tmp_path / "served").items() if place[0] != "again"}
-    assert len(found) == len(expected) == 5 * 4
+    assert len(found) == len(expected) == 2 * 4
     assert found == expected
     assert len(set(found.values())) > 4
 
