@@ -77,10 +77,12 @@ def test_texts_in_a_small_pool_are_those_of_kvatlas(
     problems = benchmark.problems(PROBLEMS)
     questions = [benchmark.prompt(problem) for problem in problems]
     expected: dict[str, list[int]] = {}
+    solved = 0
     with Store.open(run) as store:
         for _, trace in store.traces():
             if trace.setting.policy == values["policy"]:
                 expected[trace.problem] = list(trace.tokens)
+                solved += trace.grade.correct
                 assert trace.usage.compressions > 0
 
     # 16 requests have 5 blocks each before they compress, and the full cache's answers have 12. How many are preempted
@@ -95,7 +97,9 @@ def test_texts_in_a_small_pool_are_those_of_kvatlas(
         code, out, err = kvatlas(
             "deploy", "verify", server.endpoint.url, *cell, "--texts", 8, "--out", tmp_path / "served"
         )
-        assert code == 0, f"{out}\n{err}"
+        # A setting that solves less than the margin could not lose so much, and nothing is decided.
+        assert code == (0 if solved > 0.15 * PROBLEMS else 3), f"{out}\n{err}"
+        assert "0 answers were lost and 0 gained" in out
     equal = sum(tokens == expected[problem.id] for tokens, problem in zip(served, problems, strict=True))
     assert equal == PROBLEMS
 
