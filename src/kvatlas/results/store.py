@@ -494,7 +494,8 @@ def check_new_folder(folder: Path, or_else: str = "") -> None:
     check_folder(folder)
     if _OF_FILE.fullmatch(folder.suffix) and not folder.is_dir():
         raise KvatlasError(
-            f"The name {folder.name!r} is one of a file, and a folder is written; name a folder without a suffix{or_else}."
+            f"The name {folder.name!r} is one of a file, and a folder is written; name a folder without a suffix"
+            f"{or_else}."
         )
 
 
