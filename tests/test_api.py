@@ -108,6 +108,15 @@ def test_other_metrics_and_what_is_wrong_in_a_sentence(run: kvatlas.Run) -> None
         run.maps(policy="h2o")
 
 
+def test_what_a_call_does_not_take_and_a_mean_over_one_benchmark_are_told(run: kvatlas.Run, tmp_path: Path) -> None:
+    wrong: Any = run
+    with pytest.raises(TypeError, match=r"Run\.maps\(\) got an unexpected keyword argument 'metric'"):
+        wrong.maps(metric="accuracy")
+    single = store_run(tmp_path / "run", manifest(grid("dynts"), benchmarks=("CHAIN6",)), lambda setting: 0.5)
+    with pytest.raises(KvatlasError, match="averages two or more benchmarks"):
+        kvatlas.open_run(single).maps(mean=True)
+
+
 def test_one_setting_is_decoded_into_a_folder_that_goes_with_the_run() -> None:
     run = kvatlas.run("embedded:tiny-llama", "CHAIN4", problems=2, max_new_tokens=40, workers=1)
     kept = run.path

@@ -334,6 +334,7 @@ class Nine:
             "has the problem '{}'; expected a kvatlas.core.Problem",
         ),
         ("range(9)", "range(0)", "has no problems"),
+        ('f"{i} + {i} ="', 'str(__import__("random").random())', "gives other problems .* with random.Random"),
         ("range(9)", "{}['rows']", r"cannot give its problems \(there is no 'rows', line 10 of nine.py"),
         ("(self, limit=None)", "(self)", "cannot give its problems"),
         (

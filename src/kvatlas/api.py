@@ -48,7 +48,12 @@ def _typed(function: Callable[P, T]) -> Callable[P, T]:
     def call(*values: P.args, **named: P.kwargs) -> T:
         # Types of packages that are imported late are those of results and callbacks.
         declared = get_type_hints(function, localns={"Figure": Any, "Progress": Any})
-        for name, value in signature(function).bind(*values, **named).arguments.items():
+        try:
+            arguments = signature(function).bind(*values, **named).arguments
+        except TypeError:
+            # Python's own error has the name of the function.
+            return function(*values, **named)
+        for name, value in arguments.items():
             kind = declared.get(name, Any)
             kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
             accepted = tuple(_ACCEPTED.get(one, get_origin(one) or one) for one in kinds)
@@ -143,6 +148,8 @@ class Run:
     @_typed
     def maps(self, *, mean: bool = False, policy: str | None = None) -> list[Heatmap]:
         """Return a map for each model, benchmark and policy with its plateau, or with `mean` the benchmarks' means."""
+        if mean and not self._result.untested_means:
+            raise KvatlasError("mean=True averages two or more benchmarks of one model; maps() has those of one.")
         results = self._result.means if mean else self._result.maps
         maps = of_policy([one.map for one in results], policy)
         return [Heatmap(**vars(map_)) for map_ in maps]

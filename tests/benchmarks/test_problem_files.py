@@ -372,6 +372,11 @@ def test_an_unknown_name_lists_what_is_there(name: str) -> None:
             "a.jsonl",
             "(line 3, column 31: ",
         ),
+        (
+            '{"question": "One?", "answer": "1"\n{"question": "Two?", "answer": "2"}\n',
+            "a.jsonl",
+            "(line 1, column 35: Expecting ',' delimiter, where the line ends with '",
+        ),
     ],
 )
 def test_a_wrong_file_is_told_in_one_sentence(tmp_path: Path, content: str | None, name: str, sentence: str) -> None:

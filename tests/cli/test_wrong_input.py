@@ -152,6 +152,7 @@ MISTAKES: list[tuple[str, tuple[str, ...], str]] = [
     ("deploy export folder --to vllm", ("'vllm'",), "kvpress"),
     ("deploy export folder --to kvpress", ("--out",), "--out engine"),
     ("sweep good.yaml", ("--out",), "--out runs/mine"),
+    ("view folder --out report.pdf", ("report.pdf",), "'report.html'"),
     (f"run {MODEL}", ("BENCHMARK",), "CHAIN9"),
 ]
 #: Files beside a newcomer's commands.

@@ -20,12 +20,14 @@ BUDGET, NEW = 64, 90
 
 @dataclass(frozen=True)
 class Recorded(CompressingPolicy):
-    """Scores by a hash of position, layer and head; writes down what was cached whenever it is asked."""
+    """Scores by a hash of position, layer and head; writes down what was cached at each compression."""
 
     name = "recorded"
 
     def score(self, cached: CacheView) -> torch.Tensor:
-        LOG.append(cached.positions.clone())
+        # The first compression asks twice.
+        if not LOG or cached.positions.max() > LOG[-1].max():
+            LOG.append(cached.positions.clone())
         return _scores(cached.positions)
 
 

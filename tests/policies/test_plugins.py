@@ -203,6 +203,10 @@ MEMBERS = {
     "def identity(self, model): return None": "returned None from identity; expected a dictionary",
     "def slots_used(self, *_): return -5": "uses -5 slots; expected an integer from 0 to ",
     "def slots_used(self, *_): return 2.5": "uses 2.5 slots; expected an integer from 0 to ",
+    "def score(self, cached): import torch; return torch.rand(cached.positions.shape)": "draw random numbers with ",
+    "def score(self, cached): return cached.attention": "has no 'attention'; it has columns, each_layer, ",
+    "def score(self, cached): return cached.columns['x']": "the column 'x' is not declared; the policy has",
+    "def score(self, cached): return cached.query(0)": "with observes = {Signal.QUERIES}",
     "def score(self, cached): raise GeneratorExit": "failed in score (GeneratorExit, line 7 of odd.py).",
     "def score(self, cached): raise type('E', (Exception,), {'__str__': lambda _: 1 / 0})": "failed in score (E,",
     "def score(self, cached): return cached.positions.float().to_sparse()": "with the layout torch.sparse_coo",
@@ -217,6 +221,12 @@ def write_class(folder: Path, member: str) -> str:
         lines.insert(2, "def score(self, cached): return cached.positions")
     (folder / "odd.py").write_text(head + "".join(f"    {line}\n" for line in lines))
     return f"{folder / 'odd.py'}:Odd"
+
+
+def test_a_column_that_is_not_declared_is_named_where_it_is_written(tmp_path: Path, kvatlas: Call) -> None:
+    policy = write_plugin(tmp_path, "observe", "step.enter('norm', step.hidden.norm(dim=-1))")
+    words = ("run", "embedded:tiny-llama", "CHAIN8", "--problems", 1, "--policy", policy, *CELL, "--workers", 1)
+    assert "the column 'norm' is not declared; the policy has columns = ()" in kvatlas.refuse(*words, "--quiet")
 
 
 @pytest.mark.parametrize("member", MEMBERS)

@@ -1,5 +1,6 @@
 """Stores: what is added comes back; damaged, locked, copied while they are written, on a read-only medium."""
 
+import errno
 import gzip
 import json
 import math
@@ -198,7 +199,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         (lambda data: data[:5000], "is damaged (database disk image is malformed)"),
         (lambda data: data.replace(b"CREATE TABLE traces", b"CREATE TABLE tr\xffces"), "is damaged ("),
         (lambda data: data.replace(b"CREATE TABLE traces", b"CREATE TxBLE traces"), "is damaged (malformed database"),
-        (lambda data: b"", "it is empty, since no sweep was started in it"),
+        (lambda data: b"", "since no sweep was started in it or all was lost; the same sweep with --out "),
     ],
 )
 def test_a_file_that_is_no_store_is_damage_for_readers_and_writers(
@@ -216,6 +217,22 @@ def test_a_file_that_is_no_store_is_damage_for_readers_and_writers(
             store.keys()
         assert sentence in str(caught.value)
         assert "goes on from there" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "way_out"),
+    [(errno.EROFS, "name a folder that you may read and write."), (errno.ENOSPC, "goes on from there.")],
+)
+def test_a_disk_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, way_out: str
+) -> None:
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(KvatlasError) as caught:
+        Store.create(tmp_path / "run")
+    assert str(caught.value).endswith(way_out)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ from kvatlas import class_files
 from kvatlas.answers.reading import Reading
 from kvatlas.core import Grade, KvatlasError, Problem, Status, canonical, is_storable_number, is_storable_text, refusal
 
+#: Problems of a user's benchmark that are read twice.
+REPEATED = 8
+
 
 class Benchmark(Protocol):
     """The contract of every benchmark.
@@ -105,16 +108,28 @@ class Sized:
 def problems_of(benchmark: Benchmark, limit: int | None = None) -> list[Problem]:
     """Return the first `limit` problems of a benchmark, or all: every room reads them by this function.
 
-    Raises KvatlasError if the code of the benchmark fails, or if it has no problems, or two with one id.
+    Raises KvatlasError if the code of the benchmark fails, or if it has no problems, two with one id, or others at each
+    call.
     """
     where = f"The benchmark {benchmark.name!r}"
-    with refusal(f"{where} cannot give its problems"):
-        problems = list(itertools.islice(benchmark.problems(limit), limit))
+
+    def read(count: int | None) -> list[Problem]:
+        with refusal(f"{where} cannot give its problems"):
+            return list(itertools.islice(benchmark.problems(count), count))
+
+    problems = read(limit)
     for problem in problems:
         if not isinstance(problem, Problem):
             raise KvatlasError(f"{where} has the problem {str(problem)[:100]!r}; expected a kvatlas.core.Problem.")
     if not problems:
         raise KvatlasError(f"{where} has no problems.")
+
+    # A user's benchmark that draws its problems anew would be another one at the next command.
+    if not type(benchmark).__module__.startswith("kvatlas.") and problems[:REPEATED] != read(len(problems[:REPEATED])):
+        raise KvatlasError(
+            f"{where} gives other problems when it is asked again; expected the first ones of one list: "
+            "draw them inside problems() with random.Random(SEED), the same for every limit."
+        )
 
     name, count = Counter(problem.id for problem in problems).most_common(1)[0]
     if count > 1:

@@ -138,10 +138,14 @@ def _read_json_lines(file: TextIOWrapper) -> Iterator[Any]:
     for line_number, line in enumerate(file, 1):
         if line.strip():
             try:
-                yield _parse_json(line)
+                yield _parse_json(line.rstrip())
             except json.JSONDecodeError as error:
-                comma = "; it ends with a comma, which lines of JSON do not" if line.rstrip().endswith(",") else ""
-                raise ValueError(f"line {line_number}, column {error.colno}: {error.msg}{comma}") from error
+                advice = ""
+                if line.rstrip().endswith(","):
+                    advice = "; it ends with a comma, which lines of JSON do not"
+                elif error.pos == len(line.rstrip()):
+                    advice = f", where the line ends with {line.rstrip()[-30:]!r}; expected a whole object in each line"
+                raise ValueError(f"line {line_number}, column {error.colno}: {error.msg}{advice}") from error
             except ValueError as error:
                 raise ValueError(f"line {line_number}: {error}") from error
 

@@ -97,7 +97,7 @@ def view_command(
     if traces is not None:
         raise KvatlasError("--traces is for a page that cannot hold all traces; name one with --out FILE.html.")
     if out is not None:
-        check_new_folder(out)
+        check_new_folder(out, f", or the page '{out.stem}.html'")
     opened = open_runs([run.absolute() for run in runs], fixed_values, metric, lose_at_most)
     if out is None:
         serve_runs(opened, port)

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvatlas.core import EvictionTrace, Sampling, Usage
+from kvatlas.core import EvictionTrace, KvatlasError, Sampling, Usage
 from kvatlas.engine.cache import CachedSequence, KVCache, Snapshot
 from kvatlas.engine.signals import Signals, state_name
-from kvatlas.policies.cache_view import CacheView
+from kvatlas.policies.cache_view import CacheView, Columns
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.selection import select_tokens
 
@@ -323,10 +323,10 @@ class RowView(CacheView):
         self.cached_positions = row.cached_positions(policy.scope.width(model.shape), cache.device)
         # Copies, because a score may work in place.
         self.positions = self.cached_positions.clone()
-        self.columns = {
-            name: cache.token_state[state_name(policy, name)][row.cached.row, ..., : row.cached.length].clone()
-            for name in policy.columns
-        }
+        self.columns = Columns()
+        for name in policy.columns:
+            state = cache.token_state[state_name(policy, name)]
+            self.columns[name] = state[row.cached.row, ..., : row.cached.length].clone()
         self.prompt_length = len(row.request.prompt)
         self.thinking_end = None if row.thinking_end is None else self.prompt_length + row.thinking_end
         self.length = row.position
@@ -348,6 +348,8 @@ class RowView(CacheView):
         return self._cache.read(1, layer, self._slots)
 
     def query(self, layer: int) -> Tensor:
+        if not self._queries:
+            raise AttributeError("queries are kept for a policy with observes = {Signal.QUERIES} and queries above 0")
         recent = torch.arange(max(0, self.length - self._queries), self.length, device=self._cache.device)
         return self._cache.queries[layer][self._row.cached.row][:, recent % self._cache.query_window]
 
@@ -388,6 +390,8 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     # The policy selects.
     view = RowView(model, cache, row, policy)
     kept = select_tokens(policy, view, put_back)
+    if not row.compressions and cache.device.type == "cpu" and not type(policy).__module__.startswith("kvatlas."):
+        _check_repeated(policy, kept, select_tokens(policy, RowView(model, cache, row, policy), put_back))
 
     evicted = row.cached.length - kept.shape[-1]
     if not evicted:
@@ -400,3 +404,16 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     kept_positions = view.cached_positions.gather(-1, kept)
     row.note_compression(kept_positions, rule.window)
     return evicted
+
+
+def _check_repeated(policy: Policy, kept: Tensor, again: Tensor) -> None:
+    """Raise KvatlasError if a user's policy `kept` other tokens when it chose `again` from the same cache.
+
+    On GPUs, whose last bits may differ, this is not checked.
+    """
+    if not torch.equal(kept, again):
+        raise KvatlasError(
+            f"The policy {policy.setting_name!r} kept other tokens when it was asked again about the same cache; "
+            "expected the same ones, so that traces can be repeated: draw random numbers with cached.uniform(), as the "
+            "policy 'random' does, or from a generator seeded with cached.stream and cached.length."
+        )

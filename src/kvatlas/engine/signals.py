@@ -12,7 +12,7 @@ from torch import Tensor
 from kvatlas.core import Shape
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
-from kvatlas.policies.cache_view import Signal, Step
+from kvatlas.policies.cache_view import Columns, Signal, Step
 from kvatlas.policies.contract import Policy
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ class CachedNotes:
     attention: Tensor | None
 
     def _column(self, name: str) -> Tensor:
-        column = self.cache.token_state[state_name(self.policy, name)]
+        state_names = Columns({column: state_name(self.policy, column) for column in self.policy.columns})
+        column = self.cache.token_state[state_names[name]]
         return column if self.attention is None else column[..., : self.attention.shape[-1]]
 
     def enter(self, name: str, values: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvatlas.noise import uniform_by_choice
 
@@ -75,6 +75,13 @@ class Step:
         self.write(column, self.read(column) + values)
 
 
+class Columns(dict[str, Any]):
+    """Values by the columns that a policy declares."""
+
+    def __missing__(self, name: str) -> None:
+        raise KeyError(f"the column {name!r} is not declared; the policy has columns = {tuple(self)}")
+
+
 class CacheView:
     """One sequence's cache at a compression; `[...]` is the scope's (layers, KV heads).
 
@@ -94,6 +101,13 @@ class CacheView:
     length: int
     stream: int
     columns: Mapping[str, Tensor]
+
+    def __getattr__(self, name: str) -> Any:
+        members = sorted(name for name in {*dir(CacheView), *CacheView.__annotations__} if not name.startswith("_"))
+        raise AttributeError(
+            f"a CacheView has no {name!r}; it has {', '.join(members)}; signals, as attention, are declared with "
+            "observes, and noted in a column by observe"
+        )
 
     def key(self, layer: int) -> Tensor:
         """Return the keys of a layer [KV heads, cached, head size], with their rotation."""

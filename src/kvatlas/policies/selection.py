@@ -111,7 +111,7 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
     if shape[-1:] != expected[-1:] or not can_expand:
         raise KvatlasError(
             f"The policy {policy!r} gave scores of the shape {shape} for cached tokens of the shape {expected} "
-            f"(layers, KV heads, tokens); expected {expected} and {expected[-1:]}."
+            f"(layers, KV heads, tokens); expected {expected} or {expected[-1:]}."
         )
 
     older = protected.shape[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -74,15 +75,14 @@ _ORDER = "run_key, setting, benchmark, problem, sample"
 _ALL = ", ".join(COLUMNS)
 _KEY = "run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
 _DAMAGE = (ValueError, KeyError, TypeError, IndexError, zlib.error, OverflowError)
+_NO_ACCESS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
 #: Codes of SQLite for a file that is sound, and cannot be used now.
 _NO_DAMAGE = (
+    *_NO_ACCESS,
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_INTERRUPT,
 )
@@ -486,12 +486,16 @@ _OF_FILE = re.compile(
 )
 
 
-def check_new_folder(folder: Path) -> None:
-    """Raise KvatlasError if `folder` cannot be written: it is a file, or a new folder whose name is one of a file."""
+def check_new_folder(folder: Path, or_else: str = "") -> None:
+    """Raise KvatlasError if `folder` cannot be written: it is a file, or a new folder whose name is one of a file.
+
+    `or_else` ends the sentence with another way out.
+    """
     check_folder(folder)
     if _OF_FILE.fullmatch(folder.suffix) and not folder.is_dir():
         raise KvatlasError(
-            f"The name {folder.name!r} is one of a file, and a folder is written; name a folder without a suffix."
+            f"The name {folder.name!r} is one of a file, and a folder is written; name a folder without a suffix"
+            f"{or_else}."
         )
 
 
@@ -499,7 +503,8 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if not version and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise KvatlasError(
-            f"The store {str(path)!r} cannot be used: it is empty, since no sweep was started in it or all was lost."
+            f"The store {str(path)!r} cannot be used: it is empty, since no sweep was started in it or all was lost; "
+            f"the same sweep with --out {path.parent} fills it."
         )
     if version != SCHEMA_VERSION:
         raise KvatlasError(
@@ -543,8 +548,10 @@ def _store_sentences(path: Path, *damage: type[Exception]) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 255
         sentence = f"is damaged ({reason(error)}). Take a copy of it, or run the sweep into a new folder."
         if isinstance(error, OSError) or code in _NO_DAMAGE:
-            kept = "what was finished before is kept, and the same command goes on from there."
-            sentence = f"cannot be used ({error}); {kept}"
+            way_out = "what was finished before is kept, and the same command goes on from there."
+            if code in _NO_ACCESS or getattr(error, "errno", 0) in (errno.EROFS, errno.EACCES, errno.EPERM):
+                way_out = "name a folder that you may read and write."
+            sentence = f"cannot be used ({error}); {way_out}"
         raise KvatlasError(f"The store {str(path)!r} {sentence}") from error
 
 

@@ -176,7 +176,7 @@ def check_page(out: Path) -> None:
     """Raise KvatlasError for a name that no page has and a path that cannot be written to."""
     check_target(out)
     if out.suffix.lower() not in PAGE_SUFFIXES:
-        raise KvatlasError(f"A report is a page and cannot be written as {out.name!r}; the name must end in .html.")
+        raise KvatlasError(f"A report is a page and cannot be written as {out.name!r}; name it '{out.stem}.html'.")
 
 
 def _traces_of_page(run: AppRun, per_cell: int) -> dict[Place, Json]:
