@@ -41,7 +41,7 @@ NOT_HERE = {
     "vllm serve": "needs vLLM; tests/engines runs one with the plug-in",
     "lm_eval run": "fetches a task or a large model; tests/integrations and tests/gates run the harness",
     "kvatlas gate": "needs the logs of the lines before, or endpoints; tests/gates",
-    "kvatlas map runs/others": "draws what the line before imports; tests/integrations",
+    "kvatlas describe runs/others": "reads what the line before imports; tests/integrations",
 }
 #: Words with which a line of code begins.
 CODE = re.compile(r"(kvatlas|pip|python|git|make|cd|import|from|export|[\w.]+\() ?")

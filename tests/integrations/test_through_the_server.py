@@ -64,7 +64,7 @@ def test_inspect_gets_the_engines_answers_in_every_epoch(server: str, tiny_llama
     assert sorted(sample.output.completion for sample in log.samples) == sorted(expected)
     assert all(sample.output.choices[0].message.content[0].type == "reasoning" for sample in log.samples)
 
-    cell, added = import_log(Path(log.location.removeprefix("file://")), tmp_path / "run")
+    cell, added, _ = import_log(Path(log.location.removeprefix("file://")), tmp_path / "run")
     assert (cell.model, cell.samples, added) == (name, 2, 2 * PROBLEMS)
     shown = {score.name: score.metrics["mean"].value for score in log.results.scores}
     grades = [trace.grade.correct for trace in traces_of(tmp_path / "run")]
