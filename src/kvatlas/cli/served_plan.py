@@ -43,6 +43,7 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
             "seconds": seconds,
             "claim": planned.claim.value,
             "provable": provable.to_dict(),
+            "warnings": planned.warnings,
         }
         typer.echo(json.dumps(document))
         return
@@ -61,6 +62,8 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
             "\nNo setting is a control: add one that must lose, as a narrow window or 2 bits, with control: true; a "
             "run that sees its loss can see a loss."
         )
+    for sentence in planned.warnings:
+        print_text(f"\nWarning: {sentence}")
 
 
 def check_servers(spec: Spec, spec_folder: Path) -> list[CheckResult]:
