@@ -558,6 +558,17 @@ def test_a_plan_prints_the_commands_and_starts_nothing(tmp_path: Path, kvatlas: 
     ]
 
 
+def test_the_log_of_a_server_that_fails_a_check_stays(
+    tmp_path: Path, kvatlas: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = tmp_path / "spec.yaml"
+    file.write_text(yaml.safe_dump(fake_spec(models=[{"name": "fake", "serve_cmd": f"{COMMAND} --mode ends-at-once"}])))
+    log = re.search(r"Its log '(.*?)'", kvatlas("check", file)[2])
+    assert log is not None
+    assert Path(log[1]).is_file()
+
+
 def test_a_check_says_whether_seeds_are_honoured(tmp_path: Path, kvatlas: Call) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(yaml.safe_dump(fake_spec(sampling={"temperature": 0.6, "max_new_tokens": 64})))

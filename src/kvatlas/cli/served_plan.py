@@ -68,6 +68,7 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
 
 def check_servers(spec: Spec, spec_folder: Path) -> list[CheckResult]:
     """Start the reference of each model, and ask it four short questions."""
+    import shutil
     import tempfile
 
     from kvatlas.sweeps.served import REFERENCE, SEEDS, make_served_plan, probe, server_of
@@ -79,8 +80,11 @@ def check_servers(spec: Spec, spec_folder: Path) -> list[CheckResult]:
     for served in planned.settings:
         if served.setting != REFERENCE:
             continue
-        with tempfile.TemporaryDirectory() as folder, server_of(planned, served, Path(folder)) as server:
+        # It stays with its log if the server fails.
+        folder = Path(tempfile.mkdtemp(prefix="kvatlas-check-"))
+        with server_of(planned, served, folder) as server:
             facts = probe(server, planned.spec.sampling.model_dump())
+        shutil.rmtree(folder)
         version = server.session["version"] or "of unknown version"
         found.append(CheckResult("server", Check.OK, f"{served.model} answers as {server.endpoint.model}, {version}"))
         if "seeds" in facts:
