@@ -624,8 +624,8 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         guess = did_you_mean(where.rpartition(".")[2], names)
         if where.partition(".")[0] == "allocate":
             guess = " Every setting gets all problems; declare looks to read a run early."
-        other_key = where if where in _OTHER_KEYS else "" if guess else closest_name(where, _OTHER_KEYS)
-        if other_key:
+        other_key = closest_name(where, _OTHER_KEYS)
+        if where in _OTHER_KEYS or (other_key and not guess):
             guess = f" Did you mean {_OTHER_KEYS[other_key]}?"
         if where in RULE_PARAMETERS:
             guess = f" It is a parameter of policies: axes.{where} in --set, a key of settings or of axes in a spec."
