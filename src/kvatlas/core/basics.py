@@ -141,6 +141,9 @@ def refuse_problem_file(name: str | Path, expected: str, way_out: str) -> None:
 
 def refuse_pointer(path: Path) -> None:
     """Raise KvatlasError for a file that git-lfs has not fetched yet: a text of three lines in its place."""
+    if not path.is_file():
+        # A pipe would be waited for.
+        return
     with path.open("rb") as file:
         head = file.read(40)
     if head.startswith(b"version https://git-lfs"):
