@@ -241,9 +241,20 @@ def _is_formula(text: str) -> bool:
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return ` Did you mean 'rkv'?` for a name that is spelled almost like one of the names, else nothing."""
+    close = closest_name(name, names)
+    return f" Did you mean {close!r}?" if close else ""
+
+
+def closest_name(name: str, names: Iterable[str]) -> str:
+    """Return the one of the names that a name is spelled almost like, or that it abbreviates or begins with, or ""."""
+    given = str(name).lower()
     in_small_letters = {candidate.lower(): candidate for candidate in names}
-    close = get_close_matches(str(name).lower(), in_small_letters, n=1, cutoff=0.6)
-    return f" Did you mean {in_small_letters[close[0]]!r}?" if close else ""
+    close = get_close_matches(given, in_small_letters, n=1, cutoff=0.6)
+    for candidate in in_small_letters:
+        shorter, longer = sorted((given, candidate), key=len)
+        if not close and len(shorter) >= 3 and longer.startswith(shorter):
+            close = [candidate]
+    return in_small_letters[close[0]] if close else ""
 
 
 def did_you_mean_file(path: Path) -> str:

@@ -159,7 +159,9 @@ def test_rendering_a_rendered_command_changes_nothing() -> None:
         ({}, {"api_key": "abcdefgh"}, "serve_cmd: --api-key is a secret in clear"),
         ({}, {"hf_overrides": {"token": "abcdefgh"}}, "serve_cmd: token is a secret in clear"),
         ({"env": {"A_KEY": "{a}"}}, {"a": "abcdefgh"}, "env A_KEY is a secret in clear"),
-        ({"endpoint": "gpu7:8000"}, {}, "expected http://HOST:PORT/v1"),
+        ({"endpoint": "gpu7:8000"}, {}, "expected http://HOST:PORT/v1.*'gpu7:8000' was given"),
+        ({}, {"--kv-cache-dtype": "fp8"}, "'--kv-cache-dtype': expected kv_cache_dtype"),
+        ({}, {"-ctk": "q8_0"}, "'-ctk'; write flags of another form out"),
         (
             {"serve_cmd": "docker run -p {port}:1 i", "env": {"B": "1"}},
             {},
@@ -190,7 +192,7 @@ def test_a_program_and_a_variable_that_are_not_there(tmp_path: Path) -> None:
 
 def test_one_command_for_two_settings_is_refused() -> None:
     reference = rendered({"kv_cache_dtype": "auto"})
-    with pytest.raises(KvatlasError, match="fp8 and the reference are one command"):
+    with pytest.raises(KvatlasError, match=r"fp8 and the reference are one command.*name reference: \{options"):
         check_distinct(reference, {"fp8": rendered({}, options="--kv-cache-dtype auto")})
     with pytest.raises(KvatlasError, match="b and a are one command"):
         check_distinct(reference, {"a": rendered({"x": 1}), "b": rendered({"x": "1"})})

@@ -127,6 +127,41 @@ def test_a_wrong_spec_is_one_sentence_before_anything_is_started(
     assert not (tmp_path / "run" / "servers").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"models": [{"name": "a", "serve_cmd": f"{COMMAND} --kv_cache_dtype=fp9"}]}, "--kv-cache-dtype fp9"),
+        (
+            {"models": [{"name": "a", "serve_cmd": f"bash -c '{COMMAND} --kv-cache-dtype fp9 {{options}}'"}]},
+            "--kv-cache-dtype fp9",
+        ),
+        (
+            {
+                "models": [{"name": "a", "serve_cmd": f"{COMMAND} -ctk q4"}],
+                "settings": {"policy": "served", "options": "-ctk {kv_cache_dtype}"},
+            },
+            "-ctk q4",
+        ),
+        ({"models": [{"name": "a", "serve_cmd": f"{COMMAND} --kv-cache-dtype auto --other fp9"}]}, ""),
+        (
+            {
+                "models": [{"name": "a", "serve_cmd": f"{COMMAND} --kv-cache-dtype fp9"}],
+                "reference": {"options": "--kv-cache-dtype auto"},
+            },
+            "",
+        ),
+    ],
+)
+def test_an_option_of_the_reference_that_settings_change_is_warned_of(
+    change: dict[str, Any], named: str, tmp_path: Path, kvatlas: Call
+) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(yaml.safe_dump(fake_spec(**change)))
+    said = kvatlas.succeed("plan", file)
+    assert ("Warning: The reference of" in said) == bool(named)
+    assert named in said.partition("Warning")[2]
+
+
 def test_one_setting_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     spec = fake_spec(
@@ -521,6 +556,17 @@ def test_a_plan_prints_the_commands_and_starts_nothing(tmp_path: Path, kvatlas: 
         "kv_cache_dtype=bf16",
         "again",
     ]
+
+
+def test_the_log_of_a_server_that_fails_a_check_stays(
+    tmp_path: Path, kvatlas: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = tmp_path / "spec.yaml"
+    file.write_text(yaml.safe_dump(fake_spec(models=[{"name": "fake", "serve_cmd": f"{COMMAND} --mode ends-at-once"}])))
+    log = re.search(r"Its log '(.*?)'", kvatlas("check", file)[2])
+    assert log is not None
+    assert Path(log[1]).is_file()
 
 
 def test_a_check_says_whether_seeds_are_honoured(tmp_path: Path, kvatlas: Call) -> None:

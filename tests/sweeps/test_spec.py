@@ -44,7 +44,7 @@ def test_defaults_are_the_published_ones() -> None:
         ({"problems": True}, "problems: input should be a valid integer, given True"),
         ({"seed": "3"}, "seed: input should be a valid integer, given '3'"),
         ({"lose_at_most": True}, "lose_at_most: input should be a valid number, given True"),
-        ({"benchmarks": ["CHAIN4", "CHAIN4"]}, "names a value twice"),
+        ({"benchmarks": ["CHAIN4", "CHAIN4"]}, "'CHAIN4' is named twice"),
         ({"axes": {"ratio": []}}, "ratio has no values"),
         ({"settings": [], "baseline": []}, "neither settings nor baseline name a policy"),
         ({"settings": []}, "axes need settings to vary"),

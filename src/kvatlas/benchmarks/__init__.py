@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.class_files import class_file, load_named, record_file
 from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, has_problem_suffix, refusal
 from kvatlas.registry import Registry
-from kvatlas.text import did_you_mean
+from kvatlas.text import did_you_mean, did_you_mean_file
 
 
 def _family_fault(_: str, value: object) -> str:
@@ -67,6 +68,11 @@ def find(name: str, **options: Any) -> Benchmark:
             suffixes = ", ".join(PROBLEM_SUFFIXES)
             raise KvatlasError(
                 f"The file {name!r} has an unknown suffix; expected a problem file in {suffixes} (also with .gz)."
+            )
+        if re.fullmatch(r"[./~].*|.*\.[A-Za-z]+", name):
+            raise KvatlasError(
+                f"There is no file {name!r}; expected a problem file in {', '.join(PROBLEM_SUFFIXES)}, or the name of "
+                f"a benchmark (`kvatlas list benchmarks`).{did_you_mean_file(Path(name))}"
             )
         raise KvatlasError(
             f"Unknown benchmark {name!r}; expected {families.listed()} (CHAIN with a size, as in CHAIN12)"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.answers.grading import reference_letter
-from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, Problem, digest, importing, reason, refusal
+from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, Problem, digest, importing, reason, refusal, refuse_pointer
 from kvatlas.text import UnclearNumber, did_you_mean_file, open_csv, with_decimal_point
 
 Row = Mapping[str, Any]
@@ -63,6 +63,7 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
         raise KvatlasError(f"{where} is not there.{did_you_mean_file(path)}")
 
     with refusal(f"{where} cannot be read"), ExitStack() as stack:
+        refuse_pointer(path)
         if suffix == ".parquet":
             rows: Iterator[Any] = _read_parquet(path)
         else:

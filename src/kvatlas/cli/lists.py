@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from itertools import takewhile
 from pathlib import Path
@@ -195,6 +196,8 @@ def check_command(
         kind, colon, _ = target.partition(":")
         has_model_prefix = bool(colon) and kind in ("embedded", "hf")
         is_model_file = target.endswith(".gguf") or Path(target).expanduser().is_dir()
+        # A path that names no file of another kind is that of a model's folder.
+        is_model_file |= target.startswith(("./", "../", "/", "~")) and not re.search(r"\.[A-Za-z]+$", target)
         if not (has_model_prefix or is_model_file or target in PACKAGED):
             raise KvatlasError(
                 f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME, this machine cpu or cuda."

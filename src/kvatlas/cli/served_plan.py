@@ -43,6 +43,7 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
             "seconds": seconds,
             "claim": planned.claim.value,
             "provable": provable.to_dict(),
+            "warnings": planned.warnings,
         }
         typer.echo(json.dumps(document))
         return
@@ -61,10 +62,13 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
             "\nNo setting is a control: add one that must lose, as a narrow window or 2 bits, with control: true; a "
             "run that sees its loss can see a loss."
         )
+    for sentence in planned.warnings:
+        print_text(f"\nWarning: {sentence}")
 
 
 def check_servers(spec: Spec, spec_folder: Path) -> list[CheckResult]:
     """Start the reference of each model, and ask it four short questions."""
+    import shutil
     import tempfile
 
     from kvatlas.sweeps.served import REFERENCE, SEEDS, make_served_plan, probe, server_of
@@ -76,8 +80,11 @@ def check_servers(spec: Spec, spec_folder: Path) -> list[CheckResult]:
     for served in planned.settings:
         if served.setting != REFERENCE:
             continue
-        with tempfile.TemporaryDirectory() as folder, server_of(planned, served, Path(folder)) as server:
+        # It stays with its log if the server fails.
+        folder = Path(tempfile.mkdtemp(prefix="kvatlas-check-"))
+        with server_of(planned, served, folder) as server:
             facts = probe(server, planned.spec.sampling.model_dump())
+        shutil.rmtree(folder)
         version = server.session["version"] or "of unknown version"
         found.append(CheckResult("server", Check.OK, f"{served.model} answers as {server.endpoint.model}, {version}"))
         if "seeds" in facts:

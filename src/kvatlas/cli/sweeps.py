@@ -352,7 +352,10 @@ def _check_start(folder: Path, executor: str = "local") -> None:
     from kvatlas.sweeps.executors import executors
 
     check_new_folder(folder)
-    executors.get(executor)
+    try:
+        executors.get(executor)
+    except KvatlasError as error:
+        raise KvatlasError(f"{error} docs/scaling.md has Slurm and other clusters.") from None
 
 
 def _decode_plan(plan: Plan, folder: Path, quiet: bool, verbose: bool = False, **how: Any) -> None:

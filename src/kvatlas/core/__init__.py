@@ -18,6 +18,7 @@ from kvatlas.core.basics import (
     percent,
     reason,
     refusal,
+    refuse_pointer,
     refuse_problem_file,
     refuse_spec,
     rounded,

@@ -139,6 +139,17 @@ def refuse_problem_file(name: str | Path, expected: str, way_out: str) -> None:
         raise KvatlasError(f"{str(name)!r} is {kind}; expected {expected}. {way_out}")
 
 
+def refuse_pointer(path: Path) -> None:
+    """Raise KvatlasError for a file that git-lfs has not fetched yet: a text of three lines in its place."""
+    if not path.is_file():
+        # A pipe would be waited for.
+        return
+    with path.open("rb") as file:
+        head = file.read(40)
+    if head.startswith(b"version https://git-lfs"):
+        raise KvatlasError(f"{str(path)!r} is a pointer of git-lfs, not yet the file; `git lfs pull` fetches it.")
+
+
 def refuse_spec(name: str | Path) -> None:
     """Raise KvatlasError if a spec is named in the place of a run."""
     if Path(name).is_file() and str(name).lower().endswith((".yaml", ".yml")):

@@ -217,7 +217,8 @@ class Endpoint:
                 if is_broken and content is not None and attempt < _TRIES:
                     _pause(wait, stopped)
                     continue
-                raise self._error(f"{self.url} cannot be reached ({reason(error)}); {_KEPT}.") from None
+                expected = "; expected http://HOST:PORT/v1 of a server that runs" if content is None else ""
+                raise self._error(f"{self.url} cannot be reached ({reason(error)}){expected}; {_KEPT}.") from None
             if status not in _AGAIN or attempt == _TRIES:
                 break
             asked_wait = _retry_after(headers.get("Retry-After", ""))
@@ -278,7 +279,7 @@ class Endpoint:
         elif 300 <= status < 400:
             refusal = "redirects to another address; give that one, keys are not sent on"
         elif status == 404 and path == "models":
-            refusal = "does not exist, so this is not an OpenAI-compatible API"
+            refusal = "does not exist, so this is not an OpenAI-compatible API; expected http://HOST:PORT/v1"
         elif said and _TOO_LONG.search(said):
             refusal += "; ask for fewer new tokens, with --max-new-tokens or sampling.max_new_tokens of a spec"
         elif status in _AGAIN:
@@ -287,7 +288,9 @@ class Endpoint:
 
     def _nonsense(self, path: str, body: object) -> KvatlasError:
         message = self.masked(str(body))[:120]
-        return self._error(f"{self.url}/{path} does not answer as an OpenAI-compatible API: {message!r}.")
+        return self._error(
+            f"{self.url}/{path} does not answer as an OpenAI-compatible API at http://HOST:PORT/v1: {message!r}."
+        )
 
     def _error(self, sentence: str) -> KvatlasError:
         """Return an error whose sentence holds words of the server."""

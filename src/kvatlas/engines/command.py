@@ -122,7 +122,12 @@ class Command:
         for name in values:
             if name in (*START_NAMES, "options"):
                 raise KvatlasError(f"No parameter can be named {name!r}: {{{name}}} in a command means another thing.")
-            if not re.fullmatch(r"-*[A-Za-z_][\w.-]*", name):
+            if re.fullmatch(r"--\w[\w.-]*", name):
+                plain = name.lstrip("-").replace("-", "_")
+                raise KvatlasError(
+                    f"No parameter can be named {name!r}: expected {plain}, a name without dashes before it."
+                )
+            if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
                 way_out = 'options: "/Kv:Type={kv_type}"'
                 raise KvatlasError(
                     f"No parameter can be named {name!r}; write flags of another form out, as {way_out}."
@@ -191,7 +196,9 @@ class Command:
             if secrets:
                 raise KvatlasError(f"{place}: {secrets[0]} is a secret in clear; {way_out}.")
         if self.endpoint and re.fullmatch(r"https?://[^@\s]+", self.endpoint) is None:
-            raise KvatlasError("endpoint: expected http://HOST:PORT/v1 without user and password.")
+            # A password is not repeated.
+            given = "" if "@" in self.endpoint else f", {self.endpoint!r} was given"
+            raise KvatlasError(f"endpoint: expected http://HOST:PORT/v1 without user and password{given}.")
 
         if self.serve_cmd and not self.endpoint and "port" not in _names_in(text for _, text in self._texts()):
             raise KvatlasError(
@@ -275,7 +282,42 @@ def check_distinct(reference: Command, settings: Mapping[str, Command]) -> None:
     for name, command in settings.items():
         other = seen.setdefault(canonical(command.identity()), name)
         if other != name:
-            raise KvatlasError(f"{name} and {other} are one command, so that nothing would differ: {command}")
+            way_out = "name each once"
+            if other == "the reference":
+                way_out = (
+                    "take what it sets out of the model's command, or name reference: {options: ...} beside models"
+                )
+            raise KvatlasError(
+                f"{name} and {other} are one command, so that nothing would differ ({command}); {way_out}."
+            )
+
+
+def options_of_both(reference: Command, setting: Command) -> dict[str, str]:
+    """Return the options that two rendered commands have with other values, by those of the first."""
+    texts = _option_texts(setting)
+    return {
+        option: text for option, text in _option_texts(reference).items() if option in texts and texts[option] != text
+    }
+
+
+def _option_texts(command: Command) -> dict[str, str]:
+    """Return the options of a rendered command with their values, by names with dashes; of two the last counts."""
+    texts: dict[str, str] = {}
+    option = ""
+    arguments = shlex.split(command.serve_cmd)
+    if _is_script(arguments):
+        arguments = " ".join(arguments).split()
+    for argument in arguments:
+        if re.match(r"--?[A-Za-z]", argument):
+            name, equals, value = argument.partition("=")
+            option = name.replace("_", "-")
+            texts[option] = f"{option} {value}".strip()
+            if equals:
+                option = ""
+        elif option:
+            texts[option] = f"{option} {argument}"
+            option = ""
+    return texts
 
 
 def read_serve_params(path: Path) -> list[dict[str, Value]]:

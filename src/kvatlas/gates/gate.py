@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,6 +80,8 @@ def gate(
             raise KvatlasError(
                 f"{name} is an object of {type(side).__name__}; expected a path, RUN@CELL or an address."
             )
+        if re.fullmatch(r"[\w.-]+:\d+(/\S*)?", str(side)) and not Path(side).exists():
+            raise KvatlasError(f"{name}: {str(side)!r} lacks http:// to be an address; expected http://HOST:PORT/v1.")
     margin = margin_from_points(lose_at_most)
     chosen = None if claim == "auto" else Claim(claim)
     options = SideOptions(metric, filter, tuple(tasks), tuple(allow))
@@ -119,9 +122,10 @@ def _check_options(options: SideOptions, sides: Sequence[Side]) -> None:
     for index, side in enumerate(sides):
         for other in sides[:index]:
             if side.sources & other.sources:
+                repeat = "--repeat " if index == 2 else ""
                 raise KvatlasError(
-                    f"{other.name!r} and {side.name!r} are the same answers, so there is nothing to compare; two runs "
-                    "of one model with other seeds tell how far chance alone moves the score."
+                    f"{other.name!r} and {repeat}{side.name!r} are the same answers, so there is nothing to compare; "
+                    "two runs of one model with other seeds tell how far chance alone moves the score."
                 )
     if options.filter and all(side.kind != "lm-eval" for side in sides):
         article = "an" if sides[0].kind.startswith(("I", "e")) else "a"
@@ -148,7 +152,8 @@ def _open_sides(
         )
     if asking is not None:
         named = f"A benchmark ({asking.benchmarks[0]})" if asking.benchmarks else "An option of endpoints"
-        raise KvatlasError(f"{named} is asked of two endpoints; logs and runs have their questions.")
+        way_out = f"; --task {asking.benchmarks[0]} chooses one of their tasks" if asking.benchmarks else ""
+        raise KvatlasError(f"{named} is asked of two endpoints; logs and runs have their questions{way_out}.")
     return _side_at_path(before, options), _side_at_path(after, options)
 
 

@@ -89,6 +89,11 @@ def _found_at(model: str, address: str, chosen: Options) -> tuple[Path, Reposito
         return gguf.convert_gguf(folder, chosen.cache, _reads_rows(chosen)), None
     if (folder / "config.json").is_file():
         return folder, None
+    if (folder / "adapter_config.json").is_file():
+        raise KvatlasError(
+            f"The model {model!r} is an adapter without its model; expected the model that it was trained for, with "
+            f"--model-option adapter={address} (in a spec, {{model: NAME, adapter: {address}}})."
+        )
     if folder.exists() or not is_id(address):
         raise KvatlasError(
             f"The model {model!r} is not there: {address!r} is no folder with a config.json, as `hf download` makes, "

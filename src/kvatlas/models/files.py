@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from kvatlas.core import CachedLayer, KvatlasError, Shape, check_form, digest, refusal
+from kvatlas.core import CachedLayer, KvatlasError, Shape, check_form, digest, refusal, refuse_pointer
 from kvatlas.hub import Repository
 from kvatlas.models import weights
 from kvatlas.models.load_options import Options
@@ -160,7 +160,11 @@ class ModelFiles:
         if default is not None:
             value = value or default
         if value is None:
-            raise KvatlasError(f"The config.json of the model {self.name!r} lacks {name!r}.")
+            raise KvatlasError(
+                f"The config.json of the model {self.name!r} (model_type {config.get('model_type')!r}) lacks {name!r}; "
+                "expected that of a causal language model with attention: models that keep a state alone, as Mamba, "
+                "have no KV cache."
+            )
         if type(value) is not int or value < 1:
             raise KvatlasError(f"The model {self.name!r} has {name} {value!r}; expected an integer >= 1.")
         return value
@@ -252,7 +256,10 @@ class ModelFiles:
         missing = [name for name in names if name not in present]
         if missing and self.repository is None:
             raise KvatlasError(f"The model {self.name!r} lacks {len(missing)} of its weight files: {missing[0]}.")
-        return [self.folder / name for name in names] if not missing else []
+        files = [self.folder / name for name in names] if not missing else []
+        for file in files:
+            refuse_pointer(file)
+        return files
 
     def _weight_names(self, present: Collection[str]) -> list[str]:
         """Return the weight files that transformers loads: a whole one if it is `present`, else those of the index."""

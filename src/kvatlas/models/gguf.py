@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, importing, reason, refusal
+from kvatlas.core import KvatlasError, importing, reason, refusal, refuse_pointer
 from kvatlas.machine import being_made, cache_folder, return_freed_memory
 from kvatlas.models.weights import CONVERTED, SUBFOLDER, check_sizes, sha256
 from kvatlas.text import bytes_text
@@ -103,6 +103,7 @@ def convert_gguf(file: Path, cache: str = "", in_bytes: bool = False) -> Path:
     that would become another model.
     """
     with refusal(f"The file {str(file)!r} cannot be read", OSError):
+        refuse_pointer(file)
         file_digest = sha256(file)
     folder = _converted_folder(file_digest, cache, in_bytes)
     if folder is None and in_bytes:

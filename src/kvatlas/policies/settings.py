@@ -101,6 +101,8 @@ class Parametrized:
             guess = did_you_mean(unknown, names)
             if unknown == "compression_ratio" and cls.compresses:
                 guess = " A compression_ratio of 0.7 in kvpress is ratio=0.3, the share that stays."
+            if unknown == "policy":
+                guess = " Each policy is a setting of its own, as settings: [{policy: window}, {policy: random}]."
             if unknown in get_annotations(cls):
                 guess = f" {unknown} is one if the class {cls.__name__} is decorated with @dataclass(frozen=True)."
             raise KvatlasError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import logging
 import socket
@@ -20,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvatlas.core import KvatlasError, described, refusal
+from kvatlas.core import KvatlasError, described, reason
 from kvatlas.serve.protocol import error_body
 from kvatlas.serve.service import BusyError, ClosedError, LengthError, Service
 from kvatlas.text import visible
@@ -195,8 +196,13 @@ def serve_forever(app: FastAPI, service: Service, host: str, port: int, grace: f
     service.on_failure = server.fail
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    with refusal(f"The address {host}:{port} is not free; name another with --host and --port", OSError):
+    try:
         listening.bind((host, port))
+    except OSError as error:
+        fault = "is not free; name another with --host and --port"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            fault = "is no address of this machine; give --host 127.0.0.1, or 0.0.0.0 for all of its addresses"
+        raise KvatlasError(f"The address {host}:{port} {fault} ({reason(error)}).") from error
 
     service.start()
     # Readers of the line below may connect at once.

@@ -29,7 +29,7 @@ from kvatlas.engines.asking import (
     stored_answers,
 )
 from kvatlas.engines.client import Endpoint
-from kvatlas.engines.command import Command, check_distinct, read_serve_params
+from kvatlas.engines.command import Command, check_distinct, options_of_both, read_serve_params
 from kvatlas.engines.server import READY_SECONDS, Server, ServerError, end_orphans
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.regrade import start_measuring
@@ -48,6 +48,8 @@ STARTS = 3
 KEY_VERSION = 1
 #: What two starts of one setting must share.
 _SAME = ("version", "model", "max_model_len")
+#: Values of options that leave a KV cache as it is.
+_FULL_CACHE = ("auto", "bfloat16", "float16", "bf16", "fp16", "f16")
 #: What is said of servers that do not draw by the seed of a request.
 SEEDS = {
     "ignored": (
@@ -104,6 +106,24 @@ class ServedPlan(PlannedProblems):
     def questions(self) -> int:
         """The number of questions of the sweep."""
         return sum(self.problem_counts) * sum(served.samples for served in self.settings)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on references whose command has an option of its own that settings change."""
+        if self.spec.reference.keys() & {"serve_cmd", "options"}:
+            return []
+        references = {one.model: one.command for one in self.settings if one.setting == REFERENCE}
+        found: dict[str, None] = {}
+        for served in self.settings:
+            for option, text in options_of_both(references[served.model], served.command).items():
+                if text.rpartition(" ")[2] not in _FULL_CACHE:
+                    sentence = (
+                        f"The reference of {served.model} has {text} of its own, and all settings are compared with "
+                        f"it; if the full cache is meant, take {option} out of serve_cmd, or name reference: "
+                        f"{{options: ...}} beside models."
+                    )
+                    found[sentence] = None
+        return list(found)
 
     def tested_settings(self) -> tuple[list[TestedSetting], list[str]]:
         first = self.settings[0].model
@@ -354,6 +374,8 @@ def sweep_servers(
     for served in plan.settings:
         served.command.check(plan.spec_folder, os.environ)
     with Store.create(folder, {"kvatlas": __version__}) as store:
+        for sentence in plan.warnings:
+            on_message(f"Warning: {sentence}")
         driver = _Driver(plan, store, folder / SERVERS, replace_run, on_trace, on_message, on_start)
         for sentence in end_orphans(folder / SERVERS):
             on_message(sentence)

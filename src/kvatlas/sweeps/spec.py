@@ -32,7 +32,7 @@ from kvatlas.policies import parameters, permit, policies, read_parameter, with_
 from kvatlas.policies.budget_rule import RULE_PARAMETERS
 from kvatlas.results.manifest import MOST_FULL_SAMPLES
 from kvatlas.results.records import MAX_SAMPLES
-from kvatlas.text import did_you_mean, number, scalar
+from kvatlas.text import closest_name, did_you_mean, number, scalar
 
 Value = int | float | str | bool
 #: Limits of a sweep.
@@ -262,9 +262,13 @@ class Spec(BaseModel):
         for name, values in value.items() if isinstance(value, dict) else [("", value)]:
             if not values:
                 raise ValueError(f"{name} has no values")
-            plain = [entry.model_dump() if isinstance(entry, BaseModel) else entry for entry in values]
-            if len({canonical(entry) for entry in plain}) < len(plain):
-                raise ValueError(f"{name} {plain} names a value twice".strip())
+            seen: set[str] = set()
+            for entry in values:
+                given = entry.model_dump(exclude_defaults=True) if isinstance(entry, BaseModel) else entry
+                if canonical(given) in seen:
+                    repeated = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else given
+                    raise ValueError(f"{name} {repeated!r} is named twice; name it once".strip())
+                seen.add(canonical(given))
         return value
 
     @model_validator(mode="after")
@@ -326,7 +330,8 @@ class Spec(BaseModel):
             ),
             (
                 unknown_controls,
-                f"controls: expected policies of the settings, {', '.join(unknown_controls)} was given",
+                f"controls: expected policies of the settings ({', '.join(sorted(named))}), "
+                f"{', '.join(unknown_controls)} was given.{did_you_mean(''.join(unknown_controls[:1]), named)}",
             ),
         ):
             if wrong:
@@ -596,6 +601,16 @@ _OTHER_KEYS = {
     "max_new_tokens": "'sampling' (as sampling: {max_new_tokens: 512})",
     "device": "a key of a model (as models: [{model: NAME, device: cuda}])",
     "sampling.do_sample": "'sampling.temperature' (0 is greedy)",
+    "temp": "'sampling' (as sampling: {temperature: 0.6})",
+    **{key: f"{key!r} of a model (as models: [{{name: NAME, {key}: ...}}])" for key in SERVER_KEYS},
+}
+#: What is said of a wrong value of these keys.
+_REMARKS = {
+    "problems": "without the key all are asked",
+    "lose_at_most": "it counts points, as 3",
+    "sampling.top_k": "0 is all tokens",
+    "sampling.top_p": "1 is all tokens",
+    "sampling.max_new_tokens": "without the key it is set by the model's positions",
 }
 
 
@@ -609,8 +624,9 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         guess = did_you_mean(where.rpartition(".")[2], names)
         if where.partition(".")[0] == "allocate":
             guess = " Every setting gets all problems; declare looks to read a run early."
-        if where in _OTHER_KEYS:
-            guess = f" Did you mean {_OTHER_KEYS[where]}?"
+        other_key = closest_name(where, _OTHER_KEYS)
+        if where in _OTHER_KEYS or (other_key and not guess):
+            guess = f" Did you mean {_OTHER_KEYS[other_key]}?"
         if where in RULE_PARAMETERS:
             guess = f" It is a parameter of policies: axes.{where} in --set, a key of settings or of axes in a spec."
         return f"Unknown key {where!r} in {source}; expected {', '.join(names)}.{guess}"
@@ -634,7 +650,7 @@ def _sentence_on(error: ValidationError, source: str) -> str:
     if first["type"] in ("model_type", "dataclass_type", "dict_type") and field in _KEY_EXAMPLES:
         message = f"expected a mapping, as {_KEY_EXAMPLES[field]}"
     given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
-    if where == "problems" and first["type"].startswith("int"):
-        given += "; without the key all are asked"
+    if where in _REMARKS and given:
+        given += f"; {_REMARKS[where]}"
     sentence = f"Wrong value in {source}{', ' if where else ''}{where}: {message[0].lower()}{message[1:]}{given}"
     return sentence if sentence.endswith((".", "?")) else f"{sentence}."
