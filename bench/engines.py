@@ -184,8 +184,8 @@ def engines_of(dtype: str, options: argparse.Namespace, versions: dict[str, Any]
     own, vllm_dtype, files = DTYPES[dtype]
     room = max(parsed(case)[2] for case in options.cases) + SPARE
     ours = Ours(options.folder, own, room)
-    # vLLM takes whole gigabytes; its cache has the type of the weights.
-    space = math.ceil(ROWS * room * ours.handle.kv_bytes_per_token / (1 if vllm_dtype == "float32" else 2) / 1e9)
+    # vLLM takes whole gigabytes; its cache has the type of the weights, as ours.
+    space = math.ceil(ROWS * room * ours.handle.kv_bytes_per_token / 1e9)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment = clean | {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": str(space)}
     with contextlib.ExitStack() as stack:

@@ -82,6 +82,8 @@ class Engine:
         began = time.process_time()
         self.step(written, 2 + steps if steps else 1)
         taken = time.process_time() - began
+        if steps and max(written.values()) > min(written.values()) + 1:
+            raise SystemExit(f"{batch} sequences of {context} tokens were not decoded together; give vLLM more space.")
         self.engine.abort_request(names)
         while self.engine.has_unfinished_requests():
             self.engine.step()
