@@ -285,7 +285,8 @@ def ratio_to(peer: str, rates: dict[str, float]) -> float | None:
 
 def llama_version(server: Path) -> str:
     done = subprocess.run([str(server), "--version"], capture_output=True, text=True, check=True)
-    return (done.stdout + done.stderr).strip().splitlines()[0]
+    # Built within another repository it names a commit of that.
+    return (done.stdout + done.stderr).strip().splitlines()[0].split(" (")[0]
 
 
 def main() -> None:
