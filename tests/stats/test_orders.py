@@ -219,7 +219,7 @@ def test_a_plan_declares_controls_and_later_ones_change_none() -> None:
     assert controls(named) == {"knorm"}
     assert controls(make_plan(parse_spec({**base, "controls": []})).manifest()) == set()
     assert controls(named.merge_with(manifest)) == {"random"}
-    with pytest.raises(KvatlasError, match="controls: expected policies of the settings, h2o was given"):
+    with pytest.raises(KvatlasError, match=r"controls: expected policies of the settings \(.*\), h2o was given"):
         parse_spec({**base, "controls": ["h2o"]})
 
 

@@ -352,10 +352,11 @@ def _check_start(folder: Path, executor: str = "local") -> None:
     from kvatlas.sweeps.executors import executors
 
     check_new_folder(folder)
-    try:
-        executors.get(executor)
-    except KvatlasError as error:
-        raise KvatlasError(f"{error} docs/scaling.md has Slurm and other clusters.") from None
+    if executor.lower() == "slurm":
+        raise KvatlasError(
+            "--executor 'slurm': expected local or ray, in a job of Slurm; docs/scaling.md has its script."
+        )
+    executors.get(executor)
 
 
 def _decode_plan(plan: Plan, folder: Path, quiet: bool, verbose: bool = False, **how: Any) -> None:

@@ -146,8 +146,9 @@ def _open_sides(
     if len(addresses) == 2:
         return endpoint_sides(before, after, asking or Asking(), options, on_trace)
     if addresses:
+        other = after if addresses == [before] else before
         raise KvatlasError(
-            f"{addresses[0]} is an endpoint and the other side is none; name two endpoints, or compare it with a run: "
+            f"{addresses[0]} is an endpoint and {other!r} is none; name a second endpoint, or compare it with a run: "
             f"kvatlas deploy verify {addresses[0]} --against RUN."
         )
     if asking is not None:
