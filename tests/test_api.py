@@ -158,6 +158,8 @@ def test_a_column_of_ones_own_is_in_every_form_of_a_cell(run: kvatlas.Run, tmp_p
             kvatlas.add_column(name, "kv_memory")
     with pytest.raises(kvatlas.KvatlasError, match=r"unknown source 'watts'; expected a function, traces\.N"):
         kvatlas.add_column("watts", "watts")
+    with pytest.raises(kvatlas.KvatlasError, match=r"'output_token'; did you mean traces\.output_tokens"):
+        kvatlas.add_column("written", "traces.output_token")
     kvatlas.add_column("broken", lambda cell: cell.value)
     with pytest.raises(
         kvatlas.KvatlasError, match=r"The column 'broken' cannot be computed; a cell has cell\.estimate"

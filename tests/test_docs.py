@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvatlas.sweeps import read_spec
+from kvatlas.sweeps import parse_spec, read_spec
+from kvatlas.sweeps.served import make_served_plan
 from kvatlas.sweeps.spec import recipes
 from tests.demo_numbers import FILE, quotes
 from tests.stand_ins import ELSEWHERE, hub_of_small_models, names_of, run_script
@@ -115,14 +116,21 @@ def test_every_block_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_specs_are_read(page: Path, tmp_path: Path) -> None:
-    """A block without models, benchmarks or settings is a part of a spec: it is read beside these."""
+def test_specs_are_read(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block without models, benchmarks or settings is a part of a spec: it is read beside these.
+
+    Of servers also the commands are made.
+    """
+    monkeypatch.setenv("HF_TOKEN", "x")
     rest = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"]}
     rest["settings"] = [{"policy": "rkv"}, {"policy": "random"}]
     for block in blocks(page, "yaml"):
         path = tmp_path / "spec.yaml"
         path.write_text(yaml.safe_dump({**rest, **yaml.load(block, yaml.BaseLoader)}))
-        read_spec(path)
+        spec = read_spec(path)
+        if spec.is_served:
+            small_ones = parse_spec({**spec.model_dump(exclude_unset=True), "benchmarks": ["CHAIN4"], "problems": 1})
+            assert make_served_plan(small_ones, tmp_path).settings
 
 
 @pytest.fixture(scope="module")

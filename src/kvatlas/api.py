@@ -18,7 +18,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from kvatlas import core
-from kvatlas.columns import CELL_COLUMNS, TRACES, Column, frame_row, is_new_name
+from kvatlas.columns import CELL_COLUMNS, NUMBERS_OF_TRACES, TRACES, Column, frame_row, is_new_name
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.core.settings import columns_of
 from kvatlas.report.result import Result
@@ -58,7 +58,8 @@ def _typed(function: Callable[P, T]) -> Callable[P, T]:
             kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
             accepted = tuple(_ACCEPTED.get(one, get_origin(one) or one) for one in kinds)
             if not isinstance(value, accepted) or (isinstance(value, bool) and not {bool, Any} & {*kinds}):
-                raise KvatlasError(f"{name} is {value!r}; expected {function.__annotations__[name]}.")
+                example = ", as policy='rkv', kv_budget=4096" if name == "policy" else ""
+                raise KvatlasError(f"{name} is {value!r}; expected {function.__annotations__[name]}{example}.")
         return function(*values, **named)
 
     return call
@@ -406,6 +407,10 @@ def add_column(
         raise KvatlasError(
             f"add_column: unknown source {source!r}; expected a function, traces.NAME, or one of {', '.join(keys)}."
         )
+    averaged = source.removeprefix(TRACES) if isinstance(source, str) else ""
+    close = get_close_matches(averaged, NUMBERS_OF_TRACES, n=1, cutoff=0.9)
+    if close and averaged not in NUMBERS_OF_TRACES:
+        raise KvatlasError(f"add_column: no trace has the number {averaged!r}; did you mean {TRACES}{close[0]}?")
     CELL_COLUMNS.append(Column(name, source, unit, is_share, digits, None, name, name, True, title))
 
 

@@ -288,6 +288,14 @@ def test_wrong_words_end_in_a_sentence(
     assert (code, sentence in err, "secret" in err) == (2, True, False), err
 
 
+def test_answers_of_an_endpoint_enter_no_measured_run(run: Path, stand: Stand, kvatlas: Call) -> None:
+    url, _ = stand(lambda path, _: (200, {}, MODELS if path.endswith("models") else completion("6")))
+    before = len(traces_of(run))
+    sentence = kvatlas.refuse("deploy", "verify", url, "--against", run, "--policy", "full", "--out", run)
+    assert f"'{run}' is a measured run; expected a folder for answers of endpoints alone" in sentence
+    assert len(traces_of(run)) == before
+
+
 def test_a_second_verification_says_what_is_old_and_again_asks_anew(
     run: Path, stand: Stand, verify: Call, tmp_path: Path
 ) -> None:

@@ -139,7 +139,7 @@ def test_rendering_a_rendered_command_changes_nothing() -> None:
         ({}, {"sizes": [1, 2]}, r"sizes: expected a text.*\[1, 2\] was given"),
         ({"options": "--x {budgte}"}, {"budget": 1}, r"options: \{budgte\} has no value here.*Did you mean 'budget'"),
         ({"serve_cmd": "C:\\serve\\run --port {port}"}, {}, "a backslash outside of quotes.*write / in paths"),
-        ({"serve_cmd": f"{SERVE} | tee log"}, {}, "needs a shell.*bash -c"),
+        ({"serve_cmd": f"{SERVE} | tee log"}, {}, "needs a shell for '.', and.*bash -c"),
         ({"serve_cmd": f"{SERVE} && true"}, {}, "needs a shell"),
         ({"serve_cmd": f"{SERVE} > log"}, {}, "needs a shell"),
         ({"serve_cmd": f"A=1 {SERVE}"}, {}, "needs a shell.*env"),

@@ -163,7 +163,7 @@ def test_0_is_a_seed_of_its_own(tiny_llama: ModelHandle, model: Any, texts: list
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_beams": 2}, "generation mode is beam_sample; expected greedy search and sampling"),
+        ({"num_beams": 2}, "num_beams is 2, and the generation mode beam_sample; expected greedy search or sampling"),
         ({"min_p": 0.1}, "The logits processor MinPLogitsWarper is not supported"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is set"),
         ({"cache_implementation": "static"}, "cache_implementation is 'static'"),

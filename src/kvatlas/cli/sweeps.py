@@ -353,9 +353,7 @@ def _check_start(folder: Path, executor: str = "local") -> None:
 
     check_new_folder(folder)
     if executor.lower() == "slurm":
-        raise KvatlasError(
-            "--executor 'slurm': expected local or ray, in a job of Slurm; docs/scaling.md has its script."
-        )
+        raise KvatlasError("--executor 'slurm': expected local or ray; docs/scaling.md has a script for Slurm.")
     executors.get(executor)
 
 

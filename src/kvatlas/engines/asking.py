@@ -21,7 +21,7 @@ from kvatlas import __version__, benchmarks
 from kvatlas.answers import reading
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.base import grade_reading
-from kvatlas.core import KvatlasError, Problem, Setting, Status, Trace, canonical, described, digest, grouped
+from kvatlas.core import SERVED, KvatlasError, Problem, Setting, Status, Trace, canonical, described, digest, grouped
 from kvatlas.engines.client import Endpoint, EndpointAnswer
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Manifest, Store
@@ -169,6 +169,10 @@ def ask_in_folder(
     """
     with Store.create(folder, {"kvatlas": __version__}) as store:
         stored = store.manifest(manifest)
+        if any(cell.setting.policy != SERVED.policy for cell in stored.expected):
+            raise KvatlasError(
+                f"{str(folder)!r} is a measured run; expected a folder for answers of endpoints alone: name another."
+            )
         attempts = {**stored.provenance.get("attempts", {})}
         for setting_id in {cell.expected.setting.id for cell in cells}:
             attempts[setting_id] = attempts.get(setting_id, 0) + again

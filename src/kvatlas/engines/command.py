@@ -403,10 +403,11 @@ def _is_script(arguments: list[str]) -> bool:
 
 def _split(command: str, place: str) -> list[str]:
     """Return the arguments of a command. Raises KvatlasError if it needs a shell, or if its quotes are not closed."""
-    if _SHELL_SYNTAX.search(_QUOTED.sub("", command)):
+    syntax = _SHELL_SYNTAX.search(_QUOTED.sub("", command))
+    if syntax:
         raise KvatlasError(
-            f"{place} needs a shell, and is started without one: write bash -c '...' around it; variables belong into "
-            "env."
+            f"{place} needs a shell for {syntax[0].strip()!r}, and is started without one: write bash -c "
+            "'...' around it; variables belong into env."
         )
     if re.search(r"\\\w", re.sub(_IN_QUOTES, "", command)):
         raise KvatlasError(

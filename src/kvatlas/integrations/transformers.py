@@ -146,7 +146,10 @@ def _check_supported(config: GenerationConfig, processors: Sequence[Any]) -> Non
     """Raise KvatlasError for a configuration or a processor that the engine cannot honour, with its argument."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise KvatlasError(f"The generation mode is {mode.value}; expected greedy search and sampling.")
+        raise KvatlasError(
+            f"num_beams is {config.num_beams}, and the generation mode {mode.value}; expected greedy search or "
+            "sampling, as by num_beams=1 without penalty_alpha."
+        )
     for name in _OUTPUTS:
         if getattr(config, name, None):
             raise KvatlasError(f"{name} is set; the engine gives sequences only.")

@@ -425,7 +425,9 @@ def _policies_of(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
             shown = str(setting)
             if len(shown) > SHOWN:
                 shown = f"{shown[:SHOWN]}..."
-            raise KvatlasError(f"The setting {shown} cannot be used: {error}") from error
+            several = [name for name, value in setting.values.items() if isinstance(value, list | tuple)]
+            way_out = "".join(f" Several values of a parameter are an axis: axes: {{{name}: ...}}." for name in several)
+            raise KvatlasError(f"The setting {shown} cannot be used: {error}{way_out}") from error
 
         if spec.strict_budget and isinstance(policy, CompressingPolicy):
             values = {**setting.values, "strict_budget": True}

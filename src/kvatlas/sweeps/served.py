@@ -185,7 +185,8 @@ def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
     if not spec.sampling.max_new_tokens:
         if not all(entry.model for entry in spec.models):
             raise KvatlasError(
-                "sampling.max_new_tokens: name the most tokens of an answer; a served model does not say its positions."
+                "sampling: name the most tokens of an answer, as sampling: {max_new_tokens: 16384}; a served model "
+                "does not say its positions."
             )
         from kvatlas.models import find
 
@@ -288,7 +289,11 @@ def _check_bytes(declared: Any, points: Sequence[Mapping[str, Value]]) -> None:
     for axis, by_value in declared.items() if isinstance(declared, Mapping) else ():
         axis_values = {str(values[axis]).lower() for values in points if axis in values}
         if not axis_values or not isinstance(by_value, Mapping):
-            raise KvatlasError(f"kv_bytes: expected a number, or bytes by the values of an axis; {axis!r} is no axis.")
+            names = sorted(set().union(*points))
+            raise KvatlasError(
+                f"kv_bytes: expected a number, or bytes by the values of an axis, as {{AXIS: {{VALUE: 65536}}}}; "
+                f"{axis!r} is no axis of {', '.join(names)}."
+            )
         unknown = [value for value in by_value if str(value).lower() not in axis_values]
         if unknown:
             raise KvatlasError(
