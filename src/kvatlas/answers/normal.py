@@ -125,7 +125,7 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?<=[\w)}])\s*\*\*\s*(?=[\w({-])", "^"),
     (r"(?<![\\A-Za-z])(?:oo|inf(?:ty|inity)?)(?![A-Za-z])", r"\\infty "),
     (r"(?<![\\A-Za-z])(pi|alpha|beta|gamma|theta|lambda|phi|omega)(?![A-Za-z])", r"\\\1 "),
-    (r"(?<=[\d}])\s*(?:per\s?cent(?:s|age(?!\s*point))?|pct)(?![A-Za-z])", "%"),
+    (r"(?<=[\d}])\s*(?:per\s?cent(?:s|age(?!\s*[A-Za-z]))?|pct)(?![A-Za-z])", "%"),
     (r"<=|=<", r"\\le "),
     (r">=|=>", r"\\ge "),
     (r"(?<=\s)!=", r"\\ne "),
