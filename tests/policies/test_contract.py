@@ -97,7 +97,9 @@ def test_ties_go_to_the_older_token_and_order_is_kept() -> None:
         (torch.full((1, 1, 40), float("nan")), "gave 28 scores that are not a number (NaN) among 28 that decide"),
         (torch.zeros(39), "gave scores of the shape (39,) for cached tokens of the shape (1, 1, 40)"),
         (torch.tensor(1.0), "gave scores of the shape ()"),
-        (torch.zeros(2, 3, 40), "gave scores of the shape (2, 3, 40)"),
+        (torch.zeros(2, 3, 40), "since its scope is global: return cached.each_layer(lambda layer: ...), which "),
+        (torch.zeros(2, 40), "(40,), since its scope is global: "),
+        (torch.zeros(2, 40), " share a choice, or declare scope = Scope.HEAD."),
         (torch.zeros(1, 1, 1, 40), "gave scores of the shape (1, 1, 1, 40)"),
         ([0.0] * 40, "scored its tokens with a list; expected a tensor of real numbers"),
         (torch.zeros(40, dtype=torch.complex64), "with a tensor of torch.complex64"),
@@ -119,9 +121,14 @@ def test_scores_may_be_infinite_and_those_of_tokens_that_stay_anyway_mean_nothin
     kept = select_tokens(policy(ratio=0.25, ratio_over="thinking"), cached(scores.view(1, 1, 40), prompt=8))
     assert kept[0, 0].tolist() == [*range(8), 8, 9, 10, 11, 12, 20, 25, *range(36, 40)]
     wide = cached(torch.zeros(2, 3, 40), prompt=8)
-    for shape in ((40,), (3, 40), (2, 1, 40), (2, 3, 40)):
+    for shape in ((40,), (2, 3, 40)):
         map_ = replace(wide, columns={"score": torch.arange(40, dtype=torch.int64).expand(shape)})
         assert select_tokens(policy(ratio_over="thinking"), map_).shape == (2, 3, 8 + 8 + 4)
+    # Scores of one layer are not those of all.
+    for shape in ((3, 40), (1, 3, 40), (2, 1, 40)):
+        map_ = replace(wide, columns={"score": torch.zeros(shape)})
+        with pytest.raises(KvatlasError, match=r"expected \(2, 3, 40\) or \(40,\)"):
+            select_tokens(policy(ratio_over="thinking"), map_)
 
 
 @pytest.mark.parametrize(

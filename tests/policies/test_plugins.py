@@ -121,9 +121,14 @@ def test_a_file_that_ends_the_process_when_it_is_loaded_is_refused(
 def test_a_policy_that_cannot_be_made_is_refused(tmp_path: Path, kvatlas: Call) -> None:
     policy = write_plugin(tmp_path, "score", "return cached.positions")
     file = tmp_path / "faulty.py"
-    file.write_text(file.read_text() + "\n    def __post_init__(self):\n        sys.exit(0)\n")
+    code = file.read_text()
+    file.write_text(code + "\n    def __new__(cls, **values):\n        sys.exit(0)\n")
     sentence = kvatlas.refuse("run", "embedded:tiny-llama", "CHAIN8", "--policy", policy, *CELL)
     assert f"The policy '{policy}' cannot be made (it called sys.exit(0))." in sentence
+    other = tmp_path / "other.py"
+    other.write_text(code + "\n    def __post_init__(self):\n        sys.exit(0)\n")
+    sentence = kvatlas.refuse("run", "embedded:tiny-llama", "CHAIN8", "--policy", f"{other}:Faulty", *CELL)
+    assert "failed in __post_init__ (SystemExit: it called sys.exit(0))." in sentence
 
 
 def test_the_values_of_a_policy_with_a_beginning_of_its_own_are_checked(tmp_path: Path, kvatlas: Call) -> None:
@@ -207,6 +212,20 @@ MEMBERS = {
     "def score(self, cached): return cached.attention": "has no 'attention'; it has columns, each_layer, ",
     "def score(self, cached): return cached.columns['x']": "the column 'x' is not declared; the policy has",
     "def score(self, cached): return cached.query(0)": "with observes = {Signal.QUERIES}",
+    "observes = {'attention'}": "its observes is {'attention'}; expected a set of kvatlas.policies.Signal: HIDDEN, ",
+    "observes = ['hidden', 'attn']": "; write frozenset({Signal.ATTENTION, Signal.HIDDEN})",
+    "observes = Signal.QUERIES": "; write frozenset({Signal.QUERIES})",
+    "observes = {'entropy'}": "Signal: HIDDEN, ATTENTION, QUERIES).",
+    "observes = None": "its observes is None; expected a set of",
+    "observes = property(lambda self: {Signal.HIDDEN})": "its observes is <property ",
+    "scope = 'head'": "its scope is 'head'; expected a kvatlas.policies.Scope: GLOBAL, LAYER, HEAD, ",
+    "scope = 'Head'": "KV_HEAD, UNION; write Scope.HEAD).",
+    "scope = 'kv-head'": "; write Scope.KV_HEAD).",
+    "scope = 3": "LAYER, HEAD, KV_HEAD, UNION).",
+    "def score(self, cached): self.preset = 1": "'preset', line 7 of odd.py); a policy keeps no state of its own",
+    "def __post_init__(self): self.budget = 1": "failed in __post_init__ (FrozenInstanceError: cannot assign to ",
+    "def score(self, cached): return -cached.key(0).norm(dim=-1)": "since its scope is global: return cached.",
+    "scope = Scope.HEAD; score = lambda self, cached: cached.key(0)[..., 0]": ", which scores every layer.",
     "def score(self, cached): raise GeneratorExit": "failed in score (GeneratorExit, line 7 of odd.py).",
     "def score(self, cached): raise type('E', (Exception,), {'__str__': lambda _: 1 / 0})": "failed in score (E,",
     "def score(self, cached): return cached.positions.float().to_sparse()": "with the layout torch.sparse_coo",
@@ -215,7 +234,7 @@ MEMBERS = {
 
 def write_class(folder: Path, member: str) -> str:
     """Write a policy with this member and return its name."""
-    head = "from kvatlas.policies import CompressingPolicy\n\n\nclass Odd(CompressingPolicy):\n"
+    head = "from kvatlas.policies import CompressingPolicy, Scope, Signal\n\n\nclass Odd(CompressingPolicy):\n"
     lines = ["name = 'odd'", "summary = 'keeps the newest tokens'", member]
     if "score" not in member:
         lines.insert(2, "def score(self, cached): return cached.positions")

@@ -199,7 +199,8 @@ def test_a_run_that_goes_on_is_read_at_its_last_whole_look(tmp_path: Path) -> No
 
 def test_what_is_proven_on_these_problems_alone_is_not_deployed_unnamed(tmp_path: Path) -> None:
     described(tmp_path / "these", same(16))
-    with pytest.raises(KvatlasError, match="Expected one setting proven for problems like these, the run has: none"):
+    words = r"proven for problems like these, the run has: none\. Name a cell with --policy: full; random "
+    with pytest.raises(KvatlasError, match=words):
         MeasuredCell.from_run(tmp_path / "these" / "run")
     described(tmp_path / "like", same(2, {"CHAIN6": 240}))
     assert MeasuredCell.from_run(tmp_path / "like" / "run").setting == setting("random", 8, 0.1)

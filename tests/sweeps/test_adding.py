@@ -308,7 +308,8 @@ def test_an_autopsy_runs_the_code_of_a_run_only_where_it_is_allowed(received: Re
             "autopsy", folder, "--policy", name
         )
     # A setting that cannot be replayed is refused before any code is asked for.
-    assert "cannot be replayed" in kvatlas.refuse("autopsy", folder, "--policy", "full")
+    sentence = kvatlas.refuse("autopsy", folder, "--policy", "full")
+    assert "cannot be replayed: policy is 'full'; expected one that compresses by itself: Newest" in sentence
     assert not mark.exists()
     _, _, err = kvatlas("autopsy", folder, "--policy", "Newest", "--allow-code")
     assert "--allow-code" not in err

@@ -216,6 +216,8 @@ def test_another_setting_that_kept_the_tokens_is_named(run: Path, autopsies: lis
 def test_a_cell_that_names_several_settings_is_refused_with_their_names(run: Path) -> None:
     with pytest.raises(KvatlasError, match=r"names 2 settings; expected one: dynts ratio=0\.1; dynts"):
         find_lost(run, "dynts")
+    with pytest.raises(KvatlasError, match=r"compresses by itself: dynts ratio=0\.1; dynts ratio=0\.2\.$"):
+        find_lost(run, "full")
 
 
 @pytest.mark.parametrize("cause", [(3,), (2, 11), (0, 1, 15), (5, 6, 7, 8)])

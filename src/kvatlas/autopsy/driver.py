@@ -74,9 +74,12 @@ def find_lost(folder: Path, name: str) -> list[LostCell]:
     (setting,) = settings
     policy = from_setting(setting)
     if not isinstance(policy, CompressingPolicy):
+        # By the parameters of settings, since the code of files may not be permitted to run.
+        compressing = [system for system in every_system if "kv_budget" in system.setting.values]
+        found = names_to_choose(compressing, every_system) or "the run has none"
         raise KvatlasError(
             f"The setting {setting} cannot be replayed: policy is {policy.setting_name!r}; expected one that "
-            "compresses by itself."
+            f"compresses by itself: {found}."
         )
     models = {system.model for system in systems}
     plan = make_plan(parse_spec(dict(run.manifest.spec)))

@@ -59,8 +59,10 @@ def _place_in_own_file(error: BaseException) -> str:
     """Return the innermost line of a user's file of code that an error came through, as a clause; else nothing."""
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__")).startswith(OWN_FILE):
-            place = f", line {line} of {Path(frame.f_code.co_filename).name}"
+        file = frame.f_code.co_filename
+        # The code that @dataclass writes belongs to the module, and stands in no file.
+        if str(frame.f_globals.get("__name__")).startswith(OWN_FILE) and file == frame.f_globals.get("__file__"):
+            place = f", line {line} of {Path(file).name}"
     return place
 
 

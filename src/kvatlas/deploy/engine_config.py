@@ -23,7 +23,7 @@ from kvatlas.policies.triattention import TriAttention
 from kvatlas.results import Expected
 from kvatlas.results.store import check_new_folder
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import choose, systems_of
+from kvatlas.stats.systems import choose, names_to_choose, systems_of
 from kvatlas.stats.table import select
 from kvatlas.sweeps.spec import BenchmarkSpec, named_classes
 
@@ -53,8 +53,9 @@ class MeasuredCell:
             raise KvatlasError(f"{str(folder)!r} is not a sweep, so the prompts of its problems are unknown.")
         if allow_code:
             permit(*named_classes(run.manifest.spec))
+        systems = systems_of([run], "pass@1")
         if name:
-            (system,) = choose(systems_of([run], "pass@1"), [name])
+            (system,) = choose(systems, [name])
             model = system.model
             setting = system.setting
         else:
@@ -68,7 +69,7 @@ class MeasuredCell:
                 found = "; ".join(f"{model} {cell.setting}" for model, cell in proven) or "none"
                 raise KvatlasError(
                     f"Expected one setting proven for problems like these, the run has: {found}. Name a cell with "
-                    "--policy."
+                    f"--policy: {names_to_choose(systems)}."
                 )
             model, recommended = proven[0]
             setting = recommended.setting

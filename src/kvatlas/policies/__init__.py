@@ -25,7 +25,7 @@ from kvatlas.policies.precision import PRECISION_PARAMETERS
 from kvatlas.policies.selection import select_tokens
 from kvatlas.policies.settings import parameters, read_parameter, usual_values
 from kvatlas.registry import Registry
-from kvatlas.text import did_you_mean
+from kvatlas.text import closest_name, did_you_mean
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -79,15 +79,23 @@ def _is_names(value: object) -> bool:
     return all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
 
 
+def _is_signals(value: object) -> bool:
+    return isinstance(value, set | frozenset) and all(isinstance(signal, Signal) for signal in value)
+
+
 #: Attributes of a class of policies with the test of their values, and what to expect.
 _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
     "version": (_is_length, "an integer >= 0"),
+    "scope": (lambda value: isinstance(value, Scope), f"a kvatlas.policies.Scope: {', '.join(Scope.__members__)}"),
+    "observes": (_is_signals, f"a set of kvatlas.policies.Signal: {', '.join(Signal.__members__)}"),
     "queries": (_is_length, "an integer >= 0"),
     "columns": (_is_names, "a tuple of different texts"),
     "random": (lambda value: isinstance(value, bool), "true or false"),
     "published": (lambda value: isinstance(value, Mapping), "texts by names of parameters"),
     "paper": (lambda value: isinstance(value, str), "a text"),
 }
+#: Attributes whose values are members of an enumeration.
+_MEMBERS: dict[str, type[Scope] | type[Signal]] = {"scope": Scope, "observes": Signal}
 #: Attributes that are methods or properties.
 _COMPUTED = (*AUTHORED, "from_setting", "setting", "storage", "observer")
 
@@ -103,9 +111,6 @@ def _plugin_fault(name: str, value: object) -> str:
         return f"its name is {own_name!r}; expected that of its entry point, {name!r}"
     if not isinstance(getattr(value, "summary", None), str):
         return "it has no summary; expected a text"
-    if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
-        return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
-
     if value.observe is not Policy.observe and value.observes == frozenset():
         return "it has observe, and observes no signal; expected one, as in observes = frozenset({Signal.ATTENTION})"
 
@@ -120,13 +125,24 @@ def _attribute_fault(policy: type[Policy]) -> str:
     """Return which attribute of a plug-in's class has a wrong value; empty if none has."""
     for attribute, (accepts, expected) in _ATTRIBUTES.items():
         found = inspect.getattr_static(policy, attribute)
-        if not hasattr(found, "__get__") and not accepts(found):
-            return f"its {attribute} is {found!r}; expected {expected}"
+        is_value = attribute in _MEMBERS or not hasattr(found, "__get__")
+        if is_value and not accepts(found):
+            return f"its {attribute} is {found!r}; expected {expected}{_members_meant(_MEMBERS.get(attribute), found)}"
     for attribute in _COMPUTED:
         found = inspect.getattr_static(policy, attribute, None)
         if hasattr(policy, attribute) and not hasattr(found, "__get__"):
             return f"its {attribute} is {found!r}; expected a method or a property"
     return ""
+
+
+def _members_meant(kind: type[Scope] | type[Signal] | None, value: object) -> str:
+    """Return, as a clause, the members of an enumeration that a value spells; empty for what spells none."""
+    texts = value if isinstance(value, set | frozenset | tuple | list) else [value]
+    names = sorted(closest_name(str(text), kind.__members__) for text in texts) if kind else []
+    if kind is None or not all(names):
+        return ""
+    members = ", ".join(f"{kind.__name__}.{name}" for name in names)
+    return f"; write {members}" if kind is Scope else f"; write frozenset({{{members}}})"
 
 
 class Policies(Registry[type[Policy]]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import FrozenInstanceError
 from functools import wraps
 from typing import Any
 
@@ -11,7 +12,9 @@ from kvatlas.core import KvatlasError, canonical, described
 from kvatlas.machine import out_of_memory
 
 #: The methods that the author of a policy may write.
-AUTHORED = ("bind", "check", "check_prompt", "identity", "observe", "slots_used", "score")
+AUTHORED = ("__post_init__", "bind", "check", "check_prompt", "identity", "observe", "slots_used", "score")
+#: What to do in place of an assignment to an attribute of a policy.
+_STATELESS = "a policy keeps no state of its own: notes on tokens go in `columns`, derived values in cached properties"
 
 
 @contextmanager
@@ -25,7 +28,8 @@ def author_errors(policy: str, method: str) -> Iterator[None]:
         # The engine halves its batch when memory runs out.
         if out_of_memory(error):
             raise
-        raise KvatlasError(f"The policy {policy!r} failed in {method} ({described(error)}).") from error
+        way_out = f"; {_STATELESS}" if isinstance(error, FrozenInstanceError) else ""
+        raise KvatlasError(f"The policy {policy!r} failed in {method} ({described(error)}){way_out}.") from error
 
 
 def guard_methods(policy: type) -> None:

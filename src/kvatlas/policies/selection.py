@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvatlas.core import KvatlasError
 from kvatlas.policies.cache_view import CacheView
 from kvatlas.policies.contract import CompressingPolicy
+from kvatlas.policies.parameter_types import Scope
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,7 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView, put_back: PutBac
             f"The policy {policy.setting_name!r} uses {slots_used!r} slots; expected an integer from 0 to {quota}."
         )
     older = protected.shape[-1]
-    scores = _checked_scores(policy.setting_name, policy.score(cached), cached.positions, protected)
+    scores = _checked_scores(policy, policy.score(cached), cached.positions, protected)
     if policy.budget.plan_prefix:
         thought = cached.positions[..., :older] - cached.prompt_length
         in_plan = (thought >= 0) & (thought < policy.budget.plan_prefix)
@@ -81,7 +82,7 @@ def _protect(scores: Tensor, protected: Tensor) -> Tensor:
     return scores.clamp(max=sys.float_info.max).masked_fill(protected, math.inf)
 
 
-def _checked_scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
+def _checked_scores(policy: CompressingPolicy, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
     """Return scores [..., older] in float64 of the tokens older than the local window, infinite for protected ones.
 
     `scores` comes from the policy, `positions` [..., cached] are those of the cache, `protected` [..., older] marks the
@@ -90,6 +91,7 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
     """
     import torch
 
+    name = policy.setting_name
     expected = tuple(positions.shape)
     wrong_kind = ""
     if not isinstance(scores, torch.Tensor):
@@ -100,18 +102,20 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
         wrong_kind = f"a tensor on {scores.device}"
     if not isinstance(scores, torch.Tensor) or wrong_kind:
         raise KvatlasError(
-            f"The policy {policy!r} scored its tokens with {wrong_kind}; expected a tensor of real numbers of the "
+            f"The policy {name!r} scored its tokens with {wrong_kind}; expected a tensor of real numbers of the "
             f"shape {expected} or {expected[-1:]}, strided and on {positions.device}."
         )
 
     shape = tuple(scores.shape)
-    # Layers and heads may be left out, or have size 1, where all of them share their scores.
-    sizes = zip(reversed(shape), reversed(expected), strict=False)
-    can_expand = len(shape) <= len(expected) and all(size in (1, whole) for size, whole in sizes)
-    if shape[-1:] != expected[-1:] or not can_expand:
+    if shape not in (expected, expected[-1:]):
+        way_out = ""
+        if shape[-1:] == expected[-1:]:
+            averages = "averages over layers and heads that share a choice, or declare scope = Scope.HEAD"
+            does = "scores every layer" if policy.scope is Scope.HEAD else averages
+            way_out = f", since its scope is {policy.scope}: return cached.each_layer(lambda layer: ...), which {does}"
         raise KvatlasError(
-            f"The policy {policy!r} gave scores of the shape {shape} for cached tokens of the shape {expected} "
-            f"(layers, KV heads, tokens); expected {expected} or {expected[-1:]}."
+            f"The policy {name!r} gave scores of the shape {shape} for cached tokens of the shape {expected} (layers, "
+            f"KV heads, tokens); expected {expected} or {expected[-1:]}{way_out}."
         )
 
     older = protected.shape[-1]
@@ -119,7 +123,7 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
     nans = int(older_scores.isnan().sum())
     if nans:
         raise KvatlasError(
-            f"The policy {policy!r} gave {nans} scores that are not a number (NaN) among {int((~protected).sum())} "
+            f"The policy {name!r} gave {nans} scores that are not a number (NaN) among {int((~protected).sum())} "
             f"that decide, of the shape {shape}; expected numbers, infinite ones included."
         )
     return older_scores
