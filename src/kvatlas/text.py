@@ -259,7 +259,7 @@ def closest_name(name: str, names: Iterable[str]) -> str:
 
 def did_you_mean_file(path: Path) -> str:
     """Return ` Did you mean 'mine.jsonl'?` for a path beside a file or folder of almost its name, else nothing."""
-    return did_you_mean(path.name, [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else [])
+    return did_you_mean(str(path), map(str, path.parent.iterdir()) if path.parent.is_dir() else [])
 
 
 def read_value(owner: type, name: str, text: str) -> Any:

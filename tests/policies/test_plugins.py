@@ -222,6 +222,7 @@ MEMBERS = {
     "scope = 'Head'": "KV_HEAD, UNION; write Scope.HEAD).",
     "scope = 'kv-head'": "; write Scope.KV_HEAD).",
     "scope = 3": "LAYER, HEAD, KV_HEAD, UNION).",
+    "observes = frozenset({Signal.HIDDEN})\n    def observe(self, step): step.attention.sum()": "without Signal.A",
     "def score(self, cached): self.preset = 1": "'preset', line 7 of odd.py); a policy keeps no state of its own",
     "def __post_init__(self): self.budget = 1": "failed in __post_init__ (FrozenInstanceError: cannot assign to ",
     "def score(self, cached): return -cached.key(0).norm(dim=-1)": "since its scope is global: return cached.",

@@ -130,7 +130,8 @@ def _collect_pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _read_json_list(file: TextIOWrapper) -> Iterator[Any]:
     values = _parse_json(file.read())
     if not isinstance(values, list):
-        raise ValueError("expected a list of objects")
+        found = f"an object with the keys {', '.join(values)}" if isinstance(values, dict) else repr(values)
+        raise ValueError(f"expected a list of objects, found {found[:100]}")
     yield from values
 
 
@@ -384,8 +385,9 @@ def _required_column(row: Row, content: str, usual: Sequence[str], named: Mappin
     if name is None or name not in row:
         expected = f"column {name!r} for the {content}" if name else f"column for the {content}"
         raise KvatlasError(
-            f"{where} has no {expected}; there are: {', '.join(map(str, row))}; usual names are {', '.join(usual)}; "
-            f"name another with columns: {{{content}: NAME}} in a spec, or --column {content}=NAME."
+            f"{where} has no {expected}; there are: {', '.join(map(str, row))} (in CSV files the first line names the "
+            f"columns); usual names are {', '.join(usual)}; name another with columns: {{{content}: NAME}} in a spec, "
+            f"or --column {content}=NAME."
         )
     return name
 

@@ -153,7 +153,9 @@ def _open_sides(
         )
     if asking is not None:
         named = f"A benchmark ({asking.benchmarks[0]})" if asking.benchmarks else "An option of endpoints"
-        way_out = f"; --task {asking.benchmarks[0]} chooses one of their tasks" if asking.benchmarks else ""
+        way_out = ""
+        if asking.benchmarks:
+            way_out = f"; leave it out, or choose a task of theirs, as by --task {asking.benchmarks[0]}"
         raise KvatlasError(f"{named} is asked of two endpoints; logs and runs have their questions{way_out}.")
     return _side_at_path(before, options), _side_at_path(after, options)
 

@@ -16,6 +16,9 @@ AUTHORED = ("__post_init__", "bind", "check", "check_prompt", "identity", "obser
 #: What to do in place of an assignment to an attribute of a policy.
 _STATELESS = "a policy keeps no state of its own: notes on tokens go in `columns`, derived values in cached properties"
 
+#: What stands in a step for signals that a policy does not declare.
+_UNOBSERVED = "step.attention is None without Signal.ATTENTION in observes, and step.hidden without Signal.HIDDEN"
+
 
 @contextmanager
 def author_errors(policy: str, method: str) -> Iterator[None]:
@@ -29,6 +32,8 @@ def author_errors(policy: str, method: str) -> Iterator[None]:
         if out_of_memory(error):
             raise
         way_out = f"; {_STATELESS}" if isinstance(error, FrozenInstanceError) else ""
+        if method == "observe" and "NoneType" in str(error):
+            way_out = f"; {_UNOBSERVED}"
         raise KvatlasError(f"The policy {policy!r} failed in {method} ({described(error)}){way_out}.") from error
 
 

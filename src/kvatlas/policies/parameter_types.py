@@ -33,13 +33,14 @@ class Scope(StrEnum):
         return layers, heads
 
 
-def int_param(default: Any = MISSING, least: int = 0, **options: Any) -> Any:
-    """Declare a parameter that is an integer >= `least`, and at most `LARGEST_INTEGER`."""
+def int_param(default: Any = MISSING, least: int = 0, most: int = LARGEST_INTEGER, **options: Any) -> Any:
+    """Declare a parameter that is an integer from `least` to `most`."""
 
     def accepts(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST_INTEGER
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
-    return parameter(f"an integer >= {least}", accepts, default, **options)
+    expected = f"an integer from {least} to {most}" if most < LARGEST_INTEGER else f"an integer >= {least}"
+    return parameter(expected, accepts, default, **options)
 
 
 def length_param(unlimited: str, **options: Any) -> Any:

@@ -147,7 +147,11 @@ class Store:
         check_folder(folder)
         path = folder / FILE
         if not folder.exists():
-            raise KvatlasError(f"There is no run {str(folder)!r}; expected its folder.{did_you_mean_file(folder)}")
+            guess = did_you_mean_file(folder)
+            run, _, setting = str(folder).partition("@")
+            if setting and Path(run).is_dir():
+                guess = f" Name the run {run!r}, and its cell with --policy {setting!r}."
+            raise KvatlasError(f"There is no run {str(folder)!r}; expected its folder.{guess}")
         if not path.is_file():
             raise KvatlasError(
                 f"{str(folder)!r} is no run: there is no {FILE} in it; expected a folder that --out of `kvatlas sweep` "

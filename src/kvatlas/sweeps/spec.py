@@ -643,9 +643,12 @@ def _sentence_on(error: ValidationError, source: str) -> str:
 
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "list_type":
-        message = (
-            "expected a list, as [0.3, 0.5]" if where.startswith("axes.") else f"expected a list, as [{first['input']}]"
-        )
+        example = f"[{first['input']}]"
+        if where.startswith("axes."):
+            example = "[0.3, 0.5]"
+        elif where == "baseline":
+            example = "[{policy: full}], or [] for none"
+        message = f"expected a list, as {example}"
     field = where.partition(".")[0]
     if first["type"] in ("model_type", "dataclass_type", "dict_type") and field in _KEY_EXAMPLES:
         message = f"expected a mapping, as {_KEY_EXAMPLES[field]}"
