@@ -41,6 +41,10 @@ P = ParamSpec("P")
 _ACCEPTED: dict[Any, type] = {int: Integral, float: Real, Path: PathLike, Any: object}
 
 
+#: What is said of arguments whose type alone does not tell their form.
+_EXAMPLES = {"policy": ", as policy='rkv', kv_budget=4096"}
+
+
 def _typed(function: Callable[P, T]) -> Callable[P, T]:
     """Make a function raise KvatlasError for an argument of another type than the declared one."""
 
@@ -58,7 +62,7 @@ def _typed(function: Callable[P, T]) -> Callable[P, T]:
             kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
             accepted = tuple(_ACCEPTED.get(one, get_origin(one) or one) for one in kinds)
             if not isinstance(value, accepted) or (isinstance(value, bool) and not {bool, Any} & {*kinds}):
-                example = ", as policy='rkv', kv_budget=4096" if name == "policy" else ""
+                example = _EXAMPLES.get(name, "")
                 raise KvatlasError(f"{name} is {value!r}; expected {function.__annotations__[name]}{example}.")
         return function(*values, **named)
 

@@ -432,7 +432,7 @@ def _choices_and_letter(value: Any, answer: str, where: str, by_index: bool) -> 
     letter = _letter(int(answer)) if is_index else _chosen(answer, choices)
     if not letter:
         raise KvatlasError(
-            f"{where} has the answer {answer!r}; expected one of its options ({', '.join(choices)}), its "
-            f"letter, or its index from 0 to {len(choices) - 1}."
+            f"{where} has the answer {answer!r}; expected one of its options ({', '.join(choices)}), "
+            f"its letter, or its index from 0 to {len(choices) - 1}."
         )
     return choices, letter

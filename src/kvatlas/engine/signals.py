@@ -12,7 +12,7 @@ from torch import Tensor
 from kvatlas.core import Shape
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
-from kvatlas.policies.cache_view import Columns, Signal, Step
+from kvatlas.policies.cache_view import Signal, Step, undeclared_column
 from kvatlas.policies.contract import Policy
 
 if TYPE_CHECKING:
@@ -143,8 +143,9 @@ class CachedNotes:
     attention: Tensor | None
 
     def _column(self, name: str) -> Tensor:
-        state_names = Columns({column: state_name(self.policy, column) for column in self.policy.columns})
-        column = self.cache.token_state[state_names[name]]
+        if name not in self.policy.columns:
+            raise undeclared_column(name, self.policy.columns)
+        column = self.cache.token_state[state_name(self.policy, name)]
         return column if self.attention is None else column[..., : self.attention.shape[-1]]
 
     def enter(self, name: str, values: Tensor) -> None:

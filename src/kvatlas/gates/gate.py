@@ -148,7 +148,7 @@ def _open_sides(
     if addresses:
         other = after if addresses == [before] else before
         raise KvatlasError(
-            f"{addresses[0]} is an endpoint and {other!r} is none; name a second endpoint, or compare it with a run: "
+            f"{addresses[0]} is an endpoint and {other!r} is not; name a second endpoint, or compare it with a run: "
             f"kvatlas deploy verify {addresses[0]} --against RUN."
         )
     if asking is not None:

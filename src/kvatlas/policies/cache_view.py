@@ -75,11 +75,16 @@ class Step:
         self.write(column, self.read(column) + values)
 
 
+def undeclared_column(name: str, declared: tuple[str, ...]) -> KeyError:
+    """Return the error for a column that a policy reads or writes without having declared it."""
+    return KeyError(f"the column {name!r} is not declared; the policy has columns = {declared}")
+
+
 class Columns(dict[str, Any]):
     """Values by the columns that a policy declares."""
 
     def __missing__(self, name: str) -> None:
-        raise KeyError(f"the column {name!r} is not declared; the policy has columns = {tuple(self)}")
+        raise undeclared_column(name, tuple(self))
 
 
 class CacheView:
