@@ -40,6 +40,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "third_kinds.py").write_text(
         "from kvatlas.policies import CompressingPolicy\n"
         "class Good(CompressingPolicy):\n    name = 'good'\n    summary = 'keeps something'\n"
+        "    def score(self, cached): pass\n"
         "class Misnamed(Good):\n    name = 'other'\n"
         "class Family:\n    about = examples = 'WELL1'\n    named = print\n"
         "def run(job, pool):\n    yield from ()\n"

@@ -19,13 +19,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvatlas.core import KvatlasError, refusal
+from kvatlas.core import KvatlasError, reason, refusal
 from kvatlas.core.basics import OWN_FILE
 from kvatlas.machine import cache_folder
 from kvatlas.text import did_you_mean
 
 #: The files whose code may run in this process.
 _permitted: set[Path] = set()
+#: Those whose code runs now.
+_running: set[Path] = set()
 #: The absolute files of classes whose code is part of run keys.
 _files: dict[type, str] = {}
 
@@ -115,7 +117,8 @@ def _other_classes(module: ModuleType, noun: str) -> str:
             if package == "kvatlas" and room.partition(".")[0] in _TAKEN:
                 return f" {name} is {_TAKEN[room.partition('.')[0]]}."
     guide = "the Python API" if noun == "measure" else f"adding a {noun}"
-    return f" Write one as the guide on {guide} shows."
+    base = ", with the base kvatlas.policies.CompressingPolicy" if noun == "policy" else ""
+    return f" Write one as the guide on {guide} shows{base}."
 
 
 def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
@@ -161,8 +164,25 @@ def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
         raise KvatlasError(f"{str(file)!r} is not a Python file.")
 
     digests = _code_digests(file)
+    if file in _running:
+        raise KvatlasError(
+            f"The file {str(file)!r} uses itself while it is loaded, as by a sweep; write that below "
+            'if __name__ == "__main__":.'
+        )
     module = sys.modules[spec.name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    _running.add(file)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        beside = str(error.name).partition(".")[0]
+        if error.name is None or (file.parent / f"{beside}.py").exists():
+            raise KvatlasError(
+                f"The file {str(file)!r} imports a module of its folder ({reason(error)}); expected `import NAME`, "
+                f"and the folder in PYTHONPATH: PYTHONPATH={file.parent} kvatlas ..."
+            ) from error
+        raise
+    finally:
+        _running.discard(file)
     return module, digests
 
 

@@ -230,14 +230,42 @@ MEMBERS = {
     "def score(self, cached): raise GeneratorExit": "failed in score (GeneratorExit, line 7 of odd.py).",
     "def score(self, cached): raise type('E', (Exception,), {'__str__': lambda _: 1 / 0})": "failed in score (E,",
     "def score(self, cached): return cached.positions.float().to_sparse()": "with the layout torch.sparse_coo",
+    "def score(self, cached): return cached.positions > 3": "with a tensor of torch.bool",
+    "def score(self, cached): self.last = 1": "'last', line 7 of odd.py); a policy keeps no state of its own",
+    "def score(self, cached): cached.key(0).sum().backward()": "within torch.enable_grad() alone",
+    "def score(cached): pass": "its score: too many positional arguments; expected def score(self, cached)",
+    "score = property(lambda self: 3)": "its score: a property; expected def score(self, cached)",
+    "def keep_scored(self, cached): pass": "it has no score; expected def score(self, cached)",
+    "def Score(self, cached): pass": "it has Score, and no score, which was perhaps meant",
+    "def observ(self, step): pass": "it has observ, and no observe, which was perhaps meant",
+    "observes = {Signal.HIDDEN}; columns = ('a',)": "has the columns ('a',), and no observe; expected def observe",
+    "observes = {Signal.QUERIES}": "its queries is 0, and it observes ['queries']; expected both, as in",
+    "queries = 8": "its queries is 8, and it observes []; expected both, as in",
+    "def check(self, model): return False": "returned False from check; expected nothing, since it raises",
+    "def identity(self, model): return {}": "returned {} from identity; expected a dictionary of numbers and texts with ",
+    "def __init__(self): pass": "it has an __init__ of its own; expected none",
+    "rule_defaults = {'window': 3}": "its rule_defaults is {'window': 3}; expected values by names of kv_budget, ",
+    "unnamed = ['sinks']": "its unnamed is ['sinks']; expected values by names of parameters",
+}
+
+
+#: Fields of a dataclass that is no policy.
+FIELDS = {
+    "paper: str = 'arXiv'": "its paper has a type, and would be a parameter; expected paper = ..., without a type",
+    "policy: str = 'a'": "its policy is a part of every policy; expected another name",
+    "sinks: int = int_param(4, least=8)": "the default of its sinks is 4; expected an integer >= 8",
+    "words: list = field(default_factory=list)": "the default of its words is []; expected a number, a text, true or f",
+    "weight: float": "needs a value for weight, as weight=VALUE.",
 }
 
 
 def write_class(folder: Path, member: str) -> str:
     """Write a policy with this member and return its name."""
-    head = "from kvatlas.policies import CompressingPolicy, Scope, Signal\n\n\nclass Odd(CompressingPolicy):\n"
+    head = "from kvatlas.policies import CompressingPolicy, Scope, Signal, int_param\n"
+    head += "from dataclasses import dataclass, field\n" if member in FIELDS else ""
+    head += f"\n{'@dataclass(frozen=True)' if member in FIELDS else ''}\nclass Odd(CompressingPolicy):\n"
     lines = ["name = 'odd'", "summary = 'keeps the newest tokens'", member]
-    if "score" not in member:
+    if "score" not in member.lower():
         lines.insert(2, "def score(self, cached): return cached.positions")
     (folder / "odd.py").write_text(head + "".join(f"    {line}\n" for line in lines))
     return f"{folder / 'odd.py'}:Odd"
@@ -249,12 +277,12 @@ def test_a_column_that_is_not_declared_is_named_where_it_is_written(tmp_path: Pa
     assert "the column 'norm' is not declared; the policy has columns = ()" in kvatlas.refuse(*words, "--quiet")
 
 
-@pytest.mark.parametrize("member", MEMBERS)
+@pytest.mark.parametrize("member", [*MEMBERS, *FIELDS])
 def test_a_class_that_is_no_policy_is_refused(tmp_path: Path, kvatlas: Call, member: str) -> None:
     policy = write_class(tmp_path, member)
     words = ("run", "embedded:tiny-llama", "CHAIN8", "--problems", 1, "--policy", policy, *CELL, "--workers", 1)
     sentence = kvatlas.refuse(*words, "--quiet")
-    assert MEMBERS[member] in sentence
+    assert {**MEMBERS, **FIELDS}[member] in sentence
     assert policy in sentence
 
 

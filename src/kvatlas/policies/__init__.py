@@ -9,21 +9,30 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kvatlas.class_files import absolute_name, class_file, load_named, permit
-from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
+from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, reason, refusal, window_in_tokens
 from kvatlas.core.settings import CAP, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
 from kvatlas.policies.cache_view import CacheView, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.guard import AUTHORED
-from kvatlas.policies.parameter_types import Scope, choice_param, flag_param, float_param, int_param, scope_param
+from kvatlas.policies.parameter_types import (
+    Scope,
+    choice_param,
+    flag_param,
+    float_param,
+    int_param,
+    scope_param,
+    value_fault,
+)
 from kvatlas.policies.precision import PRECISION_PARAMETERS
 from kvatlas.policies.selection import select_tokens
-from kvatlas.policies.settings import parameters, read_parameter, usual_values
+from kvatlas.policies.settings import own_parameters, parameters, read_parameter, usual_values
 from kvatlas.registry import Registry
 from kvatlas.text import closest_name, did_you_mean
 
@@ -83,6 +92,10 @@ def _is_signals(value: object) -> bool:
     return isinstance(value, set | frozenset) and all(isinstance(signal, Signal) for signal in value)
 
 
+def _is_rule(value: object) -> bool:
+    return isinstance(value, Mapping) and {*value} <= {*RULE_PARAMETERS}
+
+
 #: Attributes of a class of policies with the test of their values, and what to expect.
 _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
     "version": (_is_length, "an integer >= 0"),
@@ -92,6 +105,8 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
     "columns": (_is_names, "a tuple of different texts"),
     "random": (lambda value: isinstance(value, bool), "true or false"),
     "published": (lambda value: isinstance(value, Mapping), "texts by names of parameters"),
+    "unnamed": (lambda value: isinstance(value, Mapping), "values by names of parameters"),
+    "rule_defaults": (_is_rule, f"values by names of {', '.join(RULE_PARAMETERS)}"),
     "paper": (lambda value: isinstance(value, str), "a text"),
 }
 #: Attributes whose values are members of an enumeration.
@@ -111,14 +126,11 @@ def _plugin_fault(name: str, value: object) -> str:
         return f"its name is {own_name!r}; expected that of its entry point, {name!r}"
     if not isinstance(getattr(value, "summary", None), str):
         return "it has no summary; expected a text"
-    if value.observe is not Policy.observe and value.observes == frozenset():
-        return "it has observe, and observes no signal; expected one, as in observes = frozenset({Signal.ATTENTION})"
-
-    shared = {*RULE_PARAMETERS, *PRECISION_PARAMETERS, CAP, "budget", "precision", "preset"}
+    shared = {*RULE_PARAMETERS, *PRECISION_PARAMETERS, CAP, "budget", "precision", "preset", "policy"}
     taken = shared & {*vars(value), *vars(value).get("__annotations__", ())}
     if taken:
         return f"its {min(taken)} is a part of every policy; expected another name, or a default in rule_defaults"
-    return _attribute_fault(value)
+    return _attribute_fault(value) or _method_fault(value) or _parameter_fault(value)
 
 
 def _attribute_fault(policy: type[Policy]) -> str:
@@ -132,6 +144,55 @@ def _attribute_fault(policy: type[Policy]) -> str:
         found = inspect.getattr_static(policy, attribute, None)
         if hasattr(policy, attribute) and not hasattr(found, "__get__"):
             return f"its {attribute} is {found!r}; expected a method or a property"
+    return ""
+
+
+def _method_fault(policy: type[Policy]) -> str:
+    """Return which method of a plug-in's class is missing, misspelt or takes other arguments; empty if none is."""
+    for name, member in vars(policy).items():
+        meant = get_close_matches(name.lower(), AUTHORED, n=1, cutoff=0.8)
+        if callable(member) and not hasattr(CompressingPolicy, name) and meant and meant[0] not in vars(policy):
+            return f"it has {name}, and no {meant[0]}, which was perhaps meant"
+    if not policy.compresses and policy.score is not Policy.score:
+        return f"its base is Policy, which never compresses; expected class {policy.__name__}(CompressingPolicy)"
+    if policy.compresses and policy.score is Policy.score:
+        return "it has no score; expected def score(self, cached), which returns a number for each cached token"
+
+    watched = policy.observes & {Signal.HIDDEN, Signal.ATTENTION}
+    if policy.observe is not Policy.observe and not policy.observes:
+        return "it has observe, and observes no signal; expected one, as in observes = frozenset({Signal.ATTENTION})"
+    if policy.observe is Policy.observe and policy.columns and watched:
+        return f"it has the columns {policy.columns}, and no observe; expected def observe(self, step), to fill them"
+
+    for name in AUTHORED:
+        method = getattr(policy, name)
+        arguments = inspect.signature(getattr(CompressingPolicy, name)).parameters
+        try:
+            # A class method has its class.
+            inspect.signature(method).bind(*list(arguments)[inspect.ismethod(method) :])
+        except TypeError as error:
+            found = "a property" if isinstance(method, property) else reason(error)
+            return f"its {name}: {found}; expected def {name}({', '.join(arguments)})"
+    return ""
+
+
+def _parameter_fault(policy: type[Policy]) -> str:
+    """Return what is wrong with the parameters of a plug-in's class; empty if nothing is."""
+    if "precision" not in inspect.signature(policy.__init__).parameters:
+        return "it has an __init__ of its own; expected none, and @dataclass(frozen=True) before the class"
+    own = own_parameters(policy)
+    for item in own:
+        if item.name in inspect.get_annotations(Policy):
+            return f"its {item.name} has a type, and would be a parameter; expected {item.name} = ..., without a type"
+        default = item.default if item.default_factory is MISSING else item.default_factory()
+        fault = "" if default is MISSING else value_fault(item, default)
+        if fault:
+            return f"the default of its {fault}"
+    if "queries" not in [item.name for item in own] and (policy.queries > 0) != (Signal.QUERIES in policy.observes):
+        return (
+            f"its queries is {policy.queries}, and it observes {sorted(map(str, policy.observes))}; expected both, as in "
+            "observes = frozenset({Signal.QUERIES}) and queries = 8, or none"
+        )
     return ""
 
 

@@ -10,12 +10,19 @@ from typing import Any
 
 from kvatlas.core import KvatlasError, canonical, described
 from kvatlas.machine import out_of_memory
+from kvatlas.policies.parameter_types import shortened
 
 #: The methods that the author of a policy may write.
 AUTHORED = ("__post_init__", "bind", "check", "check_prompt", "identity", "observe", "slots_used", "score")
 #: What to do in place of an assignment to an attribute of a policy.
 _STATELESS = "a policy keeps no state of its own: notes on tokens go in `columns`, derived values in cached properties"
 
+#: Methods that return nothing, and what they do instead.
+_WITHOUT_RESULT = {
+    "observe": "notes go in columns, as by step.enter",
+    "check": "it raises kvatlas.KvatlasError",
+    "check_prompt": "it raises kvatlas.KvatlasError",
+}
 #: What stands in a step for signals that a policy does not declare.
 _UNOBSERVED = "step.attention is None without Signal.ATTENTION in observes, and step.hidden without Signal.HIDDEN"
 
@@ -34,6 +41,8 @@ def author_errors(policy: str, method: str) -> Iterator[None]:
         way_out = f"; {_STATELESS}" if isinstance(error, FrozenInstanceError) else ""
         if method == "observe" and "NoneType" in str(error):
             way_out = f"; {_UNOBSERVED}"
+        if "does not require grad" in described(error):
+            way_out = "; gradients are computed within torch.enable_grad() alone"
         raise KvatlasError(f"The policy {policy!r} failed in {method} ({described(error)}){way_out}.") from error
 
 
@@ -57,15 +66,17 @@ def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
         expected = ""
         if name == "bind" and not isinstance(result, type(policy)):
             expected = f"an object of {type(policy).__name__}"
+        if name in _WITHOUT_RESULT and result is not None:
+            expected = f"nothing, since {_WITHOUT_RESULT[name]}"
         if name == "identity":
             try:
                 canonical(result)
-            except (TypeError, ValueError, RecursionError):
-                expected = "a dictionary of numbers and texts"
-            if not isinstance(result, dict):
-                expected = "a dictionary of numbers and texts"
+                is_whole = {"name", "version"} <= result.keys()
+            except (AttributeError, TypeError, ValueError, RecursionError):
+                is_whole = False
+            expected = "" if is_whole else "a dictionary of numbers and texts with the entries of super().identity(model)"
         if expected:
-            given = f"returned {result!r} from {name}; expected {expected}"
+            given = f"returned {shortened(result)} from {name}; expected {expected}"
             raise KvatlasError(f"The policy {policy.setting_name!r} {given}.")
         return result
 

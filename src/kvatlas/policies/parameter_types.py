@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -105,18 +105,28 @@ def check_parameters(owner: Any) -> None:
     """Raise KvatlasError if a field of a dataclass does not accept its value."""
     for item in fields(owner):
         value = getattr(owner, item.name)
-        expected = item.metadata.get("expected")
-        accepts = item.metadata.get("accepts")
+        # Rule and precision, the parts of a policy, check themselves.
+        fault = "" if is_dataclass(value) else value_fault(item, value)
+        if fault:
+            raise KvatlasError(f"{fault}.")
 
-        # A parameter without a description takes values like its default; an integer is a number, too.
-        kind = next((kind for kind in _TYPES if isinstance(item.default, kind)), None)
-        if expected is None and kind is not None:
-            expected = _TYPES[kind]
-            is_accepted = isinstance(value, (int, float) if kind is float else kind)
-        else:
-            is_accepted = accepts is None or accepts(value)
-        if not is_accepted:
-            raise KvatlasError(f"{item.name} is {shortened(value)}; expected {expected}.")
+
+def value_fault(item: Field[Any], value: Any) -> str:
+    """Return why a field does not accept a value, as `sinks is -1; expected an integer >= 0`; empty if it does."""
+    expected = item.metadata.get("expected")
+    accepts = item.metadata.get("accepts")
+
+    # A parameter without a description takes values like its default; an integer is a number, too.
+    kind = next((kind for kind in _TYPES if isinstance(item.default, kind)), None)
+    if accepts is not None:
+        is_accepted = accepts(value)
+    elif kind is not None:
+        expected = _TYPES[kind]
+        is_accepted = isinstance(value, (int, float) if kind is float else kind)
+    else:
+        expected = "a number, a text, true or false"
+        is_accepted = value is None or isinstance(value, tuple(_TYPES))
+    return "" if is_accepted else f"{item.name} is {shortened(value)}; expected {expected}"
 
 
 def shortened(value: Any) -> str:

@@ -96,7 +96,7 @@ def _checked_scores(policy: CompressingPolicy, scores: object, positions: Tensor
     wrong_kind = ""
     if not isinstance(scores, torch.Tensor):
         wrong_kind = f"a {type(scores).__name__}"
-    elif scores.is_complex() or scores.layout is not torch.strided:
+    elif scores.is_complex() or scores.dtype is torch.bool or scores.layout is not torch.strided:
         wrong_kind = f"a tensor of {scores.dtype} with the layout {scores.layout}"
     elif scores.device != positions.device:
         wrong_kind = f"a tensor on {scores.device}"

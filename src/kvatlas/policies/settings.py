@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields, replace
 from functools import cached_property
 from inspect import get_annotations
 from typing import Any, ClassVar, Self
@@ -23,8 +23,15 @@ from kvatlas.text import did_you_mean, read_value
 _EXAMPLES: Mapping[str, Any] = {"kv_budget": 512, "local_window": 64, "ratio": 0.3}
 
 
+class Stateless:
+    """The base of frozen dataclasses whose subclasses are frozen without the decorator, too."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
 @dataclass(frozen=True)
-class Parametrized:
+class Parametrized(Stateless):
     """The parts and parameters of a policy; `contract.Policy` explains the class variables."""
 
     name: ClassVar[str]
@@ -103,8 +110,11 @@ class Parametrized:
                 guess = " A compression_ratio of 0.7 in kvpress is ratio=0.3, the share that stays."
             if unknown == "policy":
                 guess = " Each policy is a setting of its own, as settings: [{policy: window}, {policy: random}]."
-            if unknown in get_annotations(cls):
-                guess = f" {unknown} is one if the class {cls.__name__} is decorated with @dataclass(frozen=True)."
+            if unknown in {*get_annotations(cls), *vars(cls)}:
+                guess = (
+                    f" {unknown} is one if it has a type, as {unknown}: int = 4, and the class {cls.__name__} the "
+                    "decorator @dataclass(frozen=True)."
+                )
             raise KvatlasError(
                 f"The policy {name!r} has no parameter {unknown!r}; expected: {', '.join(names)}.{guess}"
             )
@@ -112,14 +122,12 @@ class Parametrized:
         is_compressing = cls.compresses
         if is_compressing:
             values |= implied_values(values)
-        missing = [item.name for item in declared if item.name in RULE_PARAMETERS and item.default is MISSING]
+        missing = [item.name for item in declared if item.default is MISSING and item.default_factory is MISSING]
         missing = [word for word in missing if word not in values]
         if missing:
-            example = " ".join(f"{word}={_EXAMPLES[word]}" for word in missing if word in _EXAMPLES)
-            raise KvatlasError(
-                f"The policy {name!r} needs a value for {', '.join(missing)}, as {example}. "
-                "`kvatlas plan --suggest MODEL PROBLEMS` proposes values."
-            )
+            example = " ".join(f"{word}={_EXAMPLES.get(word, 'VALUE')}" for word in missing)
+            proposal = "" if set(missing) - set(_EXAMPLES) else " `kvatlas plan --suggest MODEL PROBLEMS` proposes values."
+            raise KvatlasError(f"The policy {name!r} needs a value for {', '.join(missing)}, as {example}.{proposal}")
 
         # The parameters of rule and precision stand beside the policy's own.
         rule = {**cls.rule_defaults, **{word: values.pop(word) for word in RULE_PARAMETERS if word in values}}
