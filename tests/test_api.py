@@ -153,9 +153,11 @@ def test_a_column_of_ones_own_is_in_every_form_of_a_cell(run: kvatlas.Run, tmp_p
     assert "Half the value" in (tmp_path / "m.svg").read_text()
     with pytest.raises(kvatlas.KvatlasError, match=r"'watts'; .* the costs mean_kv_tokens, kv_memory, .* half\."):
         kvatlas.open_run(run.path or "", metric="watts").maps()
-    for name in ("half", "value", "policy", "kv_memory", "not a name"):
-        with pytest.raises(kvatlas.KvatlasError, match="add_column: expected a new name"):
+    for name in ("half", "value", "policy", "kv_memory"):
+        with pytest.raises(kvatlas.KvatlasError, match=f"the name '{name}' is taken; expected another one than "):
             kvatlas.add_column(name, "kv_memory")
+    with pytest.raises(kvatlas.KvatlasError, match="expected a name in letters, digits and _, got 'not a name'"):
+        kvatlas.add_column("not a name", "kv_memory")
     with pytest.raises(kvatlas.KvatlasError, match=r"unknown source 'watts'; expected a function, traces\.N"):
         kvatlas.add_column("watts", "watts")
     with pytest.raises(kvatlas.KvatlasError, match=r"'output_token'; did you mean traces\.output_tokens"):
@@ -260,3 +262,19 @@ def test_numbers_of_an_api_are_checked_as_those_of_commands(run: kvatlas.Run, tm
     for argument in ("workers", "batch_size"):
         with pytest.raises(KvatlasError, match=f"{argument} is 0; expected an integer >= 1"):
             kvatlas.run("embedded:tiny-llama", "CHAIN4", problems=1, out=tmp_path / "run", **{argument: 0})
+
+
+def test_names_of_authors_come_from_the_package_too() -> None:
+    from kvatlas import CompressingPolicy, Problem, core, policies
+
+    assert (CompressingPolicy, Problem) == (policies.CompressingPolicy, core.Problem)
+    assert not hasattr(kvatlas, "nothing")
+
+
+def test_a_file_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run.sqlite").touch()
+    (tmp_path / "map.png").touch()
+    with pytest.raises(kvatlas.KvatlasError, match=f"a run is the folder .* name its folder '{tmp_path}'"):
+        kvatlas.open_run(tmp_path / "run.sqlite")
+    with pytest.raises(kvatlas.KvatlasError, match="a run is the folder that --out named; name a folder"):
+        kvatlas.open_run(tmp_path / "map.png")

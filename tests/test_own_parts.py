@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from kvatlas.results.regrade import regrade
 from kvatlas.sweeps import make_plan, parse_spec, read_spec
 from kvatlas.sweeps.executors import devices, shares, usual_workers
 from kvatlas.sweeps.worker import Job
+from tests.command_line import Call
 
 ROOT = Path(__file__).parents[1]
 
@@ -343,6 +345,10 @@ class Nine:
             r"the prompt of 'nine-0' \(there is no 'text', line 13 of nine.py",
         ),
         ("problem.question", "None", "the prompt of 'nine-0' .it is None, expected a text"),
+        ("problem.question", "' '", "the prompt of 'nine-0' .it is ' ', expected a text"),
+        ("version = 1", "version = '1'", "its version is '1'; expected an integer"),
+        ("tokens = 20", "tokens = 0", "its typical_output_tokens is 0; expected a number above 0"),
+        ('"NINE"', "''", "its name is ''; expected a text"),
     ],
 )
 def test_a_benchmark_whose_problems_cannot_be_asked_is_refused_in_a_sentence(
@@ -422,3 +428,43 @@ def test_the_file_of_a_benchmark_runs_only_where_it_is_allowed(tmp_path: Path, m
     assert not Path(f"{file}.ran").exists()
     assert regrade(folder, allow_code=True)
     assert Path(f"{file}.ran").exists()
+
+
+def test_a_grade_that_cannot_be_stored_is_told_by_a_check(tmp_path: Path) -> None:
+    file = tmp_path / "nine.py"
+    file.write_text(NINE.replace("Grade(False, 0.0, None, Status.OK)", "answer == problem.answer"))
+    policies.permit(str(file))
+    with pytest.raises(KvatlasError, match=r"cannot grade an answer to 'nine-0' .it is True, expected a "):
+        list(check_benchmark(benchmarks.find(str(file))))
+
+
+def test_a_policy_of_a_file_is_checked_by_its_file(tmp_path: Path, kvatlas: Call) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(CODE)
+    first, second = kvatlas.succeed("check", file).splitlines()
+    assert first == "ok       policy          keeps the newest tokens; parameters of its own: none"
+    assert re.fullmatch(r"ok +compresses +\d+ times in 200 tokens of embedded:tiny-llama", second)
+    file = tmp_path / "faulty.py"
+    file.write_text(CODE.replace("return cached", "cached"))
+    code, _, err = kvatlas("check", file)
+    assert (code, "scored its tokens with a NoneType" in err) == (2, True)
+    file = tmp_path / "loose.py"
+    file.write_text(CODE.replace("class Newest(CompressingPolicy)", "class Newest"))
+    assert "Newest has a score; a policy has the base kvatlas.policies.Comp" in kvatlas.refuse("check", file)
+
+
+@pytest.mark.parametrize(
+    ("first_line", "sentence"),
+    [
+        ("from .beside import VALUE", "imports a module of its folder"),
+        ("import beside", "imports a module of its folder"),
+        ("from kvatlas.policies import policies; policies.get(__file__)", "uses itself while it is loaded"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_alone_is_told_what_to_do(tmp_path: Path, first_line: str, sentence: str) -> None:
+    (tmp_path / "beside.py").write_text("VALUE = 1\n")
+    file = tmp_path / "mine.py"
+    file.write_text(f"{first_line}\n{CODE}")
+    policies.permit(str(file))
+    with pytest.raises(KvatlasError, match=sentence):
+        policies.policies.get(str(file))

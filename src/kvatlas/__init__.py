@@ -43,6 +43,9 @@ __all__ = [
 #: Statistics and transformers take seconds to import, so both are imported at first use.
 _HOMES = dict.fromkeys(__all__, "kvatlas.api")
 _HOMES |= {"gate": "kvatlas.gates.gate", "generate": "kvatlas.integrations.transformers"}
+#: Names of authors of policies and benchmarks, which guides import from these modules.
+_POLICY = ("CacheView", "CompressingPolicy", "Scope", "Signal", "Step", "float_param", "int_param", "permit")
+_HOMES |= dict.fromkeys(_POLICY, "kvatlas.policies") | dict.fromkeys(("Grade", "Problem", "Status"), "kvatlas.core")
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from kvatlas import core
-from kvatlas.columns import CELL_COLUMNS, NUMBERS_OF_TRACES, TRACES, Column, frame_row, is_new_name
+from kvatlas.columns import CELL_COLUMNS, NUMBERS_OF_TRACES, TRACES, Column, frame_row, taken_names
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.core.settings import columns_of
 from kvatlas.report.result import Result
@@ -404,8 +404,12 @@ def add_column(
         is_share: values in [0, 1], in percent in files.
         title: what `kvatlas map --metric NAME` and pages call the column as a cost.
     """
-    if not is_new_name(name):
-        raise KvatlasError(f"add_column: expected a new name in letters, digits and _, got {name!r}.")
+    if not name.isidentifier():
+        raise KvatlasError(f"add_column: expected a name in letters, digits and _, got {name!r}.")
+    if name in taken_names():
+        raise KvatlasError(
+            f"add_column: the name {name!r} is taken; expected another one than {', '.join(sorted(taken_names()))}."
+        )
     keys = [column.key for column in CELL_COLUMNS]
     if isinstance(source, str) and source not in keys and not source.startswith(TRACES):
         raise KvatlasError(

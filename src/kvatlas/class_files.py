@@ -116,9 +116,10 @@ def _other_classes(module: ModuleType, noun: str) -> str:
             package, _, room = base.__module__.partition(".")
             if package == "kvatlas" and room.partition(".")[0] in _TAKEN:
                 return f" {name} is {_TAKEN[room.partition('.')[0]]}."
+        if hasattr(value, "score"):
+            return f" {name} has a score; a policy has the base kvatlas.policies.CompressingPolicy, too."
     guide = "the Python API" if noun == "measure" else f"adding a {noun}"
-    base = ", with the base kvatlas.policies.CompressingPolicy" if noun == "policy" else ""
-    return f" Write one as the guide on {guide} shows{base}."
+    return f" Write one as the guide on {guide} shows."
 
 
 def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:

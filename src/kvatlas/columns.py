@@ -246,12 +246,10 @@ _TAKEN = {"model", "benchmark", "policy", "setting", "baseline", "name", "short"
 NUMBERS_OF_TRACES = {"progress", *(cost.name for cost in fields(Costs)), *(one.name.lower() for one in Outcome)}
 
 
-def is_new_name(name: str) -> bool:
-    """Return whether a name is a plain word that no column and no usual number of a trace has."""
-    taken = _TAKEN | NUMBERS_OF_TRACES
-    for column in CELL_COLUMNS:
-        taken |= {column.name, column.key, column.page}
-    return name.isidentifier() and name not in taken
+def taken_names() -> set[str]:
+    """Return the names that columns and the usual numbers of a trace have."""
+    of_columns = {name for column in CELL_COLUMNS for name in (column.name, column.key, column.page) if name}
+    return _TAKEN | NUMBERS_OF_TRACES | of_columns
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import cast
 
 from kvatlas.answers.reading import Tags, read_trace
 from kvatlas.class_files import absolute_name, class_file, load_named
-from kvatlas.columns import is_new_name
+from kvatlas.columns import taken_names
 from kvatlas.core import KvatlasError, Measure, Trace, is_storable_number, refusal
 from kvatlas.registry import Registry
 
@@ -25,7 +25,7 @@ def _fault(name: str, value: object) -> str:
         return f"it is {value!r}; expected a kvatlas.Measure"
     if value.name != name:
         return f"its name is {value.name!r}; expected {name!r}"
-    if not is_new_name(name):
+    if not name.isidentifier() or name in taken_names():
         return "expected a name in letters, digits and _ that no column and no number of a trace has"
     words = (value.title, value.unit)
     if not all(isinstance(one, str) for one in words) or {type(value.is_share), type(value.counts)} != {bool}:

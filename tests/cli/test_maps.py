@@ -142,10 +142,10 @@ def test_a_report_of_the_command_line_says_what_it_wrote(
     kvatlas: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvatlas.report.app.page.TRACES_LIMIT", 20_000)
-    for words, count in (([], 2), (["--traces", 1], 1)):
+    for words, count in (([], "2 traces"), (["--traces", 1], "1 trace")):
         code, out, err = kvatlas("view", run, "--out", tmp_path / "r.html", *words)
         assert (code, out) == (0, f"{tmp_path / 'r.html'}\n")
-        assert f"holds up to {count} traces of each cell; --out FOLDER writes all" in err
+        assert f"holds up to {count} of each cell; --out FOLDER writes all" in err
 
 
 @pytest.mark.parametrize("claim", list(Claim))

@@ -194,6 +194,11 @@ def test_one_command_for_two_settings_is_refused() -> None:
     reference = rendered({"kv_cache_dtype": "auto"})
     with pytest.raises(KvatlasError, match=r"fp8 and the reference are one command.*name reference: \{options"):
         check_distinct(reference, {"fp8": rendered({}, options="--kv-cache-dtype auto")})
+    running = Command.layered({"endpoint": "http://gpu7:{server}"})
+    with pytest.raises(KvatlasError, match=r"s and the reference are one endpoint.*give the reference another server"):
+        check_distinct(running.render({"server": 8001}), {"s": running.render({"server": 8001})})
+    with pytest.raises(KvatlasError, match=r"The reference has no values of axes: name reference: \{endpoint"):
+        running.render({})
     with pytest.raises(KvatlasError, match="b and a are one command"):
         check_distinct(reference, {"a": rendered({"x": 1}), "b": rendered({"x": "1"})})
 

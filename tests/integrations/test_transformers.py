@@ -167,6 +167,7 @@ def test_0_is_a_seed_of_its_own(tiny_llama: ModelHandle, model: Any, texts: list
         ({"min_p": 0.1}, "The logits processor MinPLogitsWarper is not supported"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is set"),
         ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
+        ({"queries": 8}, r"queries is given beside the policy; expected settings=\{'queries': 8\}, which has all"),
         ({"kv_budget": 20}, "kv_budget 20 is too small for this prompt"),
         ({"max_new_tokens": 4000}, "The model has 1536 positions"),
     ],

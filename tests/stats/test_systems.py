@@ -92,6 +92,8 @@ def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:
         # Of two names the one that fits nothing is said.
         with pytest.raises(KvatlasError, match=r"^'sinks' fits none"):
             choose(result, [name.partition(" ")[0], "sinks"])
+    with pytest.raises(KvatlasError, match="No setting has a trace yet"):
+        choose([], ["full"])
     with pytest.raises(KvatlasError, match="say a system twice"):
         choose(result, ["B", "B full"])
 

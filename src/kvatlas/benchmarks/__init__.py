@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,12 @@ def _family_fault(_: str, value: object) -> str:
 
 #: The members of a benchmark.
 _MEMBERS = ("name", "version", "typical_output_tokens", "problems", "prompt", "grade")
+#: Those with values, with the test of each, and what to expect.
+_VALUES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "name": (lambda value: isinstance(value, str) and value.strip(), "a text"),
+    "version": (lambda value: type(value) is int, "an integer"),
+    "typical_output_tokens": (lambda value: isinstance(value, Real) and value > 0, "a number above 0"),
+}
 #: A name stands for one benchmark (AIME24) or begins the names of a family (CHAIN12).
 families: Registry[Family] = Registry(
     "benchmark family",
@@ -116,6 +124,11 @@ def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
     if missing:
         kind = type(benchmark).__name__
         raise KvatlasError(f"The benchmark {name!r} cannot be used (its class {kind} lacks {', '.join(missing)}).")
+    for member, (accepts, expected) in _VALUES.items():
+        value = getattr(benchmark, member)
+        if not accepts(value):
+            fault = f"its {member} is {value!r}; expected {expected}"
+            raise KvatlasError(f"The benchmark {name!r} cannot be used ({fault}).")
     file = class_file(name)
     if file is not None:
         record_file(type(benchmark), file)

@@ -141,7 +141,7 @@ def prompt_of(benchmark: Benchmark, problem: Problem) -> str:
     """Return the prompt of a problem; KvatlasError if the code of the benchmark fails or gives no text."""
     with refusal(f"The benchmark {benchmark.name!r} cannot write the prompt of {problem.id!r}"):
         prompt = benchmark.prompt(problem)
-        if not is_storable_text(prompt):
+        if not is_storable_text(prompt) or not prompt.strip():
             raise TypeError(f"it is {prompt!r}, expected a text")
         return prompt
 

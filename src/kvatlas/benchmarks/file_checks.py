@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from kvatlas.answers import normal, quantities
 from kvatlas.benchmarks import problem_files
-from kvatlas.benchmarks.base import Benchmark, problems_of, prompt_of
+from kvatlas.benchmarks.base import Benchmark, grade_answer, problems_of, prompt_of
 from kvatlas.benchmarks.public import Questions
 from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.core import Check, CheckResult, KvatlasError, Problem, canonical, digest
@@ -57,6 +57,8 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
         yield _check_references(problems)
         yield _check_own_answers(benchmark, problems)
     else:
+        # A grade that cannot be stored is refused before anything is decoded.
+        grade_answer(benchmark, problems[0], problems[0].answer)
         yield CheckResult(
             "problems", Check.OK, f"{counted(len(problems), 'problem')} (digest {_short_digest(problems)})"
         )

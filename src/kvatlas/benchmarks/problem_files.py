@@ -385,9 +385,9 @@ def _required_column(row: Row, content: str, usual: Sequence[str], named: Mappin
     if name is None or name not in row:
         expected = f"column {name!r} for the {content}" if name else f"column for the {content}"
         raise KvatlasError(
-            f"{where} has no {expected}; there are: {', '.join(map(str, row))} (in CSV files the first line names the "
-            f"columns); usual names are {', '.join(usual)}; name another with columns: {{{content}: NAME}} in a spec, "
-            f"or --column {content}=NAME."
+            f"{where} has no {expected}; there are: {', '.join(map(str, row))} (the first line of a CSV file names the "
+            f"columns: if it is a problem, write question,answer above it); usual names are {', '.join(usual)}; name "
+            f"another with columns: {{{content}: NAME}} in a spec, or --column {content}=NAME."
         )
     return name
 

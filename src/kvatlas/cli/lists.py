@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +15,8 @@ import typer
 from kvatlas.cli import options
 from kvatlas.cli.output import print_check_results, print_rows, print_text
 from kvatlas.cli.served_plan import check_servers
-from kvatlas.core import KvatlasError
-from kvatlas.text import did_you_mean, unfiltered, visible
+from kvatlas.core import Check, CheckResult, KvatlasError
+from kvatlas.text import counted, did_you_mean, unfiltered, visible
 
 app = options.Commands()
 
@@ -156,19 +157,21 @@ def check_command(
     column: options.Column = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check this machine, a model, or a benchmark or problem file before a sweep. Exit code 2 if a check fails.
+    """Check this machine, a model, a policy's, benchmark's or problem file before a sweep. Exit code 2 if one fails.
 
     Machine: versions, kernels, CUDA graphs, tokens; its output belongs in an issue report. Model: tokenizer, think
-    tags, layers, one step against transformers, a generation. Benchmark: columns, count, reference answers. Spec of
-    servers: the reference is started and asked, and whether it draws by seeds.
+    tags, layers, one step against transformers, a generation. Policy: its class, and a problem for an embedded model.
+    Benchmark: columns, count, reference answers. Spec of servers: the reference is started and asked, and whether it
+    draws by seeds.
     """
     import torch
 
     from kvatlas.benchmarks import find
     from kvatlas.benchmarks.file_checks import check_benchmark
-    from kvatlas.class_files import permit
+    from kvatlas.class_files import class_file, permit
     from kvatlas.models import find as find_model
     from kvatlas.models.gguf import PACKAGED
+    from kvatlas.policies import names_policy
     from kvatlas.sweeps.doctor import check_machine, check_model, messages_for
     from kvatlas.sweeps.spec import read_spec
 
@@ -190,9 +193,14 @@ def check_command(
             )
         print_check_results(check_servers(spec, Path(target).parent), as_json)
         return
+    if names_policy(target):
+        print_check_results(_check_policy(target), as_json)
+        return
     try:
         benchmark = find(target, **options.file_columns(column))
     except KvatlasError as error:
+        if class_file(target) is not None:
+            raise
         kind, colon, _ = target.partition(":")
         has_model_prefix = bool(colon) and kind in ("embedded", "hf")
         is_model_file = target.endswith(".gguf") or Path(target).expanduser().is_dir()
@@ -208,3 +216,20 @@ def check_command(
         )
         return
     print_check_results(check_benchmark(benchmark), as_json)
+
+
+def _check_policy(name: str) -> Iterator[CheckResult]:
+    """Yield the parameters of a policy in a file, and how it compressed an embedded model; KvatlasError for a fault."""
+    from kvatlas.api import run
+    from kvatlas.policies import policies as registry
+    from kvatlas.policies.settings import own_parameters
+
+    policy = registry.get(name)
+    own = ", ".join(item.name for item in own_parameters(policy)) or "none"
+    yield CheckResult("policy", Check.OK, f"{policy.summary}; parameters of its own: {own}")
+    values: dict[str, Any] = {"kv_budget": 96, "local_window": 8, "ratio": 0.5}
+    tried = run("embedded:tiny-llama", "CHAIN8", policy=name, problems=1, max_new_tokens=200, workers=1, **values)
+    (trace,) = tried.traces()
+    compressions = trace.usage.compressions or 0
+    message = f"{counted(compressions, 'time')} in {trace.usage.output_tokens} tokens of embedded:tiny-llama"
+    yield CheckResult("compresses", Check.OK if compressions else Check.WARNING, message)

@@ -91,7 +91,7 @@ def view_command(
         holds_all = write_report(open_result(runs, read_options), out, per_cell=per_cell)
         typer.echo(out)
         if per_cell and not holds_all:
-            note(f"The page holds up to {per_cell} traces of each cell; --out FOLDER writes all.")
+            note(f"The page holds up to {counted(per_cell, 'trace')} of each cell; --out FOLDER writes all.")
         return
 
     if traces is not None:

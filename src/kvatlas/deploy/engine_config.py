@@ -54,7 +54,7 @@ class MeasuredCell:
         if allow_code:
             permit(*named_classes(run.manifest.spec))
         systems = systems_of([run], "pass@1")
-        if name:
+        if name or not systems:
             (system,) = choose(systems, [name])
             model = system.model
             setting = system.setting

@@ -92,7 +92,10 @@ def read_texts(
     model, policy = _model_and_policy(reference)
     greedy = _greedy_cell(reference, policy, problems)
     if not greedy.cells:
-        return []
+        raise KvatlasError(
+            f"The texts of {reference.setting} cannot be compared: no trace of the run was compressed under it; leave "
+            "out --texts, or name a cell with a smaller budget."
+        )
     options: dict[str, Any] = {"concurrency": concurrency, "again": again, "on_trace": on_trace}
     ask_measured(endpoint, greedy, folder, samples=1, **options)
 

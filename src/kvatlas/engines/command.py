@@ -282,13 +282,16 @@ def check_distinct(reference: Command, settings: Mapping[str, Command]) -> None:
     for name, command in settings.items():
         other = seen.setdefault(canonical(command.identity()), name)
         if other != name:
+            kind = "command" if command.serve_cmd else "endpoint"
             way_out = "name each once"
             if other == "the reference":
+                way_out = "give the reference another server, as reference: {endpoint: ...} beside models"
+            if other == "the reference" and command.serve_cmd:
                 way_out = (
                     "take what it sets out of the model's command, or name reference: {options: ...} beside models"
                 )
             raise KvatlasError(
-                f"{name} and {other} are one command, so that nothing would differ ({command}); {way_out}."
+                f"{name} and {other} are one {kind}, so that nothing would differ ({command}); {way_out}."
             )
 
 
@@ -452,9 +455,10 @@ def _filled(text: str, values: Mapping[str, str], later: Iterable[str], place: s
             return match[0]
         if name not in values:
             names = [*later, *values]
-            raise KvatlasError(
-                f"{place}: {{{name}}} has no value here; expected one of {', '.join(names)}.{did_you_mean(name, names)}"
-            )
+            guess = did_you_mean(name, names)
+            if not values and place == "endpoint":
+                guess = " The reference has no values of axes: name reference: {endpoint: ...} beside models."
+            raise KvatlasError(f"{place}: {{{name}}} has no value here; expected one of {', '.join(names)}.{guess}")
         return values[name]
 
     return _BRACES.sub(value_of, text)

@@ -78,7 +78,10 @@ def endpoint_sides(
     for endpoint in endpoints:
         endpoint.check_model()
     if (endpoints[0].url, endpoints[0].model) == (endpoints[1].url, endpoints[1].model):
-        raise KvatlasError(f"Both sides are the same model of the same endpoint ({endpoints[0].url}).")
+        raise KvatlasError(
+            f"Both sides are the model {endpoints[0].model!r} of one endpoint ({endpoints[0].url}), so that nothing "
+            "would differ; name the endpoint of the other server, or two models with --served NAME --served NAME."
+        )
 
     permit(*asking.benchmarks)
     found = [benchmarks.find(name) for name in asking.benchmarks]

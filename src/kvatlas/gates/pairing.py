@@ -236,10 +236,12 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
     if first.keys() != second.keys():
         names = _renamed_task(first, second, after, notes)
     if not names:
-        for side, lacking in ((after, first.keys() - second.keys()), (before, second.keys() - first.keys())):
+        for side, tasks_of_side, others in ((after, second, first), (before, first, second)):
+            lacking = others.keys() - tasks_of_side.keys()
             if lacking:
                 shared = sorted(first.keys() & second.keys())
-                hint = f"name those of both with --task: {', '.join(shared)}" if shared else "no task is in both"
+                hint = f"it has {', '.join(tasks_of_side)}: a task needs one name on both sides"
+                hint = f"name those of both with --task: {', '.join(shared)}" if shared else hint
                 raise KvatlasError(f"{side.name!r} lacks the task {', '.join(sorted(lacking))}; {hint}.")
 
     compared = compare_cards(before.cards, after.cards, names)
@@ -326,7 +328,10 @@ def _pair_task(tasks: tuple[str, str], sides: tuple[_TaskAnswers, _TaskAnswers],
     same_names = len(first.places.keys() & second.places.keys())
     if keys and any(first.questions) and not places:
         named = f" ({same_names:,} of them have the same names)" if same_names else ""
-        raise KvatlasError(f"The sides ask other questions of the task {task!r}: no question is the same{named}.")
+        raise KvatlasError(
+            f"The sides ask other questions of the task {task!r}: no question is the same{named}; give both sides the "
+            "same problems, or where only their words differ no column of questions, so that names pair them."
+        )
 
     taken = set(places.values())
     by_name = {}
@@ -339,7 +344,10 @@ def _pair_task(tasks: tuple[str, str], sides: tuple[_TaskAnswers, _TaskAnswers],
         _check_names(task, [[*side.places] for side in sides])
     places |= by_name
     if not places:
-        ends = f"the first is {next(iter(first.places))!r} before and {next(iter(second.places))!r} after."
+        ends = (
+            f"the first is {next(iter(first.places))!r} before and {next(iter(second.places))!r} after; give each "
+            "problem one name on both sides, in the column problem, or both sides their questions."
+        )
         why = _alike_names(first.places, second.places) or ends
         raise KvatlasError(f"The sides have no problem of the task {task!r} in common: {why}")
     _check_same(task, sides, places, allow)

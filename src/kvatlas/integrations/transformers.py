@@ -26,7 +26,7 @@ from kvatlas.core import KvatlasError, Sampling
 from kvatlas.cpu.packing import pack_model
 from kvatlas.engine import Engine, Request
 from kvatlas.models.handle import handle_for
-from kvatlas.policies import permit
+from kvatlas.policies import parameters, permit, policies
 from kvatlas.serve.service import find_policy, next_stream, room_for
 
 #: Processors that do not run: the engine does the same, in this order, with their values.
@@ -46,6 +46,8 @@ _ROWWISE = (
     processing.SuppressTokensAtBeginLogitsProcessor,
     processing.SuppressTokensLogitsProcessor,
 )
+#: The parameters of our policies.
+_PARAMETERS = {item.name for name in policies.ours for item in parameters(policies.get(name))}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -86,6 +88,12 @@ def generate(
             ends.update(map(int, criterion.eos_token_id.flatten().tolist()))
     handle = handle_for(model, think_tokenizer, frozenset(ends), think_close=think_close)
     permit(policy)
+    misplaced = next((name for name in prepared if name in _PARAMETERS), None)
+    if misplaced is not None:
+        raise KvatlasError(
+            f"{misplaced} is given beside the policy; expected settings={{{misplaced!r}: {prepared[misplaced]!r}}}, "
+            "which has all parameters but kv_budget, local_window and ratio."
+        )
     setting = find_policy(
         handle, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
     )
@@ -124,6 +132,21 @@ def generate(
         model.train(training)
     sequences = _padded_sequences(input_ids, written, generation_config)
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+
+
+def _signature() -> inspect.Signature:
+    """Return the signature of `generate` with the parameters of our policies.
+
+    transformers hands on the arguments that the signature names, and refuses others before `generate` is called.
+    """
+    signature = inspect.signature(generate)
+    *arguments, prepared = signature.parameters.values()
+    names = sorted(_PARAMETERS - signature.parameters.keys())
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+    return signature.replace(parameters=[*arguments, *more, prepared])
+
+
+generate.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _refuse_streamer() -> None:

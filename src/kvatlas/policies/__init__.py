@@ -190,8 +190,8 @@ def _parameter_fault(policy: type[Policy]) -> str:
             return f"the default of its {fault}"
     if "queries" not in [item.name for item in own] and (policy.queries > 0) != (Signal.QUERIES in policy.observes):
         return (
-            f"its queries is {policy.queries}, and it observes {sorted(map(str, policy.observes))}; expected both, as in "
-            "observes = frozenset({Signal.QUERIES}) and queries = 8, or none"
+            f"its queries is {policy.queries}, and it observes {sorted(map(str, policy.observes))}; expected both, as "
+            "in observes = frozenset({Signal.QUERIES}) and queries = 8, or none"
         )
     return ""
 
@@ -229,10 +229,22 @@ class Policies(Registry[type[Policy]]):
         return super().get(name)
 
 
+def _is_policy(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Policy)
+
+
+def names_policy(name: str) -> bool:
+    """Return whether a name stands for a class of policies in a permitted file, which is run, right or wrong."""
+    try:
+        return class_file(name) is not None and _is_policy(load_named(name, "policy", _is_policy)[0])
+    except KvatlasError:
+        return False
+
+
 @cache
 def _class_in_file(name: str) -> type[Policy]:
     """Return the class of a policy in a permitted file, which is run once; KvatlasError if it is not a policy."""
-    policy, _ = load_named(name, "policy", lambda value: isinstance(value, type) and issubclass(value, Policy))
+    policy, _ = load_named(name, "policy", _is_policy)
     fault = _plugin_fault(getattr(policy, "name", ""), policy)
     if fault:
         raise KvatlasError(f"The policy {name} cannot be used ({fault}).")

@@ -74,7 +74,8 @@ def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
                 is_whole = {"name", "version"} <= result.keys()
             except (AttributeError, TypeError, ValueError, RecursionError):
                 is_whole = False
-            expected = "" if is_whole else "a dictionary of numbers and texts with the entries of super().identity(model)"
+            if not is_whole:
+                expected = "a dictionary of numbers and texts with the entries of super().identity(model)"
         if expected:
             given = f"returned {shortened(result)} from {name}; expected {expected}"
             raise KvatlasError(f"The policy {policy.setting_name!r} {given}.")

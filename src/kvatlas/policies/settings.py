@@ -126,7 +126,8 @@ class Parametrized(Stateless):
         missing = [word for word in missing if word not in values]
         if missing:
             example = " ".join(f"{word}={_EXAMPLES.get(word, 'VALUE')}" for word in missing)
-            proposal = "" if set(missing) - set(_EXAMPLES) else " `kvatlas plan --suggest MODEL PROBLEMS` proposes values."
+            are_of_rule = set(missing) <= set(_EXAMPLES)
+            proposal = " `kvatlas plan --suggest MODEL PROBLEMS` proposes values." if are_of_rule else ""
             raise KvatlasError(f"The policy {name!r} needs a value for {', '.join(missing)}, as {example}.{proposal}")
 
         # The parameters of rule and precision stand beside the policy's own.

@@ -144,6 +144,9 @@ class Store:
         way_out = f"`kvatlas run MODEL {folder} --out runs/mine` makes a run of problems."
         refuse_problem_file(folder, "the folder of a run", way_out)
         refuse_spec(folder)
+        if folder.is_file():
+            way_out = f"name its folder {str(folder.parent)!r}" if folder.name == FILE else "name a folder"
+            raise KvatlasError(f"{str(folder)!r} is a file, and a run is the folder that --out named; {way_out}.")
         check_folder(folder)
         path = folder / FILE
         if not folder.exists():

@@ -96,6 +96,8 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
     compared: chosen by their values, so that a comparison flatters them. Raises KvatlasError unless each name fits one
     system of its own; a name that fits none is said first.
     """
+    if not systems:
+        raise KvatlasError("No setting has a trace yet, so none can be chosen; `kvatlas sweep` decodes a spec's.")
     if not names:
         return _best_of_policies(systems) if best and len(systems) > SEVERAL else list(systems)
     fitting = {name: fitting_systems(systems, name) for name in names}

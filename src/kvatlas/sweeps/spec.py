@@ -300,9 +300,10 @@ class Spec(BaseModel):
         named = {entry.policy for entry in (*self.settings, *self.baseline)}
         unknown_controls = [name for name in self.controls or () if name not in named]
 
+        example = "{policy: served}" if self.is_served else "{policy: rkv, kv_budget: 512}"
         for wrong, sentence in (
             (not cells, "neither settings nor baseline name a policy"),
-            (self.axes and not self.settings, "axes need settings to vary, as settings: {policy: rkv, kv_budget: 512}"),
+            (self.axes and not self.settings, f"axes need settings to vary, as settings: {example}"),
             (settings > MAX_SETTINGS, f"the axes make {settings:,} settings, expected at most {MAX_SETTINGS:,}"),
             (traces > MAX_TRACES, f"it asks for {traces:,} traces, expected at most {MAX_TRACES:,}"),
             (
@@ -637,6 +638,8 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         given = ", ".join(map(str, first["input"])) if "." in where else ""
         if given:
             instead = f", which has {given} there"
+            near = [key for word in first["input"] for key in get_close_matches(word, ("serve_cmd", "endpoint"))]
+            instead += f" ({near[0]} was perhaps meant)" if near else ""
         name = where.rpartition(".")[2]
         example = f"; write it as {name}: {_KEY_EXAMPLES[name]}" if name in _KEY_EXAMPLES else ""
         return f"The key {where!r} is missing in {source}{instead}{example}."
