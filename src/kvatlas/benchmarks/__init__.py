@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ _MEMBERS = ("name", "version", "typical_output_tokens", "problems", "prompt", "g
 _VALUES: dict[str, tuple[Callable[[Any], object], str]] = {
     "name": (lambda value: isinstance(value, str) and value.strip(), "a text"),
     "version": (lambda value: type(value) is int, "an integer"),
-    "typical_output_tokens": (lambda value: isinstance(value, Real) and value > 0, "a number above 0"),
+    "typical_output_tokens": (lambda value: isinstance(value, int | float) and value > 0, "a number above 0"),
 }
 #: A name stands for one benchmark (AIME24) or begins the names of a family (CHAIN12).
 families: Registry[Family] = Registry(
