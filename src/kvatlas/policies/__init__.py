@@ -17,7 +17,7 @@ from kvatlas.class_files import absolute_name, class_file, load_named, permit
 from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
 from kvatlas.core.settings import CAP, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
-from kvatlas.policies.cache_view import CacheView, Signal, Step
+from kvatlas.policies.cache_view import CacheView, Signal, Step, Tensor
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import Scope, choice_param, flag_param, float_param, int_param, scope_param
@@ -338,6 +338,7 @@ __all__ = [
     "Scope",
     "Signal",
     "Step",
+    "Tensor",
     "budget_in_tokens",
     "choice_param",
     "flag_param",

@@ -1,17 +1,11 @@
 """`caote`: tokens without which the attention output would change most stay (CAOTE)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, int_param, scope_param
+from kvatlas.models import ModelHandle
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Tensor, int_param, scope_param
 from kvatlas.policies.recent import attention
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle
 
 #: Weights are this far from 0 and 1, so that the factor p / (1 - p) is finite.
 MARGIN = 1e-6

@@ -1,18 +1,12 @@
 """`dropkv`: tokens whose removal would give the outputs of recent queries the largest error stay."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, int_param, scope_param
+from kvatlas.models import ModelHandle
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Tensor, int_param, scope_param
 from kvatlas.policies.caote import MARGIN, identity_of_weights
 from kvatlas.policies.recent import attention
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle
 
 
 @dataclass(frozen=True)

@@ -3,26 +3,19 @@
 Beside it are the ablations of its paper: `dynts-bottom`, `dynts-noprompt` and `dynts-random`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from kvatlas.core import KvatlasError, refusal
 from kvatlas.cpu.native import load
+from kvatlas.models import ModelHandle
 from kvatlas.models.weights import check_numbers
-from kvatlas.policies import CacheView, CompressingPolicy, Signal, Step
+from kvatlas.policies import CacheView, CompressingPolicy, Signal, Step, Tensor
 from kvatlas.policies.model_files import FilePolicy, by_content
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle
 
 _ABLATION = "Dynamic Thinking-Token Selection, arXiv 2601.18383, ablation"
 #: The file of the head in a model folder.

@@ -1,18 +1,11 @@
 """`expected_attention`: tokens that future queries are expected to attend to stay (Expected Attention)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from kvatlas.models import ModelHandle
 from kvatlas.models.rotation import frequencies
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, int_param, scope_param
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Tensor, int_param, scope_param
 from kvatlas.policies.recent import positions, softmax
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,15 @@
 """Files with the means of a model's queries before rotation, for `triattention`: ours, and its authors' `.pt` files."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvatlas.core import KvatlasError, reason
 from kvatlas.machine import out_of_memory
 from kvatlas.models.weights import check_numbers
+from kvatlas.policies.cache_view import Tensor
 from kvatlas.policies.model_files import by_content
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: The file of the statistics in a model folder.
 STATISTICS_FILE = "triattention.safetensors"

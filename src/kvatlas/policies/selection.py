@@ -7,13 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.cache_view import CacheView
+from kvatlas.policies.cache_view import CacheView, Tensor
 from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.parameter_types import Scope
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kvatlas.policies.put_back import PutBack
 
 

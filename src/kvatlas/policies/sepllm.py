@@ -1,17 +1,10 @@
 """`sepllm`: separators between segments of text stay, with the first and the most recent tokens (SepLLM)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from kvatlas.policies import CacheView, CompressingPolicy, choice_param, int_param
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle
+from kvatlas.models import ModelHandle
+from kvatlas.policies import CacheView, CompressingPolicy, Tensor, choice_param, int_param
 
 SEPARATORS = frozenset(".,?!;: \t\n")
 

@@ -1,24 +1,16 @@
 """`triattention`: tokens with keys that future queries will look for stay, by the queries' mean before rotation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from kvatlas.core import KvatlasError
+from kvatlas.models import ModelHandle
 from kvatlas.models.rotation import frequencies
-from kvatlas.policies import CacheView, Scope, int_param, scope_param
+from kvatlas.policies import CacheView, Scope, Tensor, int_param, scope_param
 from kvatlas.policies.model_files import FilePolicy
 from kvatlas.policies.query_statistics import STATISTICS_FILE, load_statistics
 from kvatlas.policies.recent import positions
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle
 
 
 @dataclass(frozen=True)
