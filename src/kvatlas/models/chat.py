@@ -106,8 +106,6 @@ class Chat(ModelFiles):
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, loaded from the folder alone, never from the network."""
-        if self.overrides.tokenizer is not None:
-            return self.overrides.tokenizer
         from transformers import AutoConfig, AutoTokenizer
 
         name = self.name
@@ -145,8 +143,10 @@ class Chat(ModelFiles):
             )
         return tokenizer
 
-    def hash_tokenizer(self) -> str:
-        """Return the SHA-256 over all that changes how the loaded tokenizer encodes and decodes, and its template."""
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        """SHA-256 over all that changes how the loaded tokenizer encodes and decodes, and its template, whatever its
+        files: part of the run key."""
         tokenizer = self.tokenizer
         encoding: list[Any]
         plain = [getattr(tokenizer, name, None) for name in ("clean_up_tokenization_spaces", "split_special_tokens")]
@@ -166,7 +166,7 @@ class Chat(ModelFiles):
     def check_chat(self) -> None:
         """Raise KvatlasError for faults of tokenizer, stop tokens and template."""
         _ = self.thinking
-        self.read_stops()
+        _ = self.stops
         content = "kvatlas asks 7 questions"
         message = [{"role": "user", "content": content}]
         text = self.render(message)
@@ -201,15 +201,11 @@ class Chat(ModelFiles):
     @cached_property
     def think_close(self) -> int | None:
         """The id of the token that ends thinking; None if several tokens end it, -1 if there are no think tags."""
-        if self.overrides.think_close is not None:
-            return self.overrides.think_close
         return self.thinking.token if self.thinking.close else -1
 
     @cached_property
     def opens_thinking(self) -> bool:
         """True if the prompt itself opens thinking."""
-        if self.overrides.opens_thinking is not None:
-            return self.overrides.opens_thinking
         opening = self.thinking.open
         return bool(opening) and self.prompt("x").rstrip().endswith(opening)
 
@@ -220,13 +216,10 @@ class Chat(ModelFiles):
 
     @cached_property
     def stops(self) -> frozenset[int]:
-        """Ids of the tokens that end a trace: the generation config's, else the tokenizer's."""
-        return self.read_stops()
+        """Ids of the tokens that end a trace: the generation config's, else the tokenizer's.
 
-    def read_stops(self) -> frozenset[int]:
-        """Return the ids of the tokens that end a trace. Raises KvatlasError if there are none, and for other data."""
-        if self.overrides.stops is not None:
-            return self.overrides.stops
+        Raises KvatlasError if there are none, and for other data.
+        """
         file = "generation_config.json"
         ends = self.read_json(file).get("eos_token_id") if (self.folder / file).is_file() else None
         ends = self.tokenizer.eos_token_id if ends is None else ends

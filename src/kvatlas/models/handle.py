@@ -65,8 +65,6 @@ class ModelHandle(Chat):
     @cached_property
     def dtype(self) -> str:
         """The name of the type in which it computes: part of the run key."""
-        if self.overrides.dtype is not None:
-            return self.overrides.dtype
         if self.options.dtype != "auto":
             return self.options.dtype
         if self.device == "cpu":
@@ -99,10 +97,11 @@ class ModelHandle(Chat):
     @cached_property
     def weight_bytes(self) -> int | None:
         """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
-        size = self.measure_weights(self.dtype)
-        if size is None or self.precision == self.dtype:
-            return size
-        numbers = size // 4
+        numbers = self.count_weights()
+        if numbers is None:
+            return None
+        if self.precision == self.dtype:
+            return numbers * (4 if self.dtype == "float32" else 2)
         if self.precision == "int8":
             # A byte for each, and two for the scale of 32.
             return numbers * 17 // 16
@@ -116,11 +115,6 @@ class ModelHandle(Chat):
     def weights_digest(self) -> str:
         """SHA-256 over config and tensors, whatever the names of files: part of the run key."""
         return self.hash_weights()
-
-    @cached_property
-    def tokenizer_digest(self) -> str:
-        """SHA-256 over the loaded tokenizer, whatever its files, and its template: part of the run key."""
-        return self.hash_tokenizer()
 
     @property
     def stream(self) -> str:
