@@ -216,7 +216,7 @@ _OURS = {
     "triattention": "kvatlas.policies.triattention:TriAttention",
     "expected_attention": "kvatlas.policies.expected_attention:ExpectedAttention",
     "caote": "kvatlas.policies.caote:CAOTE",
-    "dropkv": "kvatlas.policies.dropkv:DropKV",
+    "dropkv": "kvatlas.policies.caote:DropKV",
     "learned": "kvatlas.policies.learned:Learned",
 }
 policies = Policies("policy", "kvatlas.policies", _OURS, _plugin_fault)
