@@ -3,17 +3,8 @@
 from dataclasses import dataclass
 
 from kvatlas.machine import compiles
-from kvatlas.policies import (
-    CacheView,
-    CompressingPolicy,
-    Scope,
-    Signal,
-    Tensor,
-    choice_param,
-    float_param,
-    int_param,
-    scope_param,
-)
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Tensor, scope_param
+from kvatlas.policies.parameter_types import choice_param, float_param, int_param
 from kvatlas.policies.recent import logits, observing, pooled, softmax
 
 #: Keys in a block of the search.
