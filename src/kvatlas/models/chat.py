@@ -9,7 +9,6 @@ import time
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -99,7 +98,6 @@ def _power(base: Any, exponent: Any) -> Any:
 _BOUNDED = {"*": _multiply, "**": _power}
 
 
-@dataclass(unsafe_hash=True)
 class Chat(ModelFiles):
     """The tokenizer, chat template and think tags in the files of a model."""
 
@@ -126,8 +124,9 @@ class Chat(ModelFiles):
             raise
 
         # The user's template goes before the adapter's, and that before the tokenizer's own.
-        for path in self.adapter.templates.values():
-            tokenizer.chat_template = path.read_text("utf-8")
+        template = self.adapter.folder / weights.TEMPLATE
+        if self.options.adapter and template.is_file():
+            tokenizer.chat_template = template.read_text("utf-8")
         address = self.options.template
         if address:
             file = Path(address).expanduser()

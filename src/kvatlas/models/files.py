@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -147,10 +147,8 @@ class ModelFiles:
             raise KvatlasError(
                 f"The model {self.name!r} has num_hidden_layers {count}; expected at most {MAX_LAYERS:,}."
             )
-        numbers: Sequence[int] = range(count)
-        kinds = config.get("layer_types")
-        if kinds and set(kinds) - set(CACHED_KINDS):
-            numbers = [layer for layer, kind in enumerate(kinds) if kind in CACHED_KINDS]
+        kinds = config.get("layer_types") or CACHED_KINDS[:1] * count
+        numbers = [layer for layer, kind in enumerate(kinds) if kind in CACHED_KINDS]
         layers = tuple(CachedLayer(layer, head_dim, value_dim) for layer in numbers)
 
         biased = bool(config.get("attention_bias")) or config.get("model_type") in BIASED
@@ -223,9 +221,11 @@ class ModelFiles:
 
     def check_type(self) -> None:
         """Raise KvatlasError for model types and layers that the engine cannot decode."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
         config = self.config
         kind = str(config.get("model_type"))
-        if not weights.is_known(kind):
+        if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise KvatlasError(
                 f"The model {self.name!r} has the unknown model type {kind!r}; expected causal language models of the "
                 "installed transformers (code that comes with a model is never run)."
