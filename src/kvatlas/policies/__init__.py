@@ -236,9 +236,8 @@ def from_setting(setting: Setting) -> Policy:
                 f"The preset {setting.policy!r} fixes {name} = {preset.values[name]}, {value!r} was asked for; leave "
                 f"it out, or take the policy {preset.policy!r}."
             )
-    return kind.from_setting(
-        Setting.from_parameters(preset.policy, **{**setting.values, **preset.values}), setting.policy
-    )
+    values = {**setting.values, **preset.values}
+    return kind.from_setting(Setting.from_parameters(preset.policy, **values), setting.policy)
 
 
 def fit_policy(policy: Policy, model: "ModelHandle", prompt: int | None = None, where: str = "") -> Policy:

@@ -1,7 +1,5 @@
 """The budget audit: the choice that settings leave to their policies, from the lengths of prompts alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 

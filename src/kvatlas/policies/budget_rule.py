@@ -68,13 +68,10 @@ class BudgetRule:
         if self.every_from != "budget" and not self.every:
             raise KvatlasError(f"every_from is {self.every_from!r} without every; give every, the tokens between two.")
 
-        # A strict budget counts the prompt, so ratio and budget have to count it as well.
-        required = {"ratio_over": "older", "budget_over": "cache"} if self.strict_budget else {}
-        if self.every:
-            # The ratio does not matter then.
-            required.pop("ratio_over", None)
+        # A strict budget counts the prompt, so budget and ratio have to count it as well; with `every` no ratio matters.
+        required = {"budget_over": "cache"} if self.every else {"ratio_over": "older", "budget_over": "cache"}
         for name, expected in required.items():
-            if getattr(self, name) != expected:
+            if self.strict_budget and getattr(self, name) != expected:
                 raise KvatlasError(
                     f"strict_budget is true and {name} is {getattr(self, name)!r}; expected {expected!r}, the rule "
                     "that counts the prompt."

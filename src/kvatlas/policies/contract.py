@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cached_property
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -275,7 +275,6 @@ def read_parameter(policy: type[Policy], name: str, text: str) -> Any:
     return read_value(KvPrecision if name in PRECISION_PARAMETERS else policy, name, text)
 
 
-@cache
 def usual_values(policy: type[Policy]) -> Mapping[str, Any]:
     """Return the parameters that a setting of a policy names only if they have other values than these."""
     usual = {**UNNAMED, **policy.unnamed, "scope": str(policy.scope)}

@@ -1,7 +1,5 @@
 """The guard of a policy's methods, which are the code of its author: an error becomes one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from functools import wraps

@@ -1,7 +1,5 @@
 """The tokens that stay after a compression, from a setting and the lengths of prompts alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvatlas.core import Compression, KvatlasError, Setting, Stays, mean_stays

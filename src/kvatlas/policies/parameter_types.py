@@ -1,7 +1,5 @@
 """The parameters of policies: how they are declared and checked."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
