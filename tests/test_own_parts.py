@@ -153,7 +153,6 @@ def test_templates_and_system_messages_are_options_of_a_model(tmp_path: Path) ->
 def test_folders_need_no_prefix_and_recipes_no_file() -> None:
     folder = str(EMBEDDED / "tiny-llama")
     assert models.find(folder).weights_digest == models.find("embedded:tiny-llama").weights_digest
-    assert models.embedded() == [name for name in models.installed() if name.startswith("embedded:")]
     assert read_spec(Path("demo-quick")).problems == 6
 
 

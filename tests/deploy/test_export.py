@@ -15,7 +15,7 @@ from kvatlas.core import KvatlasError, Setting
 from kvatlas.deploy.engine_config import TARGETS, OpenedThinking, export_setting
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Signal
-from kvatlas.policies.query_statistics import load_statistics
+from kvatlas.policies.triattention import load_statistics
 from tests.command_line import Call
 from tests.stored import decode_run
 

@@ -10,7 +10,7 @@ from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Checkpoint, Engine, Generation, Request
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
-from kvatlas.policies.put_back import PutBack
+from kvatlas.policies.selection import PutBack
 from tests.decoding import endless, outcome, requests, run
 
 LIMIT = 130

@@ -21,7 +21,7 @@ from kvatlas.policies import CompressingPolicy, Policy, Scope, Signal
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.policies.learned import SCORER_FILE
 from kvatlas.policies.model_files import SUBFOLDER
-from kvatlas.policies.query_statistics import STATISTICS_FILE
+from kvatlas.policies.triattention import STATISTICS_FILE
 from kvatlas.predictor.calibration import statistics_of_queries
 from kvatlas.predictor.training import new_head
 from tests.command_line import Call

@@ -18,7 +18,7 @@ from kvatlas.engine.attention import PassAttention
 from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle, find
 from kvatlas.policies import CacheView, CompressingPolicy, Scope
-from kvatlas.policies.dynts import HeadLayout, importance, load_head
+from kvatlas.policies.dynts import AUTHORS, importance, load_head
 from kvatlas.policies.model_files import FilePolicy
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, prompts
@@ -149,7 +149,7 @@ def test_dynts_scores_the_last_hidden_state_of_each_token(
 def _tensors(layout: str, hidden: int = 64) -> dict[str, torch.Tensor]:
     head = new_head(hidden).state_dict()
     if layout == "authors":
-        return {f"is_head.{name}": head[name] for name in HeadLayout.AUTHORS.tensors}
+        return {f"is_head.{name}": head[name] for name in AUTHORS}
     return head
 
 

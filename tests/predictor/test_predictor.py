@@ -12,7 +12,7 @@ import torch
 from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle
-from kvatlas.policies.dynts import HeadLayout
+from kvatlas.policies.dynts import OURS
 from kvatlas.predictor.calibration import statistics_of_queries
 from kvatlas.predictor.training import (
     REASONS,
@@ -92,7 +92,7 @@ def _synthetic(seed: int, traces: int = 30) -> Examples:
 
 def test_a_head_learns_to_rank_tokens() -> None:
     head = train_head(_synthetic(0), steps=300, batch=512)
-    assert set(head) == set(HeadLayout.OURS.tensors)
+    assert set(head) == set(OURS)
     assert judge_head(head, _synthetic(1)).spearman > 0.5
 
 

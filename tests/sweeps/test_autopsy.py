@@ -15,7 +15,7 @@ from kvatlas.autopsy.search import HELD_OUT_STREAMS, Case, Fork, ReplayTask, Tru
 from kvatlas.autopsy.summary import ARMS, summarise
 from kvatlas.core import KvatlasError
 from kvatlas.engine import Engine, Generation, Request
-from kvatlas.policies.put_back import PutBack
+from kvatlas.policies.selection import PutBack
 from kvatlas.results import Store
 from tests.command_line import Call
 from tests.stored import decode_run

@@ -12,7 +12,7 @@ from kvatlas.autopsy.autopsies import Autopsy, SavingToken, key_of, token_kind
 from kvatlas.autopsy.lost_answers import LostAnswer
 from kvatlas.core import Trace
 from kvatlas.noise import stream_key
-from kvatlas.policies.put_back import PutBack
+from kvatlas.policies.selection import PutBack
 
 if TYPE_CHECKING:
     from kvatlas.engine import Checkpoint, Generation, Request

@@ -222,7 +222,7 @@ def _check_policy(name: str) -> Iterator[CheckResult]:
     """Yield the parameters of a policy in a file, and how it compressed an embedded model; KvatlasError for a fault."""
     from kvatlas.api import run
     from kvatlas.policies import policies as registry
-    from kvatlas.policies.settings import own_parameters
+    from kvatlas.policies.contract import own_parameters
 
     policy = registry.get(name)
     own = ", ".join(item.name for item in own_parameters(policy)) or "none"

@@ -15,11 +15,10 @@ import yaml
 from kvatlas import benchmarks, models, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.class_files import permit
-from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core import KvatlasError, Setting, Trace, floor_ratio
 from kvatlas.core.settings import CAP
-from kvatlas.policies import CompressingPolicy, floor_ratio, parameters
-from kvatlas.policies.query_statistics import load_statistics
-from kvatlas.policies.triattention import TriAttention
+from kvatlas.policies import CompressingPolicy, parameters
+from kvatlas.policies.triattention import TriAttention, load_statistics
 from kvatlas.results import Expected
 from kvatlas.results.store import check_new_folder
 from kvatlas.stats.run_data import RunData
@@ -271,7 +270,7 @@ def _expressible_values(
     target: Target, policy: CompressingPolicy, base: str, values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the values nearest to the given ones that the target can express."""
-    expressible = {field.name: target.only.get(field.name, field.default) for field in parameters(policy)}
+    expressible = {field.name: target.only.get(field.name, field.default) for field in parameters(type(policy))}
     expressible |= {parameter: values[parameter] for parameter in target.takes if parameter in values}
     if values.get("scope") in target.scopes:
         expressible["scope"] = values["scope"]

@@ -21,7 +21,7 @@ from kvatlas.policies.selection import select_tokens
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
-    from kvatlas.policies.put_back import PutBack
+    from kvatlas.policies.selection import PutBack
 
 K = TypeVar("K")
 Integers = NDArray[np.int64]

@@ -29,12 +29,6 @@ def embedded() -> list[str]:
     return [f"embedded:{path.parent.name}" for path in sorted(EMBEDDED.glob("*/config.json"))]
 
 
-def installed() -> list[str]:
-    """Return the models that are here without a download: the embedded ones, and those of installed packages."""
-    names = embedded()
-    return names + [name for name, model in gguf.PACKAGED.items() if model.path() is not None]
-
-
 def find(model: str, name: str = "", **options: Any) -> ModelHandle:
     """Return the model of an address, with the `name` (default: the address); its weights are not yet loaded.
 

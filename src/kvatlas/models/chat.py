@@ -9,7 +9,6 @@ import time
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -99,15 +98,12 @@ def _power(base: Any, exponent: Any) -> Any:
 _BOUNDED = {"*": _multiply, "**": _power}
 
 
-@dataclass(unsafe_hash=True)
 class Chat(ModelFiles):
     """The tokenizer, chat template and think tags in the files of a model."""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, loaded from the folder alone, never from the network."""
-        if self.overrides.tokenizer is not None:
-            return self.overrides.tokenizer
         from transformers import AutoConfig, AutoTokenizer
 
         name = self.name
@@ -128,8 +124,9 @@ class Chat(ModelFiles):
             raise
 
         # The user's template goes before the adapter's, and that before the tokenizer's own.
-        for path in self.adapter.templates.values():
-            tokenizer.chat_template = path.read_text("utf-8")
+        template = self.adapter.folder / weights.TEMPLATE
+        if self.options.adapter and template.is_file():
+            tokenizer.chat_template = template.read_text("utf-8")
         address = self.options.template
         if address:
             file = Path(address).expanduser()
@@ -145,8 +142,10 @@ class Chat(ModelFiles):
             )
         return tokenizer
 
-    def hash_tokenizer(self) -> str:
-        """Return the SHA-256 over all that changes how the loaded tokenizer encodes and decodes, and its template."""
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        """SHA-256 over all that changes how the loaded tokenizer encodes and decodes, and its template, whatever its
+        files: part of the run key."""
         tokenizer = self.tokenizer
         encoding: list[Any]
         plain = [getattr(tokenizer, name, None) for name in ("clean_up_tokenization_spaces", "split_special_tokens")]
@@ -166,7 +165,7 @@ class Chat(ModelFiles):
     def check_chat(self) -> None:
         """Raise KvatlasError for faults of tokenizer, stop tokens and template."""
         _ = self.thinking
-        self.read_stops()
+        _ = self.stops
         content = "kvatlas asks 7 questions"
         message = [{"role": "user", "content": content}]
         text = self.render(message)
@@ -201,15 +200,11 @@ class Chat(ModelFiles):
     @cached_property
     def think_close(self) -> int | None:
         """The id of the token that ends thinking; None if several tokens end it, -1 if there are no think tags."""
-        if self.overrides.think_close is not None:
-            return self.overrides.think_close
         return self.thinking.token if self.thinking.close else -1
 
     @cached_property
     def opens_thinking(self) -> bool:
         """True if the prompt itself opens thinking."""
-        if self.overrides.opens_thinking is not None:
-            return self.overrides.opens_thinking
         opening = self.thinking.open
         return bool(opening) and self.prompt("x").rstrip().endswith(opening)
 
@@ -220,13 +215,10 @@ class Chat(ModelFiles):
 
     @cached_property
     def stops(self) -> frozenset[int]:
-        """Ids of the tokens that end a trace: the generation config's, else the tokenizer's."""
-        return self.read_stops()
+        """Ids of the tokens that end a trace: the generation config's, else the tokenizer's.
 
-    def read_stops(self) -> frozenset[int]:
-        """Return the ids of the tokens that end a trace. Raises KvatlasError if there are none, and for other data."""
-        if self.overrides.stops is not None:
-            return self.overrides.stops
+        Raises KvatlasError if there are none, and for other data.
+        """
         file = "generation_config.json"
         ends = self.read_json(file).get("eos_token_id") if (self.folder / file).is_file() else None
         ends = self.tokenizer.eos_token_id if ends is None else ends

@@ -194,11 +194,10 @@ def _count_changes(before: str, after: str) -> tuple[int, int]:
 
 def _check_marker_letters(prompts: Sequence[str], back: Sequence[str]) -> CheckResult:
     name = "marker letters"
-    left = {}
-    for mark in _MARKS:
-        count = sum(text.count(mark) for text in back) - sum(prompt.count(mark) for prompt in prompts)
-        if count > 0:
-            left[mark] = count
+    before = "\n".join(prompts)
+    after = "\n".join(back)
+    counts = {mark: after.count(mark) - before.count(mark) for mark in _MARKS}
+    left = {mark: count for mark, count in counts.items() if count > 0}
     if not left:
         return CheckResult(name, Check.OK, "decoded text holds no marker letters of the vocabulary")
     message = f"decoded text holds {sum(left.values()):,} marker letters ({' '.join(left)})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -84,6 +84,10 @@ class ModelFiles:
     repository: Repository | None = None
     overrides: Overrides = field(default=Overrides(), kw_only=True, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        # Each stands where the cached property of its name would keep what it reads.
+        vars(self).update({name: value for name, value in vars(self.overrides).items() if value is not None})
+
     @property
     def adapter(self) -> weights.Adapter:
         return weights.Adapter(self.options.adapter)
@@ -91,8 +95,6 @@ class ModelFiles:
     @cached_property
     def config(self) -> dict[str, Any]:
         """config.json; of a multimodal model the part about text."""
-        if self.overrides.config is not None:
-            return dict(self.overrides.config)
         config = self.read_json("config.json")
         text = config.get("text_config")
         if isinstance(text, dict):
@@ -145,10 +147,8 @@ class ModelFiles:
             raise KvatlasError(
                 f"The model {self.name!r} has num_hidden_layers {count}; expected at most {MAX_LAYERS:,}."
             )
-        numbers: Sequence[int] = range(count)
-        kinds = config.get("layer_types")
-        if kinds and set(kinds) - set(CACHED_KINDS):
-            numbers = [layer for layer, kind in enumerate(kinds) if kind in CACHED_KINDS]
+        kinds = config.get("layer_types") or CACHED_KINDS[:1] * count
+        numbers = [layer for layer, kind in enumerate(kinds) if kind in CACHED_KINDS]
         layers = tuple(CachedLayer(layer, head_dim, value_dim) for layer in numbers)
 
         biased = bool(config.get("attention_bias")) or config.get("model_type") in BIASED
@@ -209,24 +209,23 @@ class ModelFiles:
         """The name of the type in which the weights are stored, if config.json has it."""
         return self.config.get("dtype") or self.config.get("torch_dtype")
 
-    def measure_weights(self, dtype: str) -> int | None:
-        """Return the bytes of the weights in the type `dtype`, from the sizes of their files; None if unknown."""
-        if self.overrides.weight_bytes is not None:
-            return self.overrides.weight_bytes
+    def count_weights(self) -> int | None:
+        """Return the numbers in the weights, from the sizes of their files; None if unknown."""
         if self.in_bytes is not None:
-            return int(self.in_bytes["numbers"]) * (4 if dtype == "float32" else 2)
+            return int(self.in_bytes["numbers"])
         size = sum(path.stat().st_size for path in self.weight_files()) or self._index()[1]
         # Quantised weights may be turned into floating-point numbers or not.
         if size is None or self.config.get("quantization_config"):
             return None
-        stored = str(self.stored_dtype or "float32")
-        return size * (4 if dtype == "float32" else 2) // (4 if stored == "float32" else 2)
+        return size // (4 if (self.stored_dtype or "float32") == "float32" else 2)
 
     def check_type(self) -> None:
         """Raise KvatlasError for model types and layers that the engine cannot decode."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
         config = self.config
         kind = str(config.get("model_type"))
-        if not weights.is_known(kind):
+        if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise KvatlasError(
                 f"The model {self.name!r} has the unknown model type {kind!r}; expected causal language models of the "
                 "installed transformers (code that comes with a model is never run)."

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, importing, reason, refusal, refuse_pointer
 from kvatlas.machine import being_made, cache_folder, return_freed_memory
-from kvatlas.models.weights import CONVERTED, SUBFOLDER, check_sizes, sha256
+from kvatlas.models.weights import CONVERTED, SUBFOLDER, check_sizes, replaced, sha256
 from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ def packaged_folder(name: str, cache: str = "", in_bytes: bool = False) -> Path:
     Raises KvatlasError with the command that installs the package if it is missing.
     """
     model = PACKAGED[name]
-    folder = _converted_folder(model.digest, cache, in_bytes)
-    if folder is not None:
-        return folder
+    converted = next(filter(_is_converted, _folders_of_digest(model.digest, cache, in_bytes)), None)
+    if converted is not None:
+        return converted
 
     path = model.path()
     if path is None:
@@ -104,18 +104,18 @@ def convert_gguf(file: Path, cache: str = "", in_bytes: bool = False) -> Path:
     """
     with refusal(f"The file {str(file)!r} cannot be read", OSError):
         refuse_pointer(file)
-        file_digest = sha256(file)
-    folder = _converted_folder(file_digest, cache, in_bytes)
-    if folder is None and in_bytes:
-        folder = _convert(file, _folder_of_digest(file_digest, cache, in_bytes), in_bytes)
-    if folder is None:
-        folder = _convert(file, _folder_of_digest(file_digest, cache), False)
-    assert folder is not None, "every model can be written in float32"
-    return folder
+        folders = _folders_of_digest(sha256(file), cache, in_bytes)
+    converted = next(filter(_is_converted, folders), None)
+    if converted is not None:
+        return converted
+    if in_bytes and _convert(file, folders[0], in_bytes):
+        return folders[0]
+    _convert(file, folders[-1], in_bytes=False)
+    return folders[-1]
 
 
-def _convert(file: Path, folder: Path, in_bytes: bool) -> Path | None:
-    """Write the model of a GGUF to a folder, and return it; None if it cannot be read `in_bytes`."""
+def _convert(file: Path, folder: Path, in_bytes: bool) -> bool:
+    """Write the model of a GGUF to a folder; return False if it cannot be read `in_bytes`."""
     try:
         with being_made(folder) as unfinished:
             # Another process may have made it while this one waited for the lock.
@@ -125,7 +125,7 @@ def _convert(file: Path, folder: Path, in_bytes: bool) -> Path | None:
                 # It holds an array for each token of the vocabulary.
                 del reader
                 if not is_written:
-                    return None
+                    return False
                 # A folder without a whole model, or one of an earlier conversion; heads that were trained for it stay.
                 if folder.exists():
                     trained = folder / SUBFOLDER
@@ -138,21 +138,13 @@ def _convert(file: Path, folder: Path, in_bytes: bool) -> Path | None:
                 return_freed_memory()
     except OSError as error:
         raise KvatlasError(f"The model cannot be kept in {str(folder)!r} ({error.strerror or error}).") from error
-    return folder
+    return True
 
 
-def _folder_of_digest(digest: str, cache: str, in_bytes: bool = False) -> Path:
-    """Return the folder for a GGUF with that SHA-256, which may not exist."""
-    home = Path(cache).expanduser() if cache else cache_folder()
-    return home / f"gguf-{digest[:32]}{'-int8' if in_bytes else ''}"
-
-
-def _converted_folder(digest: str, cache: str, in_bytes: bool) -> Path | None:
-    """Return the folder of a GGUF that was converted: with `in_bytes` one in int8 or else in float32."""
-    folders = [_folder_of_digest(digest, cache)]
-    if in_bytes:
-        folders.insert(0, _folder_of_digest(digest, cache, in_bytes))
-    return next((folder for folder in folders if _is_converted(folder)), None)
+def _folders_of_digest(digest: str, cache: str, in_bytes: bool) -> list[Path]:
+    """Return the folders for a GGUF with that SHA-256, which may not exist: `in_bytes` if asked for, and float32."""
+    folder = (Path(cache).expanduser() if cache else cache_folder()) / f"gguf-{digest[:32]}"
+    return [folder.with_name(f"{folder.name}-int8"), folder] if in_bytes else [folder]
 
 
 def _is_converted(folder: Path) -> bool:
@@ -177,11 +169,9 @@ def _write_model(file: Path, reader: GGUFReader, folder: Path, home: Path, in_by
     from kvatlas.models.gguf_rows import WithoutMemory, row_tensors, write_rows
 
     empty = _empty_model(file, reader)
-    rows = None
-    if in_bytes:
-        rows = row_tensors(file, reader, empty)
-        if rows is None:
-            return False
+    rows = row_tensors(file, reader, empty) if in_bytes else None
+    if in_bytes and rows is None:
+        return False
     numbers = sum(int(tensor.n_elements) for tensor in reader.tensors)
     size = bytes_text(4 * numbers if rows is None else numbers * 17 // 16)
     sentence = f"{file.name} is converted once, to {size} in {home}; delete that folder to free them."
@@ -249,16 +239,11 @@ def _opened(file: Path) -> Iterator[GGUFReader]:
         _check_header(file, reader)
 
     # A large vocabulary takes a reader seconds, and transformers makes one for each: config, tokenizer and weights.
-    package: Any = gguf
-
     def reader_of(path: Any, *rest: Any, **named: Any) -> GGUFReader:
         return reader if Path(path).resolve() == file.resolve() else type(reader)(path, *rest, **named)
 
-    package.GGUFReader = reader_of
-    try:
+    with replaced(gguf, "GGUFReader", reader_of):
         yield reader
-    finally:
-        package.GGUFReader = type(reader)
 
 
 def _empty_model(file: Path, reader: GGUFReader) -> PreTrainedModel:
@@ -281,45 +266,27 @@ def _empty_model(file: Path, reader: GGUFReader) -> PreTrainedModel:
 
 
 def _read_whole(file: Path) -> tuple[PreTrainedModel, Iterable[str]]:
-    """Return the model of a GGUF as transformers reads it, in float32, and the tensors that the file lacks."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    """Return the model of a GGUF as transformers reads it, in float32, and the tensors that the file lacks.
 
-    load: Any = AutoModelForCausalLM.from_pretrained
-    with _naming_tensors(file), refusal(f"The GGUF {str(file)!r} cannot be read"):
-        model, report = load(
-            file.parent,
-            gguf_file=file.name,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    check_sizes(f"The GGUF {str(file)!r} holds", report["mismatched_keys"])
-    del model.config.quantization_config
-    return model, report["missing_keys"]
-
-
-@contextmanager
-def _naming_tensors(file: Path) -> Iterator[None]:
-    """Let transformers read the tensors of a GGUF without its bar, and name the one at which it fails.
-
-    No logger silences that bar.
+    Raises KvatlasError with the name of a tensor that cannot be read.
     """
-    from transformers import modeling_gguf_pytorch_utils
+    import torch
+    from transformers import AutoModelForCausalLM, modeling_gguf_pytorch_utils
 
     names = []
 
+    # In place of a bar, which no logger silences.
     def each(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
         for tensor in tensors:
             names.append(tensor.name)
             yield tensor
         names.clear()
 
-    module: Any = modeling_gguf_pytorch_utils
-    progress_bar = module.tqdm
-    module.tqdm = each
+    load: Any = AutoModelForCausalLM.from_pretrained
+    options = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        yield
+        with replaced(modeling_gguf_pytorch_utils, "tqdm", each), refusal(f"The GGUF {str(file)!r} cannot be read"):
+            model, report = load(file.parent, gguf_file=file.name, **options)
     except KvatlasError as error:
         if not names:
             raise
@@ -327,8 +294,10 @@ def _naming_tensors(file: Path) -> Iterator[None]:
         raise KvatlasError(
             f"The tensor {names[-1]!r} of the GGUF {str(file)!r} cannot be read ({reason(cause)})."
         ) from cause
-    finally:
-        module.tqdm = progress_bar
+
+    check_sizes(f"The GGUF {str(file)!r} holds", report["mismatched_keys"])
+    del model.config.quantization_config
+    return model, report["missing_keys"]
 
 
 def _check_header(file: Path, reader: GGUFReader) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ _STREAMS = {
 }
 
 
-@dataclass(unsafe_hash=True)
 class ModelHandle(Chat):
     """A causal language model under the user's `name`: its files, its chat, and the form in which it runs."""
 
@@ -65,8 +64,6 @@ class ModelHandle(Chat):
     @cached_property
     def dtype(self) -> str:
         """The name of the type in which it computes: part of the run key."""
-        if self.overrides.dtype is not None:
-            return self.overrides.dtype
         if self.options.dtype != "auto":
             return self.options.dtype
         if self.device == "cpu":
@@ -99,10 +96,11 @@ class ModelHandle(Chat):
     @cached_property
     def weight_bytes(self) -> int | None:
         """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
-        size = self.measure_weights(self.dtype)
-        if size is None or self.precision == self.dtype:
-            return size
-        numbers = size // 4
+        numbers = self.count_weights()
+        if numbers is None:
+            return None
+        if self.precision == self.dtype:
+            return numbers * (4 if self.dtype == "float32" else 2)
         if self.precision == "int8":
             # A byte for each, and two for the scale of 32.
             return numbers * 17 // 16
@@ -117,11 +115,6 @@ class ModelHandle(Chat):
         """SHA-256 over config and tensors, whatever the names of files: part of the run key."""
         return self.hash_weights()
 
-    @cached_property
-    def tokenizer_digest(self) -> str:
-        """SHA-256 over the loaded tokenizer, whatever its files, and its template: part of the run key."""
-        return self.hash_tokenizer()
-
     @property
     def stream(self) -> str:
         """The name of the random streams: the digest of the weights, except for models with published figures."""
@@ -131,7 +124,8 @@ class ModelHandle(Chat):
         """Raise KvatlasError for every fault that can be found before the weights are loaded."""
         # Checks without imports come first, so that a wrong folder is reported at once.
         self.check_weights()
-        self.adapter.check()
+        if self.options.adapter:
+            self.adapter.terms()
         self.check_type()
         self.read_shape()
         self.options.resolved_device()
@@ -218,25 +212,24 @@ class ModelHandle(Chat):
                 if read and self.hash_weights() != self.weights_digest:
                     raise KvatlasError(f"The weights of the model {self.name!r} were changed meanwhile; start again.")
                 # What is read is packed, and what is packed is freed.
-                return self._load_rows() if self.in_bytes else self.load_unpacked(read, mapped=not read)
+                return self.load_unpacked(read, mapped=not read)
 
             return WeightsFile(home, sources, self.weights_digest, packed_dtype).load(load, pack_model)
-        model = self._load_rows() if self.in_bytes else self.load_unpacked()
+        model = self.load_unpacked()
         pack_model(model, PackedTables(packed_dtype))
         return model
 
-    def _load_rows(self) -> PreTrainedModel:
-        from kvatlas.models.gguf_rows import load_rows
-
-        self.check_written()
-        (file,) = self.weight_files()
-        return load_rows(self.name, self.folder, file)
-
     def load_unpacked(self, read: bool = True, mapped: bool = True) -> PreTrainedModel:
-        """Load the weights as transformers has them, in `dtype`; without `read` no weight is read, only mapped.
+        """Load the weights as transformers has them, in `dtype`, or as a GGUF was written in int8.
 
-        Weights that are not `mapped` have memory of their own, which packing frees one by one.
+        Without `read` no weight is read, only mapped. Weights that are not `mapped` have memory of their own, which
+        packing frees one by one.
         """
+        if self.in_bytes:
+            from kvatlas.models.gguf_rows import load_rows
+
+            self.check_written()
+            return load_rows(self.name, self.folder, *self.weight_files())
         folder = self._fetched_folder()
         model = weights.load_weights(self.name, folder, self.dtype, self.device, check=read, mapped=mapped)
         # Unless they are read, other weights will replace those of the model.

@@ -55,12 +55,10 @@ class Options:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "template_values", _ordered_template_values(self.template_values))
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "template_values":
-                continue
-            if not isinstance(value, str) and not (value is None and field.name == "think_close"):
-                raise KvatlasError(f"The model option {field.name} is {value!r}; expected a text.")
+        for name, value in vars(self).items():
+            may_be_other = name == "template_values" or (name == "think_close" and value is None)
+            if not isinstance(value, str) and not may_be_other:
+                raise KvatlasError(f"The model option {name} is {value!r}; expected a text.")
 
         if self.dtype not in DTYPES:
             raise KvatlasError(f"The model option dtype is {self.dtype!r}; expected {', '.join(DTYPES)}.")

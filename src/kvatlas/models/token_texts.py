@@ -1,7 +1,5 @@
 """The text of each token of a trace."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 from typing import Any

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -53,13 +53,6 @@ _FREE_ADAPTER = (
     *("base_model_name_or_path", "revision", "peft_version", "megatron_config", "megatron_core"),
     *("eva_config", "qalora_group_size", "ensure_weight_tying"),
 )
-
-
-def is_known(kind: str) -> bool:
-    """Return True if transformers has code for causal language models of that `model_type`."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def load_weights(
@@ -125,7 +118,17 @@ def check_sizes(subject: str, mismatched: Iterable[tuple[str, Sequence[int], Seq
 
 
 @contextmanager
-def _reading_weights() -> Iterator[None]:
+def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute of another package's module another value for a while."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def _reading_weights() -> AbstractContextManager[None]:
     """Let transformers read weights one by one, as it does on systems without copies of mapped pages."""
     from safetensors import safe_open
     from transformers import modeling_utils
@@ -133,12 +136,7 @@ def _reading_weights() -> Iterator[None]:
     def open_unmapped(file: Any, *_: Any, **options: Any) -> Any:
         return safe_open(file, **{**options, "framework": "pt", "backend": "pread"})
 
-    module: Any = modeling_utils
-    module.safe_open = open_unmapped
-    try:
-        yield
-    finally:
-        module.safe_open = safe_open
+    return replaced(modeling_utils, "safe_open", open_unmapped)
 
 
 def _check_types(subject: str, files: Iterable[Path]) -> None:
@@ -260,15 +258,9 @@ class Adapter:
 
     def hash_contents(self) -> list[Any]:
         """Return rank, factor and the SHA-256 of the tensors, all that changes the weights; empty for no adapter."""
-        return [*self._terms(), hash_tensors([self.folder / ADAPTER_FILES[1]])] if self.address else []
+        return [*self.terms(), hash_tensors([self.folder / ADAPTER_FILES[1]])] if self.address else []
 
-    @property
-    def templates(self) -> dict[str, Path]:
-        """The chat template by the file's name, if there is one."""
-        path = self.folder / TEMPLATE
-        return {TEMPLATE: path} if self.address and path.is_file() else {}
-
-    def _terms(self) -> tuple[int, float]:
+    def terms(self) -> tuple[int, float]:
         """Return rank and factor. Raises KvatlasError for missing files and unsupported entries."""
         missing = [name for name in ADAPTER_FILES if not (self.folder / name).is_file()]
         if missing:
@@ -289,25 +281,15 @@ class Adapter:
             raise KvatlasError(f"The adapter {self.address!r} has r {rank}; expected an integer >= 1.")
         return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
-    def check(self) -> None:
-        """Raise KvatlasError for every fault that can be found before the weights are read."""
-        if self.address:
-            self._terms()
-
     def merge(self, name: str, model: PreTrainedModel) -> None:
         """Add it to the weights of the model `name`. Raises KvatlasError if it belongs to another model."""
         if not self.address:
             return
-        rank, factor = self._terms()
+        rank, factor = self.terms()
         weights = model.state_dict()
         for layer, a, b in self._pairs():
             weight = weights.get(f"{layer}.weight")
-            if (
-                weight is None
-                or weight.dim() != 2
-                or tuple(b.shape) != (weight.shape[0], rank)
-                or tuple(a.shape) != (rank, weight.shape[1])
-            ):
+            if weight is None or (b.shape[1], a.shape[0]) != (rank, rank) or weight.shape != (b.shape[0], a.shape[1]):
                 sizes = f"{tuple(b.shape)} and {tuple(a.shape)} with r {rank}"
                 raise KvatlasError(f"The adapter {self.address!r} does not fit the model {name!r}: {layer!r}, {sizes}.")
             update = factor * (b @ a)

@@ -1,7 +1,7 @@
 """Policies, which decide the tokens that stay: one file per method, found by name; presets are data.
 
 The author of a method reads `cache_view`, `contract` and `parameter_types`. Others read `budget_rule` and `precision`,
-the parts that any policy takes, `settings`, and `selection`, from scores to the slots that stay.
+the parts that any policy takes, and `selection`, from scores to the slots that stay.
 """
 
 import inspect
@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kvatlas.class_files import absolute_name, class_file, load_named, permit
-from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, reason, refusal, window_in_tokens
+from kvatlas.core import BITS, KvatlasError, Setting, reason, refusal
 from kvatlas.core.settings import CAP, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
-from kvatlas.policies.cache_view import CacheView, Signal, Step
-from kvatlas.policies.contract import CompressingPolicy, Policy
+from kvatlas.policies.cache_view import CacheView, Signal, Step, Tensor
+from kvatlas.policies.contract import (
+    CompressingPolicy,
+    Policy,
+    own_parameters,
+    parameters,
+    read_parameter,
+    usual_values,
+)
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import (
     Scope,
@@ -32,7 +39,6 @@ from kvatlas.policies.parameter_types import (
 )
 from kvatlas.policies.precision import PRECISION_PARAMETERS
 from kvatlas.policies.selection import select_tokens
-from kvatlas.policies.settings import own_parameters, parameters, read_parameter, usual_values
 from kvatlas.registry import Registry
 from kvatlas.text import closest_name, did_you_mean
 
@@ -289,7 +295,7 @@ _OURS = {
     "triattention": "kvatlas.policies.triattention:TriAttention",
     "expected_attention": "kvatlas.policies.expected_attention:ExpectedAttention",
     "caote": "kvatlas.policies.caote:CAOTE",
-    "dropkv": "kvatlas.policies.dropkv:DropKV",
+    "dropkv": "kvatlas.policies.caote:DropKV",
     "learned": "kvatlas.policies.learned:Learned",
 }
 policies = Policies("policy", "kvatlas.policies", _OURS, _plugin_fault)
@@ -310,9 +316,8 @@ def from_setting(setting: Setting) -> Policy:
                 f"The preset {setting.policy!r} fixes {name} = {preset.values[name]}, {value!r} was asked for; leave "
                 f"it out, or take the policy {preset.policy!r}."
             )
-    return kind.from_setting(
-        Setting.from_parameters(preset.policy, **{**setting.values, **preset.values}), setting.policy
-    )
+    values = {**setting.values, **preset.values}
+    return kind.from_setting(Setting.from_parameters(preset.policy, **values), setting.policy)
 
 
 def fit_policy(policy: Policy, model: "ModelHandle", prompt: int | None = None, where: str = "") -> Policy:
@@ -350,7 +355,7 @@ def all_values(setting: Setting) -> dict[str, Any]:
         usual = {name: UNNAMED[name] for name in ("kv_bits", CAP)}
     if class_file(setting.policy) is None:
         with suppress(KvatlasError):
-            usual = _usual_values_of(setting.policy)
+            usual = usual_values(policies.get(setting.policy))
 
     values = {**usual, **setting.values}
     # Equal bits of keys and values are named as one.
@@ -358,11 +363,6 @@ def all_values(setting: Setting) -> dict[str, Any]:
         if name in values:
             values[name] = values[name] or values["kv_bits"]
     return values
-
-
-@cache
-def _usual_values_of(policy: str) -> Mapping[str, Any]:
-    return usual_values(policies.get(policy))
 
 
 def of_engine(setting: Setting) -> Policy:
@@ -377,29 +377,18 @@ def describe_policy(name: str) -> dict[str, Any]:
     policy = policies.get(name)
     preset = PRESETS.get(name)
     values = {item.name: "required" if item.default is MISSING else item.default for item in parameters(policy)}
-    row = {
+    fixed = dict(preset.values) if preset else {}
+    return {
         "name": name,
-        "summary": policy.summary,
-        "paper": policy.paper,
-        "scope": str(policy.scope),
+        "summary": preset.summary if preset else policy.summary,
+        "paper": f"as run for {preset.paper}" if preset else policy.paper,
+        "scope": str(fixed.get("scope", policy.scope)),
         "observes": sorted(signal.value for signal in policy.observes),
-        "parameters": values,
-        "published": dict(policy.published),
-        "preset": None,
-        "description": inspect.getdoc(policy),
+        "parameters": values | fixed,
+        "published": {} if preset else dict(policy.published),
+        "preset": {"policy": preset.policy, "values": fixed, "source": preset.source} if preset else None,
+        "description": f"{preset.says}\n\nSource: {preset.source}." if preset else inspect.getdoc(policy),
     }
-
-    if preset:
-        row |= {
-            "summary": preset.summary,
-            "paper": f"as run for {preset.paper}",
-            "scope": str(preset.values.get("scope", policy.scope)),
-            "parameters": values | dict(preset.values),
-            "published": {},
-            "preset": {"policy": preset.policy, "values": dict(preset.values), "source": preset.source},
-            "description": f"{preset.says}\n\nSource: {preset.source}.",
-        }
-    return row
 
 
 #: What authors of policies and other rooms take from the files of this one.
@@ -411,16 +400,14 @@ __all__ = [
     "Scope",
     "Signal",
     "Step",
-    "budget_in_tokens",
+    "Tensor",
     "choice_param",
     "flag_param",
     "float_param",
-    "floor_ratio",
     "int_param",
     "parameters",
     "permit",
     "read_parameter",
     "scope_param",
     "select_tokens",
-    "window_in_tokens",
 ]

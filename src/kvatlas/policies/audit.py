@@ -1,7 +1,5 @@
 """The budget audit: the choice that settings leave to their policies, from the lengths of prompts alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
@@ -37,10 +35,6 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
     shared = tuple(name for name in setting.values if name in _SHARED)
     if "kv_budget" not in setting.values:
         return SettingFacts(all_values(setting), shared)
-    lengths = sorted(set(prompts))
-    if not lengths:
-        return SettingFacts(all_values(setting), shared, {})
-
     # What stays follows from the rule of all policies; the audit needs the policy, and a budget in tokens.
     rule = rule_of(setting, kv_bytes)
     audited: BudgetRule | None = None
@@ -51,7 +45,7 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
 
     unknown = Compression(None, None, None, None)
     compressions = {}
-    for prompt in lengths:
+    for prompt in sorted(set(prompts)):
         by_rule = unknown if rule is None else compression_of(rule, prompt)
         by_policy = unknown if audited is None else compression_of(audited, prompt)
         compressions[prompt] = Compression(by_rule.before, by_rule.after, by_policy.candidates, by_policy.places)

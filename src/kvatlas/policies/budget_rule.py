@@ -6,7 +6,6 @@ rule: Dynamic Thinking-Token Selection, arXiv 2601.18383.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
@@ -14,15 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from kvatlas.core import BYTE_UNITS, KvatlasError, Storage, budget_in_tokens, floor_ratio, window_in_tokens
-from kvatlas.policies.parameter_types import (
-    LARGEST_INTEGER,
-    check_parameters,
-    choice_param,
-    flag_param,
-    float_param,
-    int_param,
-    parameter,
-)
+from kvatlas.policies.parameter_types import check_parameters, choice_param, float_param, int_param, tokens_param
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -33,17 +24,6 @@ _BYTES = rf"[0-9]{{1,12}}[{BYTE_UNITS}]iB"
 _WINDOW_SHARE = r"[0-9]{1,2}(\.[0-9]{1,6})?%"
 #: New tokens between two compressions that an advised budget leaves room for, a multiple of so many tokens.
 ROOM = 64
-
-
-def _tokens_param(least: int, pattern: str, expected: str) -> Any:
-    """Declare a parameter that is a number of tokens, or a text of a pattern."""
-
-    def accepts(value: Any) -> bool:
-        if isinstance(value, str):
-            return re.fullmatch(pattern, value) is not None
-        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST_INTEGER
-
-    return parameter(f"an integer >= {least}, or {expected}", accepts)
 
 
 @dataclass(frozen=True)
@@ -70,12 +50,12 @@ class BudgetRule:
     plan_prefix: first thinking tokens (the plan) that take the places of the kept share before all others.
     """
 
-    kv_budget: int | str = _tokens_param(2, _BYTES, "bytes such as 12MiB (KiB, MiB or GiB)")
-    local_window: int | str = _tokens_param(1, _WINDOW_SHARE, "a share of the kv_budget below 100%, such as 25%")
+    kv_budget: int | str = tokens_param(2, _BYTES, "bytes such as 12MiB (KiB, MiB or GiB)")
+    local_window: int | str = tokens_param(1, _WINDOW_SHARE, "a share of the kv_budget below 100%, such as 25%")
     ratio: float = float_param(least=0, most=1)
     ratio_over: str = choice_param("thinking", "older")
-    keep_prompt: bool = flag_param(True)
-    strict_budget: bool = flag_param(False)
+    keep_prompt: bool = True
+    strict_budget: bool = False
     budget_over: str = choice_param("cache", "thinking")
     every: int = int_param(0)
     every_from: str = choice_param("budget", "start", "prompt")
@@ -88,13 +68,10 @@ class BudgetRule:
         if self.every_from != "budget" and not self.every:
             raise KvatlasError(f"every_from is {self.every_from!r} without every; give every, the tokens between two.")
 
-        # A strict budget counts the prompt, so ratio and budget have to count it as well.
-        required = {"ratio_over": "older", "budget_over": "cache"} if self.strict_budget else {}
-        if self.every:
-            # The ratio does not matter then.
-            required.pop("ratio_over", None)
+        # A strict budget counts the prompt, so budget and ratio have to count it as well; with `every` the ratio is unused.
+        required = {"budget_over": "cache"} if self.every else {"ratio_over": "older", "budget_over": "cache"}
         for name, expected in required.items():
-            if getattr(self, name) != expected:
+            if self.strict_budget and getattr(self, name) != expected:
                 raise KvatlasError(
                     f"strict_budget is true and {name} is {getattr(self, name)!r}; expected {expected!r}, the rule "
                     "that counts the prompt."

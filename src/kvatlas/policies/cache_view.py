@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from kvatlas.noise import uniform_by_choice
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
     from transformers import PreTrainedModel
 
     from kvatlas.models import ModelHandle
+
+#: A tensor of torch, by its name: policies are found without torch, whose import takes seconds.
+Tensor: TypeAlias = "torch.Tensor"
 
 
 class Signal(StrEnum):

@@ -3,26 +3,18 @@
 Beside it are the ablations of its paper: `dynts-bottom`, `dynts-noprompt` and `dynts-random`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from kvatlas.core import KvatlasError, refusal
 from kvatlas.cpu.native import load
+from kvatlas.models import ModelHandle
 from kvatlas.models.weights import check_numbers
-from kvatlas.policies import CacheView, CompressingPolicy, Signal, Step
+from kvatlas.policies import CacheView, CompressingPolicy, Signal, Step, Tensor
 from kvatlas.policies.model_files import FilePolicy, by_content
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle
 
 _ABLATION = "Dynamic Thinking-Token Selection, arXiv 2601.18383, ablation"
 #: The file of the head in a model folder.
@@ -144,25 +136,12 @@ class DynTSRandom(CompressingPolicy):
         return cached.uniform()
 
 
-class HeadLayout(StrEnum):
-    """The two forms of a head. Both have the linear layers 0, 2 and 4 of an `nn.Sequential` and a softplus at the end.
-
-    OURS: with biases, GELU between the layers. AUTHORS: without biases, softplus between the layers; their checkpoints
-    hold it as `is_head.` beside the language model.
-    """
-
-    OURS = "ours"
-    AUTHORS = "authors"
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """The names of its weights, without the authors' prefix."""
-        if self is HeadLayout.AUTHORS:
-            return ("0.weight", "2.weight", "4.weight")
-        return ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")
-
-
-#: The prefix of the head's tensors in the authors' checkpoints.
+# A head has the linear layers 0, 2 and 4 of an `nn.Sequential` and a softplus at the end.
+#: The tensors of our layout: with biases, GELU between the layers.
+OURS = ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")
+#: Those of the authors' layout, without their prefix: no biases, softplus between the layers.
+AUTHORS = ("0.weight", "2.weight", "4.weight")
+#: The prefix of the head's tensors in the authors' checkpoints, which hold it beside the language model.
 AUTHORS_PREFIX = "is_head."
 _EXPECTED = (
     "linear layers 0, 2 and 4 that fit one another and end in one number, either as 0.weight, 0.bias and so on (ours) "
@@ -170,16 +149,15 @@ _EXPECTED = (
 )
 
 
-def layout_of(shapes: Mapping[str, Sequence[int]]) -> HeadLayout | None:
-    """Return the layout of tensors with these names, without a prefix, and shapes; None for another one."""
-    layout = next((candidate for candidate in HeadLayout if set(shapes) == set(candidate.tensors)), None)
-    if layout is None or any(len(shapes[f"{layer}.weight"]) != 2 for layer in (0, 2, 4)):
-        return None
-    widths = [shapes["0.weight"][1], *(shapes[f"{layer}.weight"][0] for layer in (0, 2, 4))]
+def is_head(shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Return True if tensors with these names, without a prefix, and shapes are a head in one of the layouts."""
+    if set(shapes) not in (set(OURS), set(AUTHORS)) or any(len(shapes[weight]) != 2 for weight in AUTHORS):
+        return False
+    widths = [shapes["0.weight"][1], *(shapes[weight][0] for weight in AUTHORS)]
     fitting: dict[str, tuple[int, ...]] = {}
-    for layer, before, after in zip((0, 2, 4), widths, widths[1:], strict=False):
-        fitting |= {f"{layer}.weight": (after, before), f"{layer}.bias": (after,)}
-    return layout if widths[-1] == 1 and all(tuple(shape) == fitting[name] for name, shape in shapes.items()) else None
+    for weight, before, after in zip(AUTHORS, widths, widths[1:], strict=False):
+        fitting |= {weight: (after, before), weight.replace("weight", "bias"): (after,)}
+    return widths[-1] == 1 and all(tuple(shape) == fitting[name] for name, shape in shapes.items())
 
 
 @by_content
@@ -192,17 +170,13 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
     from safetensors import SafetensorError, safe_open
 
     head: dict[str, Tensor] = {}
-    faults = (OSError, ValueError, SafetensorError)
-    with (
-        refusal(f"The predictor {file!r} cannot be read as a DynTS head", *faults),
-        safe_open(file, framework="pt", device=device) as content,
-    ):
+    unreadable = refusal(f"The predictor {file!r} cannot be read as a DynTS head", OSError, ValueError, SafetensorError)
+    with unreadable, safe_open(file, framework="pt", device=device) as content:
         names = list(content.keys())
         prefix = AUTHORS_PREFIX if any(name.startswith(AUTHORS_PREFIX) for name in names) else ""
         shapes = {name: content.get_slice(name).get_shape() for name in names if name.startswith(prefix)}
-        layout = layout_of({name.removeprefix(prefix): shape for name, shape in shapes.items()})
-        if layout is not None:
-            head = {name: content.get_tensor(prefix + name).float() for name in layout.tensors}
+        if is_head({name.removeprefix(prefix): shape for name, shape in shapes.items()}):
+            head = {name.removeprefix(prefix): content.get_tensor(name).float() for name in shapes}
     if not head:
         held = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]
         more = f" and {len(held) - 8} more" if len(held) > 8 else ""

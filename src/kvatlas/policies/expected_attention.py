@@ -1,18 +1,11 @@
 """`expected_attention`: tokens that future queries are expected to attend to stay (Expected Attention)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from kvatlas.models import ModelHandle
 from kvatlas.models.rotation import frequencies
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, int_param, scope_param
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Tensor, int_param, scope_param
 from kvatlas.policies.recent import positions, softmax
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle
 
 
 @dataclass(frozen=True)
@@ -59,19 +52,18 @@ class ExpectedAttention(CompressingPolicy):
         turns = torch.polar(torch.ones_like(steps), steps)
         # The oldest of the queries is `count` positions before the next token.
         turning = turns[1 : count + 1].flip(0) * turns[: self.future].mean(0)
-        return cached.each_layer(lambda layer: self._of_layer(cached, layer, turning))
 
-    def _of_layer(self, cached: CacheView, layer: int, turning: Tensor) -> Tensor:
-        import torch
+        def expected(layer: int) -> Tensor:
+            query = cached.query(layer).float()
+            key = cached.key(layer).float()
+            size = query.shape[-1]
+            planes = torch.complex(query[..., : size // 2], query[..., size // 2 :]) * turning.to(torch.complex64)
+            turned = torch.cat([planes.real, planes.imag], -1).view(len(key), -1, count, size)
+            products = turned @ key.unsqueeze(1).transpose(-1, -2) * cached.scaling(layer)
+            exponent = products.mean(2) + products.var(2, correction=0) / 2
+            is_sink = positions(cached, layer) < self.sinks
+            weight = softmax(exponent.masked_fill(is_sink[:, None], float("-inf"))).mean(1)
+            scores: Tensor = weight * cached.value(layer).float().norm(dim=-1)
+            return scores.masked_fill(is_sink, float("inf"))
 
-        query = cached.query(layer).float()
-        key = cached.key(layer).float()
-        count, size = query.shape[1:]
-        planes = torch.complex(query[..., : size // 2], query[..., size // 2 :]) * turning.to(torch.complex64)
-        turned = torch.cat([planes.real, planes.imag], -1).view(len(key), -1, count, size)
-        products = turned @ key.unsqueeze(1).transpose(-1, -2) * cached.scaling(layer)
-        exponent = products.mean(2) + products.var(2, correction=0) / 2
-        is_sink = positions(cached, layer) < self.sinks
-        weight = softmax(exponent.masked_fill(is_sink[:, None], float("-inf"))).mean(1)
-        scores: Tensor = weight * cached.value(layer).float().norm(dim=-1)
-        return scores.masked_fill(is_sink, float("inf"))
+        return cached.each_layer(expected)

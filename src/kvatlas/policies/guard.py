@@ -1,9 +1,6 @@
 """The guard of a policy's methods, which are the code of its author: an error becomes one sentence."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from functools import wraps
 from typing import Any
@@ -27,25 +24,6 @@ _WITHOUT_RESULT = {
 _UNOBSERVED = "step.attention is None without Signal.ATTENTION in observes, and step.hidden without Signal.HIDDEN"
 
 
-@contextmanager
-def author_errors(policy: str, method: str) -> Iterator[None]:
-    """Raise KvatlasError, with the names of policy and method, for an error of the author's code."""
-    try:
-        yield
-    except (KvatlasError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        # The engine halves its batch when memory runs out.
-        if out_of_memory(error):
-            raise
-        way_out = f"; {_STATELESS}" if isinstance(error, FrozenInstanceError) else ""
-        if method == "observe" and "NoneType" in str(error):
-            way_out = f"; {_UNOBSERVED}"
-        if "does not require grad" in described(error):
-            way_out = "; gradients are computed within torch.enable_grad() alone"
-        raise KvatlasError(f"The policy {policy!r} failed in {method} ({described(error)}){way_out}.") from error
-
-
 def guard_methods(policy: type) -> None:
     """Guard the methods that a class of policies defines itself."""
     for name in AUTHORED:
@@ -60,8 +38,21 @@ def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def call(policy: Any, *values: Any, **named: Any) -> Any:
-        with author_errors(policy.setting_name, name):
+        try:
             result = method(policy, *values, **named)
+        except (KvatlasError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            # The engine halves its batch when memory runs out.
+            if out_of_memory(error):
+                raise
+            way_out = f"; {_STATELESS}" if isinstance(error, FrozenInstanceError) else ""
+            if name == "observe" and "NoneType" in str(error):
+                way_out = f"; {_UNOBSERVED}"
+            if "does not require grad" in described(error):
+                way_out = "; gradients are computed within torch.enable_grad() alone"
+            sentence = f"The policy {policy.setting_name!r} failed in {name} ({described(error)}){way_out}."
+            raise KvatlasError(sentence) from error
 
         expected = ""
         if name == "bind" and not isinstance(result, type(policy)):

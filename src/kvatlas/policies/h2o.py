@@ -1,15 +1,10 @@
 """`h2o`: tokens that were attended to most so far stay (Heavy-Hitter Oracle)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Step, flag_param, scope_param
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Step, Tensor, flag_param, scope_param
 
 
 @dataclass(frozen=True)

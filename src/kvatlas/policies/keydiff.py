@@ -1,14 +1,8 @@
 """`keydiff`: tokens whose keys point away from the mean key stay (KeyDiff); no attention is needed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, scope_param
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Tensor, scope_param
 
 #: Slots without a token have keys of 0, which float16 divides by no smaller number.
 LEAST_NORM = 1e-6

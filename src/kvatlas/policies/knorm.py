@@ -1,14 +1,8 @@
 """`knorm`: tokens whose keys are short stay (key norms); no attention is needed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, scope_param
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Tensor, scope_param
 
 
 @dataclass(frozen=True)

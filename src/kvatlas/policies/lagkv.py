@@ -1,14 +1,8 @@
 """`lagkv`: tokens that vary most by the range of the tokens after them stay (LagKV); no attention is needed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, int_param, scope_param
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Tensor, int_param, scope_param
 
 #: The least range of a channel, so that a channel that is constant in a partition divides nothing by 0.
 LEAST_RANGE = 1e-6

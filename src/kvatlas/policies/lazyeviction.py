@@ -1,14 +1,8 @@
 """`lazyeviction`: tokens that are due for attention again stay, by their longest pause so far (LazyEviction)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Step, float_param, scope_param
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Step, Tensor, float_param, scope_param
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,16 @@
 """`learned`: tokens to which a small trained head of their KV head predicts much future attention stay."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from kvatlas.core import KvatlasError, refusal
+from kvatlas.models import ModelHandle
 from kvatlas.models.rotation import frequencies, turn_back
 from kvatlas.models.weights import check_numbers
-from kvatlas.policies import CacheView, Scope, scope_param
+from kvatlas.policies import CacheView, Scope, Tensor, scope_param
 from kvatlas.policies.model_files import FilePolicy, by_content
 from kvatlas.policies.recent import positions
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle
 
 #: The file of the heads in a model folder, and its tensors.
 SCORER_FILE = "kv_heads.safetensors"

@@ -1,19 +1,9 @@
 """The tokens that stay after a compression, from a setting and the lengths of prompts alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from kvatlas.core import (
-    OF_SCORES,
-    Compression,
-    KvatlasError,
-    Setting,
-    Stays,
-    budget_in_tokens,
-    mean_stays,
-    window_in_tokens,
-)
+from kvatlas.core import Compression, KvatlasError, Setting, Stays, mean_stays
+from kvatlas.core.settings import OF_SCORES, budget_in_tokens, window_in_tokens
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
 
 

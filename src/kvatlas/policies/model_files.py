@@ -3,19 +3,15 @@
 Each content is read once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from kvatlas.core import KvatlasError, refusal
+from kvatlas.models import ModelHandle
 from kvatlas.models.weights import ADAPTER_FILES, SUBFOLDER, sha256
 from kvatlas.policies.contract import CompressingPolicy
-
-if TYPE_CHECKING:
-    from kvatlas.models import ModelHandle
 
 T = TypeVar("T")
 

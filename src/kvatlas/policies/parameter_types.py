@@ -1,8 +1,7 @@
 """The parameters of policies: how they are declared and checked."""
 
-from __future__ import annotations
-
 import math
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from enum import StrEnum
@@ -33,25 +32,23 @@ class Scope(StrEnum):
         return layers, heads
 
 
+def _is_integer(value: Any, least: int, most: int = LARGEST_INTEGER) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
 def int_param(default: Any = MISSING, least: int = 0, most: int = LARGEST_INTEGER, **options: Any) -> Any:
     """Declare a parameter that is an integer from `least` to `most`."""
-
-    def accepts(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
     expected = f"an integer from {least} to {most}" if most < LARGEST_INTEGER else f"an integer >= {least}"
-    return parameter(expected, accepts, default, **options)
+    return parameter(expected, lambda value: _is_integer(value, least, most), default, **options)
 
 
-def length_param(unlimited: str, **options: Any) -> Any:
-    """Declare a parameter that is a number of tokens, or by default the word for no limit."""
+def tokens_param(least: int, pattern: str, expected: str, default: Any = MISSING, **options: Any) -> Any:
+    """Declare a parameter that is a number of tokens, or a text of a pattern."""
 
     def accepts(value: Any) -> bool:
-        if isinstance(value, str):
-            return value == unlimited
-        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_INTEGER
+        return re.fullmatch(pattern, value) is not None if isinstance(value, str) else _is_integer(value, least)
 
-    return parameter(f"an integer >= 0, or {unlimited}", accepts, unlimited, **options)
+    return parameter(f"an integer >= {least}, or {expected}", accepts, default, **options)
 
 
 def float_param(default: Any = MISSING, least: float = 0, most: float = math.inf, **options: Any) -> Any:

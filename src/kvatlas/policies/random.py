@@ -1,14 +1,8 @@
 """`random`: a uniformly random subset of the older thinking tokens stays, with a new draw for every KV head."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, scope_param
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Tensor, scope_param
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,6 @@
 """The attention of the last few queries, computed when a compression fires, and its pooling, for several policies."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.policies.cache_view import CacheView
+from kvatlas.policies.cache_view import CacheView, Tensor
 
 
 def logits(cached: CacheView, layer: int) -> Tensor:

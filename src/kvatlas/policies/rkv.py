@@ -1,26 +1,11 @@
 """`rkv`: tokens with attention from the last queries and keys that no later token repeats stay (R-KV)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvatlas.machine import compiles
-from kvatlas.policies import (
-    CacheView,
-    CompressingPolicy,
-    Scope,
-    Signal,
-    choice_param,
-    float_param,
-    int_param,
-    scope_param,
-)
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Tensor, scope_param
+from kvatlas.policies.parameter_types import choice_param, float_param, int_param
 from kvatlas.policies.recent import logits, observing, pooled, softmax
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 #: Keys in a block of the search.
 BLOCK = 512

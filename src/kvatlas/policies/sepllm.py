@@ -1,17 +1,10 @@
 """`sepllm`: separators between segments of text stay, with the first and the most recent tokens (SepLLM)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from kvatlas.policies import CacheView, CompressingPolicy, choice_param, int_param
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle
+from kvatlas.models import ModelHandle
+from kvatlas.policies import CacheView, CompressingPolicy, Tensor, choice_param, int_param
 
 SEPARATORS = frozenset(".,?!;: \t\n")
 
@@ -62,20 +55,17 @@ class SepLLM(CompressingPolicy):
         import torch
 
         tokens = cached.tokens()
-        test = is_separator if self.separators == "joined" else is_single_separator
-        flags = [test(cached.model, token) for token in tokens.tolist()]
+        flags = [is_separator(cached.model, token, self.separators == "joined") for token in tokens.tolist()]
         return torch.tensor(flags, device=tokens.device)[cached.positions]
 
 
 @lru_cache(maxsize=2**18)
-def is_separator(model: ModelHandle, token: int) -> bool:
-    """Return True if the text of a token consists of separators."""
+def is_separator(model: ModelHandle, token: int, joined: bool) -> bool:
+    """Return True if the text of a token consists of separators.
+
+    Unless they may be `joined`, it is one other than tab, or that of the token that begins a sequence.
+    """
     text = str(model.tokenizer.decode([token]))
-    return bool(text) and SEPARATORS.issuperset(text)
-
-
-def is_single_separator(model: ModelHandle, token: int) -> bool:
-    """Return True if a token is one separator other than tab, or the one that begins a sequence."""
-    if token == getattr(model.tokenizer, "bos_token_id", None):
-        return True
-    return is_separator(model, token) and str(model.tokenizer.decode([token])) in SEPARATORS - {"\t"}
+    if joined:
+        return bool(text) and SEPARATORS.issuperset(text)
+    return token == getattr(model.tokenizer, "bos_token_id", None) or text in SEPARATORS - {"\t"}

@@ -1,15 +1,9 @@
 """`snapkv`: tokens that the last few queries attend to stay, together with their neighbours."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, choice_param, int_param, scope_param
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Tensor, choice_param, int_param, scope_param
 from kvatlas.policies.recent import attention, observing, pooled
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

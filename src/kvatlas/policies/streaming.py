@@ -1,14 +1,8 @@
 """`streaming`: the first tokens (attention sinks) and the most recent ones stay (StreamingLLM)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvatlas.policies import CacheView, CompressingPolicy, int_param
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvatlas.policies import CacheView, CompressingPolicy, Tensor, int_param
 
 
 @dataclass(frozen=True)

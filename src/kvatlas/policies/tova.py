@@ -1,15 +1,9 @@
 """`tova`: tokens that the newest token attends to stay (Token Omission Via Attention)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, scope_param
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Tensor, scope_param
 from kvatlas.policies.recent import attention
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,11 @@
 """`vase`: tokens with the largest values stay, and a random rest by attention (VaSE)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvatlas.core import floor_ratio
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, float_param, int_param, scope_param
+from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Tensor, float_param, int_param, scope_param
 from kvatlas.policies.recent import logits, observing, pooled, softmax
 from kvatlas.policies.selection import protected_and_quota
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

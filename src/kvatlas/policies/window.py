@@ -1,14 +1,8 @@
 """`window`: the most recent tokens stay, at the same number of tokens as any other policy of that setting."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvatlas.policies import CacheView, CompressingPolicy
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvatlas.policies import CacheView, CompressingPolicy, Tensor
 
 
 @dataclass(frozen=True)
