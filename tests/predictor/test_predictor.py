@@ -143,17 +143,13 @@ def test_sampling_keeps_pairs_order_and_range() -> None:
     assert len(sample_tokens(hidden, label, 200, 7)[1]) == 100
 
 
-def test_a_head_keeps_its_provenance_and_is_judged_on_its_own_width(tmp_path: Path) -> None:
+def test_a_head_keeps_its_provenance(tmp_path: Path) -> None:
     data = _synthetic(0, traces=5)
     head = train_head(data, steps=20, batch=64)
     path = tmp_path / "deep" / "head.safetensors"
     save_head(path, head, {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}})
     assert provenance_of(path) == {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}}
     assert json.loads(json.dumps(provenance_of(path)))
-    with pytest.raises(KvatlasError, match="is for a hidden size of 16, the model has 9"):
-        judge_head(head, replace(data, hidden=torch.zeros(len(data.label), 9)))
-    with pytest.raises(KvatlasError, match="nothing to be judged on"):
-        judge_head(head, Examples(torch.zeros(0, 16), torch.zeros(0), torch.zeros(0, dtype=torch.long)))
 
 
 @pytest.mark.parametrize(("kind", "part"), [("llama", "q_proj"), ("qwen2", "q_proj"), ("qwen3", "q_norm")])
@@ -191,8 +187,6 @@ def test_what_cannot_be_calibrated_is_said(
 ) -> None:
     handle = random_models["qwen3"]
     model = handle.load()
-    with pytest.raises(KvatlasError, match="There is no text to calibrate on"):
-        statistics_of_queries(handle, model, [])
     rotary = model.get_decoder().rotary_emb
     monkeypatch.setattr(rotary, "inv_freq", rotary.inv_freq[:4])
     with pytest.raises(KvatlasError, match="it rotates 8 of 16"):

@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from kvatlas.autopsy.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind
 from kvatlas.autopsy.driver import LostCell, Replayer, find_lost, perform
-from kvatlas.autopsy.search import HELD_OUT_STREAMS, Case, Fork, ReplayTask, Trunk, shrink
+from kvatlas.autopsy.search import HELD_OUT_STREAMS, Case, shrink
 from kvatlas.autopsy.summary import ARMS, summarise
 from kvatlas.core import KvatlasError
 from kvatlas.engine import Engine, Generation, Request
@@ -49,41 +48,32 @@ def autopsies(run: Path) -> list[Autopsy]:
     return autopsies
 
 
-def decode(replayer: Replayer, trunks: Sequence[Trunk], forks: Sequence[ReplayTask] = ()) -> list[Generation[Any]]:
-    """Return the generations of trunks and of what starts from them, in their order, of one engine."""
-    sampling = replayer.plan.spec.sampling.sampling()
+def decode(
+    replayer: Replayer, cases: Sequence[Case], forks: Callable[[], Sequence[Request[Any]]] = list
+) -> list[Generation[Any]]:
+    """Return the generations of the trunks of cases and of what starts from them, in their order, of one engine."""
+    sampling = replayer.spec.sampling.sampling()
     engine = Engine(replayer.model, replayer.model.load(), [replayer.policy], sampling, 4)
-    found: dict[ReplayTask, Generation[Any]] = {}
+    found: dict[object, Generation[Any]] = {}
+    order: list[object] = []
 
     def requests() -> Iterator[Request[Any] | None]:
-        for trunk in trunks:
-            yield trunk.request()
+        trunks = [case.trunk().request for case in cases]
+        yield from trunks
         while len(found) < len(trunks):
             yield None
-        for fork in forks:
-            yield fork.request()
+        # Forks start at the checkpoints of the trunks.
+        started = forks()
+        order.extend(request.key for request in (*trunks, *started))
+        yield from started
 
     for generation in engine.run(requests()):
         found[generation.key] = generation
-    for trunk in trunks:
-        trunk.case.close()
+    for case in cases:
+        case.close()
     # All pages were given back but that of no sequence.
     assert sum(engine.cache.holders) == 1
-    return [found[replay] for replay in (*trunks, *forks)]
-
-
-@dataclass(frozen=True, eq=False)
-class FromTheStart:
-    """A replay of a whole case, with tokens put back."""
-
-    case: Case
-    put_back: PutBack
-
-    def request(self) -> Request[Any]:
-        return self.case.request(self, put_back=self.put_back)
-
-    def result(self, generation: Generation[Any]) -> bool:
-        return self.case.restored(generation)
+    return [found[key] for key in order]
 
 
 def test_a_fork_decodes_what_a_replay_from_the_start_does(run: Path) -> None:
@@ -101,11 +91,14 @@ def test_a_fork_decodes_what_a_replay_from_the_start_does(run: Path) -> None:
         put_backs += [(length, PutBack(tokens)) for tokens in ((), evicted[:5], evicted[::7])]
     # Without compression until a later token.
     put_backs.append((compressions[0], PutBack(until=compressions[0] - prompt + 40)))
-    forks = [Fork(case, put_back, length) for length, put_back in put_backs]
-    wholes = [FromTheStart(case, PutBack(put_back.positions, put_back.until)) for _, put_back in put_backs]
-    trunk, *generations = decode(replayer, [Trunk(case)], [*forks, *wholes])
+
+    def forks() -> list[Request[Any]]:
+        starts = [case.fork(put_back, length).request for length, put_back in put_backs]
+        return starts + [case.request(put_back=PutBack(whole.positions, whole.until)) for _, whole in put_backs]
+
+    trunk, *generations = decode(replayer, [case], forks)
     assert trunk.tokens == trace.tokens
-    pairs = list(zip(generations[: len(forks)], generations[len(forks) :], strict=True))
+    pairs = list(zip(generations[: len(put_backs)], generations[len(put_backs) :], strict=True))
     assert all(fork.tokens == whole.tokens for fork, whole in pairs)
     assert all(fork.eviction_trace == whole.eviction_trace for fork, whole in pairs)
     assert all(fork.decoded < whole.decoded for fork, whole in pairs)
@@ -122,11 +115,13 @@ def test_held_out_arms_are_forks_with_random_numbers_of_their_own(run: Path, aut
     case = replayer.case(lost.trace)
     length = autopsy.tokens[0].position + autopsy.tokens[0].distance
     cause = [token.position for token in autopsy.tokens]
-    forks = []
-    for stream in range(4):
-        forks += [Fork(case, PutBack(), length, stream), Fork(case, PutBack(cause), length, stream)]
-    _, *generations = decode(replayer, [Trunk(case)], forks)
-    results = [fork.result(generation) for fork, generation in zip(forks, generations, strict=True)]
+
+    def forks() -> list[Request[Any]]:
+        put_backs = [PutBack(), PutBack(cause)] * 4
+        return [case.fork(put_back, length, index // 2).request for index, put_back in enumerate(put_backs)]
+
+    _, *generations = decode(replayer, [case], forks)
+    results = list(map(case.restored, generations))
     assert results[::2] == list(autopsy.held_out["nothing"][:4])
     assert results[1::2] == list(autopsy.held_out["cause"][:4])
     # The beginning is the stored one, what follows is not.
@@ -145,7 +140,8 @@ def test_causes_restore_the_answer_when_they_are_decoded_again(run: Path, autops
     for autopsy in found:
         case = replayer.case(by_key[autopsy.key].trace)
         positions = [token.position for token in autopsy.tokens]
-        (generation,) = decode(replayer, [], [FromTheStart(case, PutBack(positions))])
+        whole = case.request(put_back=PutBack(positions))
+        (generation,) = decode(replayer, [], lambda whole=whole: [whole])
         assert case.restored(generation)
         # The policy ranked them behind its slots.
         assert all(token.slots <= token.rank < token.slots + token.evicted for token in autopsy.tokens)

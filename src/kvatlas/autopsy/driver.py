@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.answers.reading import read_tokens
 from kvatlas.autopsy.autopsies import Autopsy, key_of, read_autopsies, writing
 from kvatlas.autopsy.lost_answers import LostAnswer, lost_answers
-from kvatlas.autopsy.search import AutopsySearch, Case, ReplayTask
+from kvatlas.autopsy.search import AutopsySearch, Case, Replay, Replays
 from kvatlas.benchmarks import for_model, prompt_of
 from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import KvatlasError, Setting, Trace, grouped
@@ -28,8 +28,8 @@ from kvatlas.policies import CompressingPolicy, from_setting
 from kvatlas.report.materials import RunMaterials
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import fitting_systems, names_to_choose, systems_of
-from kvatlas.sweeps.plan import Plan, make_plan
-from kvatlas.sweeps.spec import parse_spec
+from kvatlas.sweeps.plan import make_plan
+from kvatlas.sweeps.spec import Spec, parse_spec
 
 if TYPE_CHECKING:
     from kvatlas.engine import Generation, Request
@@ -47,7 +47,7 @@ class LostCell:
     `answers` is the number of all answers of the cell.
     """
 
-    plan: Plan
+    spec: Spec
     materials: RunMaterials
     model: str
     benchmark: str
@@ -97,7 +97,7 @@ def find_lost(folder: Path, name: str) -> list[LostCell]:
             raise KvatlasError(f"{setting} was decoded by other weights, prompts or versions than today's.")
 
     by_cell = grouped(lost, lambda answer: (answer.trace.model, answer.trace.benchmark))
-    return [LostCell(plan, materials, *cell, setting, losses, answers[cell]) for cell, losses in by_cell.items()]
+    return [LostCell(plan.spec, materials, *cell, setting, losses, answers[cell]) for cell, losses in by_cell.items()]
 
 
 def perform(
@@ -127,18 +127,17 @@ class Replayer:
     """The replays of the searches of a cell, in one batch."""
 
     def __init__(self, cell: LostCell) -> None:
-        plan = cell.plan
-        self.plan = plan
-        self.model = next(model for model in plan.models if model.name == cell.model)
+        self.materials = cell.materials
+        self.spec = cell.spec
+        self.model = cell.materials.models[cell.model]
         self.policy = from_setting(cell.setting).bind(self.model)
-        benchmark = next(item for item in plan.benchmarks if item.name == cell.benchmark)
-        self.benchmark = for_model(benchmark, self.model.reads)
-        self.problems = {problem.id: problem for problem in plan.problems[cell.benchmark]}
+        self.benchmark = for_model(cell.materials.benchmarks[cell.benchmark], self.model.reads)
         self.tokenizer = quick_tokenizer(self.model.folder) or self.model.tokenizer
 
     def case(self, trace: Trace) -> Case:
         """Return a trace ready to be replayed."""
-        problem = self.problems[trace.problem]
+        problem = self.materials.problem(trace)
+        assert problem is not None, "the key of the trace is that of today's problems"
         prompt = self.model.encode(prompt_of(self.benchmark, problem))
 
         def restored(generation: Generation[Any]) -> bool:
@@ -148,10 +147,9 @@ class Replayer:
         return Case(
             trace=trace,
             prompt=prompt,
-            stream=stream_key(self.plan.spec.seed, self.model.stream, trace.benchmark, trace.problem, trace.sample),
+            stream=stream_key(self.spec.seed, self.model.stream, trace.benchmark, trace.problem, trace.sample),
             policy=self.policy,
-            prompt_pieces=token_texts(self.tokenizer, prompt),
-            pieces=token_texts(self.tokenizer, trace.tokens),
+            texts=[*token_texts(self.tokenizer, prompt), *token_texts(self.tokenizer, trace.tokens)],
             restored=restored,
         )
 
@@ -162,7 +160,7 @@ class Replayer:
         from kvatlas.engine import Engine
 
         torch.set_num_threads(1)
-        sampling = self.plan.spec.sampling.sampling()
+        sampling = self.spec.sampling.sampling()
         engine = Engine(self.model, self.model.load(), [self.policy], sampling, BATCH)
         searches = (AutopsySearch(item, self.case(item.trace), sampling.temperature == 0) for item in lost)
         board = _ReplayBoard(searches)
@@ -175,21 +173,21 @@ class _ReplayBoard:
 
     def __init__(self, searches: Iterator[AutopsySearch]) -> None:
         self.searches = searches
-        self.waiting: list[ReplayTask] = []
-        self.opened: dict[ReplayTask, _OpenSearch] = {}
+        self.waiting: Replays = []
+        #: The replays that are not finished with their searches, by the keys of their requests.
+        self.opened: dict[object, tuple[AutopsySearch, Replay]] = {}
         self.open_searches = 0
 
     def requests(self) -> Iterator[Request[Any] | None]:
         """Yield replays, then those of further searches; None while all depends on replays that are not finished."""
         while True:
             if self.waiting:
-                yield self.waiting.pop(0).request()
+                yield self.waiting.pop(0).request
                 continue
             search = next(self.searches, None) if self.open_searches < OPEN_SEARCHES else None
             if search is not None:
                 self.open_searches += 1
-                opened = _OpenSearch(search)
-                self._queue(opened, next(opened.running))
+                self._resume(search)
             elif self.opened:
                 yield None
             else:
@@ -197,38 +195,16 @@ class _ReplayBoard:
 
     def take(self, generation: Generation[Any]) -> Iterator[Autopsy]:
         """Give the result of a replay to its search; yield the autopsy if that was the last."""
-        replay = generation.key
-        opened = self.opened.pop(replay)
-        opened.search.replays += 1
-        opened.results[replay] = replay.result(generation)
-        if len(opened.results) < len(opened.replays):
-            return
-
-        try:
-            # In the order in which the search asked for them.
-            replays = opened.running.send([opened.results[replay] for replay in opened.replays])
-            while not replays:
-                replays = opened.running.send([])
-        except StopIteration as finished:
+        search, replay = self.opened.pop(generation.key)
+        search.results[generation.key] = replay.result(generation)
+        if len(search.results) == len(search.asked) and not self._resume(search):
             self.open_searches -= 1
-            yield finished.value
-            return
-        self._queue(opened, replays)
+            yield search.autopsy
 
-    def _queue(self, opened: _OpenSearch, replays: Sequence[ReplayTask]) -> None:
-        opened.results = {}
-        opened.replays = replays
-        for replay in replays:
-            self.opened[replay] = opened
+    def _resume(self, search: AutopsySearch) -> bool:
+        """Queue the next replays of a search; return False at its end."""
+        replays = search.next_replays()
+        self.opened.update((replay.request.key, (search, replay)) for replay in replays)
         # Searches that have begun come first, so that a run that is stopped has most of its autopsies.
         self.waiting[:0] = replays
-
-
-class _OpenSearch:
-    """A search that has begun, and the replays that it waits for."""
-
-    def __init__(self, search: AutopsySearch) -> None:
-        self.search = search
-        self.running = search.run()
-        self.replays: Sequence[ReplayTask] = ()
-        self.results: dict[ReplayTask, bool] = {}
+        return bool(replays)

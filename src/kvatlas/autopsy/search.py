@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken, key_of, token_kind
 from kvatlas.autopsy.lost_answers import LostAnswer
@@ -33,92 +33,58 @@ NEVER = 2**31
 Tokens = tuple[int, ...]
 
 
-class ReplayTask(Protocol):
-    """A decoding that a search asks for, and what it learns from its generation."""
+class Replay(NamedTuple):
+    """A decoding that a search asks for, and what the search learns from its generation."""
 
-    def request(self) -> Request[Any]:
-        """Return the request to decode."""
-
-    def result(self, generation: Generation[Any]) -> bool:
-        """Return the answer to the question of the search."""
+    request: Request[Any]
+    result: Callable[[Generation[Any]], bool]
 
 
 #: What searches yield; they get the results in the same order.
-ReplayTasks = Sequence[ReplayTask]
+Replays = list[Replay]
 
 
 @dataclass
 class Case:
-    """A stored trace that is decoded again, and the tokens of it as texts.
+    """A stored trace that is decoded again, and the tokens of it as texts, prompt included.
 
-    `base` has the choices of its policy, and `checkpoints` the rows before its compressions, after the `Trunk`.
+    `base` has the choices of its policy, and `checkpoints` the rows before its compressions, after the `trunk`.
     """
 
     trace: Trace
     prompt: tuple[int, ...]
     stream: int
     policy: Policy
-    prompt_pieces: Sequence[str]
-    pieces: Sequence[str]
+    texts: Sequence[str]
     restored: Callable[[Generation[Any]], bool]
     base: PutBack = field(default_factory=PutBack)
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
 
-    def request(self, key: object, **values: Any) -> Request[Any]:
-        """Return a request for this prompt."""
+    def request(self, **values: Any) -> Request[Any]:
+        """Return a request for this prompt, with a key of its own."""
         from kvatlas.engine import Request
 
-        return Request(key, self.prompt, **{"stream": self.stream, "policies": (self.policy,), **values})
+        return Request(object(), self.prompt, **{"stream": self.stream, "policies": (self.policy,), **values})
+
+    def trunk(self) -> Replay:
+        """Return the stored trace decoded again, which leaves checkpoints: is it the stored one token for token?"""
+        request = self.request(put_back=self.base, checkpoints=self.checkpoints)
+        return Replay(request, lambda generation: generation.tokens == self.trace.tokens)
+
+    def fork(self, put_back: PutBack, length: int, stream: int | None = None) -> Replay:
+        """Return a decoding from the compression at `length` tokens on: is the answer right if these are put back?
+
+        Its random numbers are the stored ones, or those of the held-out `stream`, counted from 0.
+        """
+        random_stream = self.stream if stream is None else stream_key(self.stream, "held out", stream)
+        request = self.request(stream=random_stream, put_back=put_back, start=self.checkpoints[length])
+        return Replay(request, self.restored)
 
     def close(self) -> None:
         """Give back the pages of the checkpoints."""
         for checkpoint in self.checkpoints.values():
             checkpoint.drop()
         self.checkpoints.clear()
-
-    def text(self, position: int) -> str:
-        """Return the text of a token of the prompt or of a new one."""
-        new = position - len(self.prompt)
-        return self.pieces[new] if new >= 0 else self.prompt_pieces[position]
-
-
-@dataclass(frozen=True, eq=False)
-class Trunk:
-    """The stored trace decoded again: is it the stored one token for token?"""
-
-    case: Case
-
-    def request(self) -> Request[Any]:
-        """Return the request, which leaves checkpoints."""
-        return self.case.request(self, put_back=self.case.base, checkpoints=self.case.checkpoints)
-
-    def result(self, generation: Generation[Any]) -> bool:
-        """Return whether the tokens are the stored ones."""
-        return generation.tokens == self.case.trace.tokens
-
-
-@dataclass(frozen=True, eq=False)
-class Fork:
-    """A decoding from the compression at `length` tokens on: is the answer right if these tokens are put back?
-
-    Its random numbers are the stored ones, or those of the held-out `stream`, counted from 0.
-    """
-
-    case: Case
-    put_back: PutBack
-    length: int
-    stream: int | None = None
-
-    def request(self) -> Request[Any]:
-        """Return the request, which starts at a checkpoint of the trunk."""
-        stream = self.case.stream
-        if self.stream is not None:
-            stream = stream_key(stream, "held out", self.stream)
-        return self.case.request(self, stream=stream, put_back=self.put_back, start=self.case.checkpoints[self.length])
-
-    def result(self, generation: Generation[Any]) -> bool:
-        """Return whether the answer is right."""
-        return self.case.restored(generation)
 
 
 # -- evictions ---------------------------------------------------------------------------------------------------------
@@ -158,18 +124,20 @@ def evictions_of_case(case: Case) -> list[Eviction]:
     return found
 
 
-def similar_tokens(
-    positions: Sequence[int], eviction: Eviction, rng: random.Random, is_like: Callable[[int, int], bool]
-) -> Tokens:
-    """Return other evicted tokens for some of an eviction, each at half to twice the distance of its own.
+def similar_tokens(cause: Tokens, eviction: Eviction, rng: random.Random, texts: Sequence[str] | None = None) -> Tokens:
+    """Return other evicted tokens for those of a cause, each at half to twice the distance of its own.
 
-    `is_like` tells whether a token may stand for another one. There are fewer tokens if the eviction has too few. The
-    logarithms of distances are drawn alike, so that tokens are neither nearer nor farther than their own on average.
+    With the `texts` of all tokens each is of the same kind, too. There are fewer tokens if the eviction has too few.
+    The logarithms of distances are drawn alike, so that tokens are neither nearer nor farther than their own on
+    average.
     """
     chosen: list[int] = []
-    for position in positions:
+    for position in cause:
+        free = [token for token in eviction.tokens if token not in chosen and token not in cause]
+        if texts is not None:
+            kind = token_kind(texts[position])
+            free = [token for token in free if token_kind(texts[token]) == kind]
         distance = eviction.length - position
-        free = [token for token in eviction.tokens if token not in chosen and is_like(position, token)]
         near = [token for token in free if distance / 2 <= eviction.length - token <= 2 * distance]
         if free:
             weights = [1 / (eviction.length - token) for token in near or free]
@@ -181,8 +149,8 @@ def similar_tokens(
 
 
 def shrink(
-    tokens: Tokens, beside: Tokens, left: Callable[[], int], fork: Callable[[Tokens], ReplayTask]
-) -> Generator[ReplayTasks, list[bool], Tokens]:
+    tokens: Tokens, beside: Tokens, left: Callable[[], int], fork: Callable[[Tokens], Replay]
+) -> Generator[Replays, list[bool], Tokens]:
     """Return a smallest part of `tokens` that restores the answer together with those `beside`, which all of them do.
 
     It stops halving when fewer than two replays are `left`. `fork` returns the replay with tokens put back.
@@ -213,43 +181,51 @@ class AutopsySearch:
     lost: LostAnswer
     case: Case
     is_greedy: bool = False
+    #: The replays that the search waits for, and the results so far by the keys of their requests.
+    asked: Replays = field(default_factory=list)
+    results: dict[object, bool] = field(default_factory=dict)
     replays: int = 0
-    autopsy: Autopsy = field(init=False)
 
     def __post_init__(self) -> None:
+        self._running = self._run()
         death = self.lost.death
         self.autopsy = Autopsy(key_of(self.lost), death.kind.value, death.token)
+        #: The number of new tokens at the death.
+        self.death = len(self.lost.trace.tokens) if death.token is None else death.token
 
     def left(self) -> int:
         """Return how many replays the search may still take."""
         return MOST_REPLAYS - self.replays
 
-    def run(self) -> Generator[ReplayTasks, list[bool], Autopsy]:
+    def next_replays(self) -> Replays:
+        """Return the replays that the search needs after the `results` of those `asked` for, none at its end."""
+        results = [self.results[replay.request.key] for replay in self.asked]
+        self.replays += len(results)
+        self.results = {}
+        try:
+            self.asked = self._running.send(results) if results else next(self._running)
+        except StopIteration:
+            self.asked = []
+        return self.asked
+
+    def _run(self) -> Generator[Replays, list[bool], None]:
         """Look for the smallest set of evicted tokens that restores the answer, and test it."""
-        autopsy = self.autopsy
-        (autopsy.reproduced,) = yield [Trunk(self.case)]
-        if autopsy.reproduced:
+        (self.autopsy.reproduced,) = yield [self.case.trunk()]
+        if self.autopsy.reproduced:
             found = yield from self._cause()
-            autopsy.replays = self.replays
+            self.autopsy.replays = self.replays
             if found:
                 yield from self._test(*found)
-
         self.case.close()
-        return autopsy
-
-    def _death(self) -> int:
-        """Return the number of new tokens at the death."""
-        token = self.lost.death.token
-        return len(self.lost.trace.tokens) if token is None else token
 
     def _no_compression_until_death(self) -> PutBack:
         # A compression at `length` tokens has one new token more than have been through the model.
-        return PutBack(until=self._death() + 2)
+        return PutBack(until=self.death + 2)
 
-    def _cause(self) -> Generator[ReplayTasks, list[bool], tuple[Tokens, Eviction] | None]:
+    def _cause(self) -> Generator[Replays, list[bool], tuple[Tokens, Eviction] | None]:
         """Look for a cause; note the spans, and whether the answer is right without compression until the death."""
         # A statement begins with its name at the death: its value comes with the next token.
-        last = len(self.case.prompt) + self._death()
+        last = len(self.case.prompt) + self.death
         by_span: dict[Tokens, Eviction] = {}
         for eviction in evictions_of_case(self.case):
             if eviction.length <= last:
@@ -259,8 +235,8 @@ class AutopsySearch:
             return None
 
         without = self._no_compression_until_death()
-        forks = [Fork(self.case, PutBack(span), by_span[span].length) for span in spans]
-        self.autopsy.full, *results = yield [Fork(self.case, without, min(self.case.checkpoints)), *forks]
+        forks = [self.case.fork(PutBack(span), by_span[span].length) for span in spans]
+        self.autopsy.full, *results = yield [self.case.fork(without, min(self.case.checkpoints)), *forks]
         saving = [span for span, saves in zip(spans, results, strict=True) if saves]
         self.autopsy.spans = len(spans)
         self.autopsy.saving = len(saving)
@@ -269,30 +245,31 @@ class AutopsySearch:
 
         eviction = by_span[saving[0]]
         cause = yield from shrink(
-            saving[0], (), self.left, lambda tokens: Fork(self.case, PutBack(tokens), eviction.length)
+            saving[0], (), self.left, lambda tokens: self.case.fork(PutBack(tokens), eviction.length)
         )
         saving_tokens = []
         for position in sorted(cause):
-            text = self.case.text(position)
+            text = self.case.texts[position]
             distance = eviction.length - position
             rank = eviction.ranks[position]
             saving_tokens.append(SavingToken(position, text, distance, rank, eviction.slots, len(eviction.tokens)))
         self.autopsy.tokens = tuple(saving_tokens)
         return cause, eviction
 
-    def _test(self, cause: Tokens, eviction: Eviction) -> Generator[ReplayTasks, list[bool], None]:
+    def _test(self, cause: Tokens, eviction: Eviction) -> Generator[Replays, list[bool], None]:
         """Try random sets, and the cause under held-out random numbers."""
         rng = random.Random(repr(self.autopsy.key))
-        sets = [self._random_set(cause, eviction, rng) for _ in range(RANDOM_SETS)]
-        forks = [Fork(self.case, PutBack(tokens), eviction.length) for tokens in sets if len(tokens) == len(cause)]
-        self.autopsy.random = tuple((yield forks))
+        sets = [similar_tokens(cause, eviction, rng) for _ in range(RANDOM_SETS)]
+        forks = [self.case.fork(PutBack(tokens), eviction.length) for tokens in sets if len(tokens) == len(cause)]
+        if forks:
+            self.autopsy.random = tuple((yield forks))
 
         # A random set for each stream, of any tokens and of tokens of the cause's kinds.
         streams = range(HELD_OUT_STREAMS)
-        sets = [self._random_set(cause, eviction, rng) for _ in streams]
-        like_sets = [self._set_of_kinds(cause, eviction, rng) for _ in streams]
+        sets = [similar_tokens(cause, eviction, rng) for _ in streams]
+        like_sets = [similar_tokens(cause, eviction, rng, self.case.texts) for _ in streams]
         if not self.is_greedy and all(len(tokens) == len(cause) for tokens in (*sets, *like_sets)):
-            after_death = len(self.case.prompt) + self._death() + 1
+            after_death = len(self.case.prompt) + self.death + 1
             arms = {
                 "nothing": [PutBack() for _ in streams],
                 "random": [PutBack(tokens) for tokens in sets],
@@ -305,18 +282,7 @@ class AutopsySearch:
             forks = []
             for put_backs in arms.values():
                 forks += [
-                    Fork(self.case, put_back, eviction.length, stream) for stream, put_back in enumerate(put_backs)
+                    self.case.fork(put_back, eviction.length, stream) for stream, put_back in enumerate(put_backs)
                 ]
             results = iter((yield forks))
             self.autopsy.held_out = {arm: tuple(islice(results, HELD_OUT_STREAMS)) for arm in arms}
-
-    def _random_set(self, cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
-        return similar_tokens(cause, eviction, rng, lambda _, token: token not in cause)
-
-    def _set_of_kinds(self, cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
-        """Return other tokens of the cause's kinds that the same compression evicted, at like distances."""
-
-        def is_like(own: int, token: int) -> bool:
-            return token not in cause and token_kind(self.case.text(token)) == token_kind(self.case.text(own))
-
-        return similar_tokens(cause, eviction, rng, is_like)

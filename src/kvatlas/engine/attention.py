@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -80,15 +80,8 @@ def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = Non
     if name not in BACKENDS or (name == "cpu" and native is None):
         raise KvatlasError(f"The attention backend is {name!r}; expected 'reference' or 'flex' here.")
 
-    module, kind = BACKENDS[name].split(":")
-    make = getattr(import_module(module), kind)
-    backend: AttentionBackend
-    if name == "cpu":
-        backend = make(native)
-    elif name == "flex":
-        backend = make(compiled=device.type == "cuda")
-    else:
-        backend = make()
+    arguments = {"cpu": (native,), "flex": (device.type == "cuda",), "reference": ()}
+    backend: AttentionBackend = resolve_name(BACKENDS[name])(*arguments[name])
     return backend
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.core import Storage, grouped
+from kvatlas.core import grouped
 from kvatlas.engine.cache import GPU_PAGE, PAGE, growth, pages_for
 from kvatlas.engine.scheduler import OPEN_SETTINGS, PROMPT_TOKENS, ROWS_PER_REQUEST
 from kvatlas.engine.signals import SignalCollector
@@ -67,21 +67,12 @@ def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees:
 
     Prompts have `prompt` tokens, traces `output` new ones. Settings of unlike storages are decoded one after the other.
     """
-    peaks = []
-    for storage, settings in grouped(policies, lambda policy: policy.storage).items():
-        peaks.append(_peak_of_storage(model, storage, settings, batch_size, trees, prompt, output))
-    return max(peaks, key=lambda peak: peak.total)
+    by_storage = grouped(policies, lambda policy: policy.storage)
+    if len(by_storage) > 1:
+        peaks = (peak(model, group, batch_size, trees, prompt, output) for group in by_storage.values())
+        return max(peaks, key=lambda peak: peak.total)
 
-
-def _peak_of_storage(
-    model: ModelHandle,
-    storage: Storage,
-    policies: Sequence[Policy],
-    batch_size: int,
-    trees: int,
-    prompt: int,
-    output: int,
-) -> Peak:
+    (storage,) = by_storage
     settings = len(policies)
     budgets = sorted({policy.budget.most(prompt) for policy in policies if policy.budget is not None})
     is_any_unbounded = any(policy.budget is None for policy in policies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ def calibrate(
 
 @torch.inference_mode()
 def statistics_of_queries(
-    handle: ModelHandle, model: PreTrainedModel, texts: Iterable[tuple[int, ...]]
+    handle: ModelHandle, model: PreTrainedModel, texts: Sequence[tuple[int, ...]]
 ) -> dict[str, Tensor]:
     """Return center (complex, by parts) and norm [layers, heads, planes] of the queries before rotation, as means over
     all tokens of `texts` (token ids), and the rotation's frequency [planes].
@@ -90,12 +90,9 @@ def statistics_of_queries(
         center[place] += pairs.sum(1)
         norm[place] += pairs.abs().sum(1)
 
-    tokens = 0
     for text in texts:
         run_whole_text(model, text, observe)
-        tokens += len(text)
-    if tokens == 0:
-        raise KvatlasError("There is no text to calibrate on.")
+    tokens = sum(map(len, texts))
     center = center / tokens
     norm = norm / tokens
     statistics = {"center_real": center.real, "center_imag": center.imag, "norm": norm, "frequency": frequency}

@@ -5,7 +5,7 @@ A work folder keeps the traces as a resumable run, from which the next training 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -16,7 +16,6 @@ import torch
 
 from kvatlas import __version__, benchmarks
 from kvatlas.core import KvatlasError, Problem, Trace
-from kvatlas.models import ModelHandle
 from kvatlas.predictor.kv_heads import HeadExamples, evaluate_heads, examples_of, train_heads
 from kvatlas.predictor.training import (
     REASONS,
@@ -35,6 +34,7 @@ from kvatlas.sweeps.run import sweep
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 
@@ -53,8 +53,6 @@ class TrainingData:
 
     def plan(self) -> Plan:
         """Return the plan of the traces; KvatlasError if a benchmark has too few problems."""
-        if len(self.spec.models) != 1:
-            raise KvatlasError("A predictor is trained for one model; name one.")
         plan = make_plan(self.spec)
         problems: dict[str, list[Problem]] = {}
         for benchmark in plan.benchmarks:
@@ -87,93 +85,115 @@ def learn(
     the sweep of the traces.
     """
     plan = training_data.plan()
+    spec = training_data.spec
     (model,) = plan.models
-    if target == "answer":
-        _check_thinks(model)
+    if target == "answer" and not model.thinking.close:
+        # Labels are the answer's attention to the thinking.
+        raise KvatlasError(
+            f"The model {model.name!r} has no think tags, so that a head has no thinking tokens to rank; --target "
+            "kv_head trains heads of the policy 'learned', or name the end of its thinking with think_close."
+        )
     sweep(plan, work / "run", replace=True, **options)
 
-    traces = FullCacheTraces(training_data, plan, work)
-    seed = training_data.spec.seed
+    # Before the training, which takes minutes: this refuses held-out traces that cannot be used.
+    traces = FullCacheTraces(training_data, plan, work, target)
+    examples, left_out = traces.examples(held_out=False)
+    judged, judged_left_out = traces.examples(held_out=True) if training_data.held_out else ([], {})
     quality: Quality | None = None
-    held_out_problems = bool(training_data.held_out)
     if target == "answer":
-        examples, left_out = traces.of_answers(held_out=False)
-        # Before the training, which takes minutes: this refuses held-out traces that cannot be used.
-        judged, judged_left_out = traces.of_answers(held_out=True) if held_out_problems else (None, {})
-        head = train_head(examples, steps=steps, seed=seed, device=model.device, on_step=on_step)
-        counts = {"traces": int(examples.trace[-1]) + 1, "tokens": examples.label.numel()}
-        if judged is not None:
-            quality = judge_head(head, judged)
+        joined = Examples.joined(examples)
+        head = train_head(joined, steps=steps, seed=spec.seed, device=model.device, on_step=on_step)
+        if judged:
+            quality = judge_head(head, Examples.joined(judged))
     else:
-        examples_of_heads, left_out = traces.of_kv_heads(held_out=False)
-        judged_heads, judged_left_out = traces.of_kv_heads(held_out=True) if held_out_problems else ([], {})
-        head = train_heads(examples_of_heads, steps=steps, seed=seed, on_step=on_step)
-        counts = {
-            "traces": len(examples_of_heads),
-            "tokens": sum(trace.target.shape[-1] for trace in examples_of_heads),
-        }
-        if judged_heads:
-            quality = evaluate_heads(head, judged_heads)
+        head = train_heads(examples, steps=steps, seed=spec.seed, on_step=on_step)
+        if judged:
+            quality = evaluate_heads(head, judged)
 
     held_out = None
     if quality is not None:
         # Traces that were left out before the evaluation, and in it.
         held_out = asdict(quality)
         held_out["left_out"] = judged_left_out | {"one_label": held_out.pop("one_label")}
-    provenance = _origin(training_data, plan) | counts
-    provenance |= {"target": target, "steps": steps, "left_out": left_out, "held_out": held_out}
+    provenance = {
+        "kvatlas": __version__,
+        "torch": version("torch"),
+        "model": model.name,
+        "model_weights": model.weights_digest,
+        "dtype": model.dtype,
+        "linear_layers": model.precision,
+        "benchmarks": [benchmarks.identity(benchmark) for benchmark in plan.benchmarks],
+        "skip": training_data.skip,
+        "held_out_problems": training_data.held_out,
+        "problems": spec.problems,
+        "samples": spec.samples,
+        "sampling": plan.spec.sampling.model_dump(),
+        "seed": spec.seed,
+        "tokens_per_trace": training_data.tokens_per_trace,
+        "traces": len(examples),
+        "tokens": sum(target_numbers.shape[-1] for *_, target_numbers in examples),
+        "target": target,
+        "steps": steps,
+        "left_out": left_out,
+        "held_out": held_out,
+    }
     save_head(out, head, provenance)
     return provenance
 
 
 @dataclass(frozen=True)
 class FullCacheTraces:
-    """The traces of a plan in a work folder, as examples of either target.
-
-    Methods return the examples of the problems for training, or of those that are held out, and count the traces that
-    are left out by reason. They raise KvatlasError if all are.
-    """
+    """The traces of a plan in a work folder, as examples of a target."""
 
     training_data: TrainingData
     plan: Plan
     work: Path
+    target: str
 
-    def of_answers(self, *, held_out: bool) -> tuple[Examples, dict[str, int]]:
-        """Return the hidden states and labels of the thinking tokens of correct traces."""
-        tokens = 0 if held_out else self.training_data.tokens_per_trace
-        left_out = dict.fromkeys(REASONS, 0)
-        examples = []
-        for prompt, trace, reason in self._traces(held_out):
-            if reason:
-                left_out[reason] += 1
-                continue
-            labelled = label_trace(self.plan.models[0], self._loaded, prompt, trace.tokens)
-            if labelled is not None:
-                examples.append(sample_tokens(*labelled, tokens, self.training_data.spec.seed))
-        _check_any(examples, left_out, held_out)
-        return Examples.joined(examples), left_out
+    def examples(self, *, held_out: bool) -> tuple[list[Any], dict[str, int]]:
+        """Return the examples of the problems for training or of those that are `held_out`, and count other traces.
 
-    def of_kv_heads(self, *, held_out: bool) -> tuple[list[HeadExamples], dict[str, int]]:
-        """Return keys, values and the later attention to all tokens of traces, of which those of training are drawn."""
+        These are counted by the reason why they are left out. Raises KvatlasError if all are.
+        """
         tokens = 0 if held_out else self.training_data.tokens_per_trace
         generator = torch.Generator().manual_seed(self.training_data.spec.seed)
         left_out = dict.fromkeys(REASONS, 0)
-        examples = []
+        examples: list[Any] = []
         for prompt, trace, reason in self._traces(held_out):
-            # All tokens of a text are labelled, so one without thinking tells as much.
-            if reason not in ("", "no_thinking"):
+            # For `kv_head` all tokens of a text are labelled, so one without thinking tells as much.
+            if reason == "no_thinking" and self.target == "kv_head":
+                reason = ""
+            if reason:
                 left_out[reason] += 1
                 continue
-            of_trace = examples_of(self.plan.models[0], self._loaded, [*prompt, *trace.tokens])
-            if of_trace is None:
-                continue
-            count = of_trace.target.shape[-1]
-            if tokens and count > tokens:
-                sampled = torch.randperm(count, generator=generator)[:tokens].sort().values
-                of_trace = HeadExamples(*(numbers[:, :, sampled] for numbers in of_trace))
-            examples.append(of_trace)
-        _check_any(examples, left_out, held_out)
+            example = self._example(prompt, trace.tokens, tokens, generator)
+            if example is not None:
+                examples.append(example)
+
+        if not examples:
+            purpose = "evaluation" if held_out else "training"
+            raise KvatlasError(
+                f"The predictor has no traces for {purpose}: of {sum(left_out.values())} traces "
+                f"{left_out_as_text(left_out)}."
+            )
         return examples, left_out
+
+    def _example(
+        self, prompt: tuple[int, ...], trace: tuple[int, ...], tokens: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor] | HeadExamples | None:
+        """Return the hidden states and labels of thinking tokens, or for `kv_head` the examples of all tokens.
+
+        They are `tokens` random ones, all for 0. None for a text that is too short.
+        """
+        model = self.plan.models[0]
+        if self.target == "answer":
+            labelled = label_trace(model, self._loaded, prompt, trace)
+            return sample_tokens(*labelled, tokens, self.training_data.spec.seed)
+        of_trace = examples_of(model, self._loaded, [*prompt, *trace])
+        if of_trace is None or not 0 < tokens < of_trace.target.shape[-1]:
+            return of_trace
+        sampled = torch.randperm(of_trace.target.shape[-1], generator=generator)[:tokens].sort().values
+        return HeadExamples(*(numbers[:, :, sampled] for numbers in of_trace))
 
     @cached_property
     def _loaded(self) -> PreTrainedModel:
@@ -200,24 +220,6 @@ class FullCacheTraces:
                     yield model.encode(prompt), trace, why_left_out(model, trace)
 
 
-def _check_any(examples: Sequence[object], left_out: Mapping[str, int], held_out: bool) -> None:
-    if not examples:
-        purpose = "evaluation" if held_out else "training"
-        raise KvatlasError(
-            f"The predictor has no traces for {purpose}: of {sum(left_out.values())} traces "
-            f"{left_out_as_text(left_out)}."
-        )
-
-
-def _check_thinks(model: ModelHandle) -> None:
-    """Raise KvatlasError for a model without think tags: labels are the answer's attention to the thinking."""
-    if not model.thinking.close:
-        raise KvatlasError(
-            f"The model {model.name!r} has no think tags, so that a head has no thinking tokens to rank; --target "
-            "kv_head trains heads of the policy 'learned', or name the end of its thinking with think_close."
-        )
-
-
 def left_out_as_text(left_out: Mapping[str, int]) -> str:
     """Return the numbers of traces that were left out, with reasons, as a clause."""
     texts = {
@@ -228,24 +230,3 @@ def left_out_as_text(left_out: Mapping[str, int]) -> str:
         "one_label": "with one label for all tokens",
     }
     return ", ".join(f"{count} {texts[reason]}" for reason, count in left_out.items() if count) or "none"
-
-
-def _origin(training_data: TrainingData, plan: Plan) -> dict[str, Any]:
-    """Return the origin of traces: versions, model, problems and sampling."""
-    (model,) = plan.models
-    return {
-        "kvatlas": __version__,
-        "torch": version("torch"),
-        "model": model.name,
-        "model_weights": model.weights_digest,
-        "dtype": model.dtype,
-        "linear_layers": model.precision,
-        "benchmarks": [benchmarks.identity(benchmark) for benchmark in plan.benchmarks],
-        "skip": training_data.skip,
-        "held_out_problems": training_data.held_out,
-        "problems": training_data.spec.problems,
-        "samples": training_data.spec.samples,
-        "sampling": plan.spec.sampling.model_dump(),
-        "seed": training_data.spec.seed,
-        "tokens_per_trace": training_data.tokens_per_trace,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from kvatlas.cli import options
 from kvatlas.cli.output import note
 from kvatlas.cli.progress import count_display, progress_display
 from kvatlas.core import KvatlasError, Setting
-
-if TYPE_CHECKING:
-    from kvatlas.sweeps import Spec
 
 app = options.Commands()
 predictor = options.Commands(no_args_is_help=True)
@@ -57,23 +54,38 @@ def train_command(
     from kvatlas.benchmarks import problems_of
     from kvatlas.policies.model_files import path_to_write
     from kvatlas.predictor.learning import TrainingData, learn, left_out_as_text
+    from kvatlas.sweeps import parse_spec
+    from kvatlas.sweeps.spec import setting_spec
 
     if target not in ("answer", "kv_head"):
         raise KvatlasError(f"--target is {target!r}; expected answer or kv_head.")
     if out.suffix != ".safetensors":
         raise KvatlasError(f"Expected the name of a head that ends in .safetensors, got {str(out)!r}.")
     out = path_to_write(out)
-    limits = {"samples": samples, "seed": seed, "max_new_tokens": max_new_tokens}
-    model_options = options.model_options(model_option, template_values)
-    spec = _full_cache_spec(model, benchmarks, model_options, problems, skip, **limits)
+    raw_spec = setting_spec(
+        model,
+        benchmarks,
+        Setting("full"),
+        sampling={"temperature": 0.6, "max_new_tokens": max_new_tokens},
+        model_options=options.model_options(model_option, template_values),
+        problems=None if problems is None else skip + problems,
+        samples=samples,
+        seed=seed,
+    )
+    spec = parse_spec(raw_spec, "the options")
     if held_out is None:
         # A fifth of the smallest benchmark, at least one problem.
         counts = [len(problems_of(entry.find(), spec.problems)) for entry in spec.benchmarks]
         held_out = max(1, (min(counts) - skip) // 5)
-    material = TrainingData(spec, skip, held_out, tokens_per_trace)
-    folder = work or out.with_suffix(".work")
-    shown: dict[str, Any] = {"on_trace": progress_display(), "on_step": count_display("training", "steps")}
-    provenance = learn(material, folder, out, target=target, steps=steps, **shown)
+    provenance = learn(
+        TrainingData(spec, skip, held_out, tokens_per_trace),
+        work or out.with_suffix(".work"),
+        out,
+        target=target,
+        steps=steps,
+        on_step=count_display("training", "steps"),
+        on_trace=progress_display(),
+    )
     note(f"{out}: learned from {provenance['traces']} traces; left out: {left_out_as_text(provenance['left_out'])}")
     typer.echo(json.dumps(provenance, indent=2))
 
@@ -100,23 +112,3 @@ def calibrate_command(
         model, benchmarks, out, problems=problems, max_new_tokens=max_new_tokens, model_options=model_options
     )
     typer.echo(f"{out}: means over the queries of {tokens:,} tokens")
-
-
-def _full_cache_spec(
-    model: str,
-    benchmarks: list[str],
-    model_options: dict[str, Any],
-    problems: int | None,
-    skip: int,
-    max_new_tokens: int | None,
-    **others: Any,
-) -> Spec:
-    from kvatlas.sweeps import parse_spec
-    from kvatlas.sweeps.spec import setting_spec
-
-    count = None if problems is None else skip + problems
-    sampling = {"temperature": 0.6, "max_new_tokens": max_new_tokens}
-    spec = setting_spec(
-        model, benchmarks, Setting("full"), sampling=sampling, model_options=model_options, problems=count, **others
-    )
-    return parse_spec(spec, "the options")

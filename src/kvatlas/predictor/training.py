@@ -69,9 +69,6 @@ def train_head(
     is called after each step with the steps that are done, and all. Hidden states may be float16 and stay on their
     device; batches of random tokens of all traces go to `device`.
     """
-    if data.label.numel() == 0:
-        raise KvatlasError("The predictor has no traces for training; expected correct ones with thinking tokens.")
-
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     head = new_head(data.hidden.shape[1]).to(device)
@@ -116,13 +113,6 @@ def minimize(
 @torch.inference_mode()
 def judge_head(head: dict[str, Tensor], data: Examples) -> Quality:
     """Return the quality of a head on held-out traces. Raises KvatlasError without traces that have ranks."""
-    if data.label.numel() == 0:
-        raise KvatlasError("The predictor has nothing to be judged on: no correct held-out trace with thinking tokens.")
-    if head["0.weight"].shape[1] != data.hidden.shape[1]:
-        raise KvatlasError(
-            f"The predictor is for a hidden size of {head['0.weight'].shape[1]}, the model has {data.hidden.shape[1]}."
-        )
-
     predicted = torch.cat([importance(head, chunk) for chunk in torch.split(data.hidden, 65_536)])
     lengths = torch.bincount(data.trace).tolist()
     return mean_quality(list(zip(torch.split(predicted, lengths), torch.split(data.label, lengths), strict=True)))
@@ -197,15 +187,13 @@ def why_left_out(model: ModelHandle, trace: Trace) -> str:
 
 def label_trace(
     handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
-) -> tuple[Tensor, Tensor] | None:
-    """Return hidden states and labels of a trace's thinking tokens; None without thinking or answer.
+) -> tuple[Tensor, Tensor]:
+    """Return hidden states and labels of the thinking tokens of a trace that is not left out.
 
     The label is attention times the number of thinking tokens, so that traces of all lengths share one scale.
     """
     span = read_tokens(handle, tokens).span
-    if span is None or span[0] == 0 or span[1] == len(tokens):
-        return None
-
+    assert span is not None, "a trace without thinking is left out"
     end, start = span
     attention, states = answer_attention(model, [*prompt, *tokens], len(prompt) + start)
     thinking = slice(len(prompt), len(prompt) + end)
