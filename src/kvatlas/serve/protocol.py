@@ -6,6 +6,8 @@ Replies are whole answers, pieces of streams, and errors.
 from __future__ import annotations
 
 import json
+import time
+import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -165,7 +167,7 @@ class CompletionRequest(Generating):
 
 
 class AnswerFormat:
-    """The bodies of one answer, as a chat completion or a completion; `answer_id` is its id for the client.
+    """The bodies of one answer, as a chat completion or a completion.
 
     Each prompt has `choices` answers, which follow each other.
     """
@@ -173,10 +175,11 @@ class AnswerFormat:
     #: The last event of a stream.
     done = b"data: [DONE]\n\n"
 
-    def __init__(self, chat: bool, answer_id: str, created: int, model: str, choices: int) -> None:
+    def __init__(self, chat: bool, model: str, choices: int) -> None:
         self.chat = chat
         self.choices = choices
-        self.head = {"id": answer_id, "created": created, "model": model}
+        prefix = "chatcmpl" if chat else "cmpl"
+        self.head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     def whole(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """Return the body of a whole answer."""

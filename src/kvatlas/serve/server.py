@@ -49,12 +49,7 @@ class RequestLimits:
     to the loopback address is refused (DNS rebinding).
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        api_key: str | None = None,
-        hosts: Collection[str] = (),
-    ) -> None:
+    def __init__(self, app: ASGIApp, api_key: str | None = None, hosts: Collection[str] = ()) -> None:
         self.app = app
         self.api_key = api_key
         self.hosts = hosts
