@@ -223,8 +223,8 @@ def export_setting(
 
     if target.runs_ours:
         lacking = {"thinking_tokens": policy.cap is not None, "keys and values of few bits": policy.storage.packed}
-        if any(lacking.values()):
-            needs = ", ".join(what for what, is_asked in lacking.items() if is_asked)
+        needs = ", ".join(what for what, is_needed in lacking.items() if is_needed)
+        if needs:
             raise KvatlasError(f"{setting} needs {needs}, which {name} does not have.")
         values = {"policy": setting.policy, **setting.values}
         return Exported(target.text.format(setting=json.dumps(values)), setting, ())
@@ -306,12 +306,9 @@ def _values_with_every(
         excludes_prompt = "thinking" in (policy.budget.ratio_over, policy.budget.budget_over)
     # Ratio, budget and target all count the prompt, or none of them does.
     is_exact = {policy.budget.ratio_over == "thinking", policy.budget.budget_over == "thinking"} == {excludes_prompt}
-    if is_exact:
-        assumed_prompt = 0
-    elif prompt is None:
+    if not is_exact and prompt is None:
         raise KvatlasError("The length of prompts is unknown: make a map with `every`, and without `ratio`.")
-    else:
-        assumed_prompt = prompt
+    assumed_prompt = 0 if is_exact else prompt or 0
 
     # The tokens at a compression with the prompt, and those that stay whatever the ratio is.
     total = budget
