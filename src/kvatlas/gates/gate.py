@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas.core import Claim, KvatlasError, has_problem_suffix, reason
+from kvatlas.core import Claim, KvatlasError, has_problem_suffix, refusal
 from kvatlas.gates import lm_eval_logs
 from kvatlas.gates.endpoints import Asking, endpoint_sides
 from kvatlas.gates.gate_result import JudgedChange
@@ -211,13 +211,11 @@ def _kind_of_file(path: Path) -> str:
         return "Inspect log"
     if not name.endswith((".jsonl", ".json")):
         return ""
-    try:
-        with lm_eval_logs.open_text(path) as file:
-            # The first row, or the whole document.
-            is_rows = name.endswith(".jsonl")
-            text = next((line for line in file if line.strip()), "") if is_rows else file.read()
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise KvatlasError(f"{str(path)!r} cannot be read ({reason(error)}).") from error
+    # The first row, or the whole document.
+    is_rows = name.endswith(".jsonl")
+    faults = (OSError, EOFError, UnicodeDecodeError, zlib.error)
+    with refusal(f"{str(path)!r} cannot be read", *faults), lm_eval_logs.open_text(path) as file:
+        text = next((line for line in file if line.strip()), "") if is_rows else file.read()
 
     try:
         document = json.loads(text)
