@@ -95,9 +95,8 @@ def _texts_of_changes(result: JudgedChange) -> list[tuple[str, str, str] | None]
 _STATES = {Verdict.KEEPS: State.WITHIN, Verdict.LOSES: State.BEYOND, Verdict.CANNOT_TELL: State.OPEN}
 
 
-def gate_figure(result: JudgedChange, options: FigureOptions | None = None) -> Figure:
+def gate_figure(result: JudgedChange) -> Figure:
     """Return a row for each task, and one for their mean: what is lost with its limits, beside the margin."""
-    options = options or FigureOptions(width=_WIDTH)
     judgement = result.judgement
     judged = [
         (task.pairs.task, task.pairs.changed, task.losses[judgement.claim], task.verdict)
@@ -119,5 +118,5 @@ def gate_figure(result: JudgedChange, options: FigureOptions | None = None) -> F
         key=key_of({row.state for row in rows if row.state is not None}, margin),
         title=gate_headline(result),
         about=["lines: from the lower to the upper limit of the loss", "lost, gained: answers"],
-        options=options,
+        options=FigureOptions(width=_WIDTH),
     )

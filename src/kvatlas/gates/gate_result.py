@@ -28,8 +28,8 @@ NO_ANSWER = [status for status in Status if status.ended and not status.answered
 #: The names of a loss and its limits in data.
 _LOSES = ("loses", "loses_low", "loses_high")
 _OF_CLAIM = {
-    Claim.THESE: "on these problems, however often they are sampled",
-    Claim.LIKE: "for problems like these",
+    Claim.THESE: "On these problems, however often they are sampled",
+    Claim.LIKE: "For problems like these",
 }
 
 
@@ -74,13 +74,9 @@ class JudgedChange:
     @cached_property
     def same_texts(self) -> bool:
         """True if both sides have texts and all of them are equal."""
-        for task in self.pairs.tasks:
-            before = task.before.fingerprints
-            after = task.after.fingerprints
-            # A fingerprint of 0 is that of an answer without a text.
-            if not (before.all() and after.all() and np.array_equal(before, after)):
-                return False
-        return True
+        pairs = [(task.before.fingerprints, task.after.fingerprints) for task in self.pairs.tasks]
+        # A fingerprint of 0 is that of an answer without a text.
+        return all(before.all() and np.array_equal(before, after) for before, after in pairs)
 
     @cached_property
     def equal_answers(self) -> str:
@@ -159,7 +155,7 @@ class JudgedChange:
             "right": percent(self.judgement.right[index]),
             "truncated": sum(grid.count(TRUNCATED) for grid in grids) if side.endings_known else None,
             "no_answer": sum(grid.count(NO_ANSWER) for grid in grids),
-            "missing": sum(int(np.isnan(grid.scores).sum()) for grid in grids),
+            "missing": sum(grid.missing for grid in grids),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -262,8 +258,8 @@ class JudgedChange:
             more = f" and {len(lost) - NAMED:,} more" if len(lost) > NAMED else ""
             paragraphs.append(f"Lost most: {named}{more}.")
         if self.pairs.differences:
-            paragraphs.append("What else differs between the sides:")
-            paragraphs.append("\n".join(f"- {line}" for line in difference_lines(self)))
+            lines = "\n".join(f"- {line}" for line in difference_lines(self))
+            paragraphs += ["What else differs between the sides:", lines]
         if note_lines(self):
             paragraphs.append("\n".join(f"- {note}" for note in note_lines(self)))
         return str(visible("\n\n".join(paragraphs)))
@@ -306,12 +302,11 @@ def gate_text(result: JudgedChange) -> str:
     if not all(task.counts_answers for task in result.pairs.tasks):
         change = f"the score of {counted(lost, 'problem')} fell and that of {gained:,} rose"
     mean = " in the mean over tasks" if len(judgement.tasks) > 1 else ""
-    words = _OF_CLAIM[claim]
     units = counted(loss.units, "pair" if claim is Claim.THESE else "problem")
     sentences = [
         f"{counted(judgement.problems, 'problem')}{times}: {percent_text(judgement.right[0])} % of the answers were "
         f"right before and {percent_text(judgement.right[1])} % after{mean}; {change}.",
-        f"{words[:1].upper()}{words[1:]} it loses {_limits_text(judgement)} (95 %, {units}).",
+        f"{_OF_CLAIM[claim]} it loses {_limits_text(judgement)} (95 %, {units}).",
     ]
     if result.repeat is not None:
         lost, gained = result.repeat.judgement.changed

@@ -115,13 +115,7 @@ class Judgement:
 
 
 def judge_pairs(
-    pairs: PairedAnswers,
-    margin: float,
-    claim: Claim | None,
-    before: Side,
-    after: Side,
-    disagreement: str = "",
-    both_ways: bool = False,
+    pairs: PairedAnswers, margin: float, claim: Claim | None, disagreement: str = "", both_ways: bool = False
 ) -> Judgement:
     """Return the verdict on the pairs of two sides.
 
@@ -132,8 +126,8 @@ def judge_pairs(
     """
     copied = 0.0
     for task in pairs.tasks:
-        copied = max(copied, _copied_share(task.before, before), _copied_share(task.after, after))
-    refused = _dependence(pairs.tasks, claim, (before.independent, after.independent), copied)
+        copied = max(copied, _copied_share(task.before, pairs.before), _copied_share(task.after, pairs.after))
+    refused = _dependence(pairs, claim, copied)
     if claim is Claim.THESE and refused:
         raise KvatlasError(f"No claim on these problems alone is possible: {refused}.")
     samples = max(task.losses.shape[1] for task in pairs.tasks)
@@ -167,16 +161,15 @@ def judge_pairs(
     return Judgement(verdict, decides, margin, losses, tasks, refused, needed, needed_other, reasons, length, copied)
 
 
-def _dependence(
-    tasks: Sequence[TaskPairs], claim: Claim | None, independents: tuple[bool | None, bool | None], copied: float
-) -> str:
+def _dependence(pairs: PairedAnswers, claim: Claim | None, copied: float) -> str:
     """Return why the samples are no independent draws; "" if they are, or if there is one of each problem."""
+    independents = (pairs.before.independent, pairs.after.independent)
     if False in independents:
         return GREEDY
-    for task in tasks:
+    for task in pairs.tasks:
         if task.samples[0] != task.samples[1]:
             return f"the sides have {task.samples[0]} and {task.samples[1]} samples of a problem"
-    if max(task.losses.shape[1] for task in tasks) == 1:
+    if max(task.losses.shape[1] for task in pairs.tasks) == 1:
         return ""
     if copied > MOST_COPIED:
         return copies_clause(copied)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,13 +30,19 @@ class AnswerGrid:
     `statuses` index `_STATUSES`; `task`, `names` and `samples` are those of the log.
     """
 
+    side: str
+    task: str
     scores: Floats
     lengths: Floats
     statuses: NDArray[np.int8]
     fingerprints: Ints
-    task: str
     names: Sequence[str | None]
     samples: Sequence[int]
+
+    @property
+    def missing(self) -> int:
+        """The number of answers that the side lacks."""
+        return int(np.isnan(self.scores).sum())
 
     def name_of(self, row: int, pair: int, pairs: int) -> AnswerName:
         """Return the name in its log of the answer in a pair of a problem that has so many pairs."""
@@ -80,11 +86,6 @@ class TaskPairs:
         """The shares of right answers on both sides, of those that are there."""
         return float(np.nanmean(self.before.scores)), float(np.nanmean(self.after.scores))
 
-    @property
-    def missing(self) -> tuple[int, int]:
-        """The numbers of answers that the sides lack."""
-        return int(np.isnan(self.before.scores).sum()), int(np.isnan(self.after.scores).sum())
-
     @cached_property
     def scores(self) -> tuple[Floats, Floats]:
         """The scores of both sides [problems, pairs], NaN where one is missing.
@@ -113,6 +114,8 @@ class TaskPairs:
 class PairedAnswers:
     """All pairs of two sides, task by task, with what differs besides, and notes."""
 
+    before: Side
+    after: Side
     tasks: Sequence[TaskPairs]
     differences: Sequence[ConditionDifference]
     notes: Sequence[str]
@@ -140,14 +143,16 @@ class _AskedProblem:
 class _TaskAnswers:
     """The answers of one side to one task, without their texts, and its problems by name."""
 
+    side: str
+    task: str
     asked: dict[str, _AskedProblem] = field(default_factory=dict)
     answers: list[GradedAnswer] = field(default_factory=list)
 
-    def add(self, answer: GradedAnswer, side: str) -> None:
+    def add(self, answer: GradedAnswer) -> None:
         asked = self.asked.setdefault(answer.problem, _AskedProblem(answer.question, answer.reference))
         for earlier, text in ((asked.question, answer.question), (asked.reference, answer.reference)):
             if text and earlier and earlier != text:
-                raise KvatlasError(f"{side} asks two questions as problem {answer.problem!r} of {answer.task!r}.")
+                raise KvatlasError(f"{self.side} asks two questions as problem {answer.problem!r} of {self.task!r}.")
         asked.question = asked.question or answer.question
         asked.reference = asked.reference or answer.reference
         asked.prompts.add(answer.prompt)
@@ -155,8 +160,8 @@ class _TaskAnswers:
         fingerprint = answer.fingerprint or (hash(answer.text) if answer.text else 0)
         self.answers.append(answer._replace(fingerprint=fingerprint, asked="", text=""))
 
-    def check_distinct(self, task: str, side: str) -> None:
-        """Raise KvatlasError for a sample that stands twice."""
+    def check(self) -> None:
+        """Raise KvatlasError for a sample that stands twice, and for answers without any score."""
         counts = Counter((answer.problem, answer.sample) for answer in self.answers)
         repeated = len(self.answers) - len(counts)
         if repeated:
@@ -164,9 +169,11 @@ class _TaskAnswers:
             twice = [name for name, count in counts.items() if count > 1]
             problem, sample = min(twice, key=lambda name: (problems.index(name[0]), name[1]))
             raise KvatlasError(
-                f"{side} has {repeated:,} answers of the task {task!r} twice (as sample {sample} of problem "
+                f"{self.side} has {repeated:,} answers of the task {self.task!r} twice (as sample {sample} of problem "
                 f"{problem!r}): is it two logs in one file? {len(counts):,} are distinct."
             )
+        if all(math.isnan(answer.score) for answer in self.answers):
+            raise KvatlasError(f"{self.side!r} has no score of the task {self.task!r}.")
 
     def by_question(self) -> dict[tuple[str, int], str]:
         """Return the problems by question; equal questions are numbered by their references and names."""
@@ -186,7 +193,7 @@ class _TaskAnswers:
             if asked.question
         }
 
-    def grid(self, task: str, problems: Sequence[str | None]) -> AnswerGrid:
+    def grid(self, problems: Sequence[str | None]) -> AnswerGrid:
         """Return the answers to these problems, None for one that is missing."""
         rows = {name: row for row, name in enumerate(problems)}
         samples, columns = np.unique([answer.sample for answer in self.answers], return_inverse=True)
@@ -198,11 +205,12 @@ class _TaskAnswers:
             return filled
 
         return AnswerGrid(
+            self.side,
+            self.task,
             table((answer.score for answer in self.answers), np.float64, np.nan),
             table((answer.length for answer in self.answers), np.float64, np.nan),
             table((_STATUSES.index(answer.status) for answer in self.answers), np.int8, 0),
             table((answer.fingerprint for answer in self.answers), np.int64, 0),
-            task,
             problems,
             samples.tolist(),
         )
@@ -226,7 +234,7 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
     # The tasks of the first side, with their names on the second.
     names = {task: task for task in first}
     if first.keys() != second.keys():
-        names = _renamed_task(first, second, after, notes)
+        names = _renamed_task([*first.values()], [*second.values()], notes)
     if not names:
         for side, lacking in ((after, first.keys() - second.keys()), (before, second.keys() - first.keys())):
             if lacking:
@@ -242,12 +250,12 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
     tasks = []
     for task, other in names.items():
         clusters = {**after.clusters.get(other, {}), **before.clusters.get(task, {})}
-        pairs = _pair_task((task, other), (first[task], second[other]), clusters, allow)
+        pairs = _pair_task(first[task], second[other], clusters, allow)
         tasks.append(pairs)
-        notes += _task_notes(pairs, (before.name, after.name))
+        notes += _task_notes(pairs)
     if "missing" not in allow:
         for pairs in tasks:
-            _check_missing(pairs, (before.name, after.name))
+            _check_missing(pairs)
 
     problems = sum(len(task.losses) for task in tasks)
     counts = {"questions": sum(task.by_name for task in tasks), "prompts": sum(task.no_prompt for task in tasks)}
@@ -262,52 +270,45 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
     has_equal_texts = all(np.array_equal(task.before.fingerprints, task.after.fingerprints) for task in tasks)
     if before.begun and before.begun == after.begun and has_equal_texts:
         notes.append(f"both logs are of {before.begun[:19]}: is one a copy of the other?")
-    return PairedAnswers(tasks, differences, list(dict.fromkeys(notes)), sampling, unknown)
+    return PairedAnswers(before, after, tasks, differences, list(dict.fromkeys(notes)), sampling, unknown)
 
 
 def _answers_by_task(side: Side) -> dict[str, _TaskAnswers]:
-    tasks: defaultdict[str, _TaskAnswers] = defaultdict(_TaskAnswers)
+    tasks: dict[str, _TaskAnswers] = {}
     for answer in side.read():
-        tasks[answer.task].add(answer, side.name)
+        if answer.task not in tasks:
+            tasks[answer.task] = _TaskAnswers(side.name, answer.task)
+        tasks[answer.task].add(answer)
     if not tasks:
         raise KvatlasError(f"{side.name!r} has no answers.")
-
-    for task, answers in tasks.items():
-        answers.check_distinct(task, side.name)
-        if all(math.isnan(answer.score) for answer in answers.answers):
-            raise KvatlasError(f"{side.name!r} has no score of the task {task!r}.")
+    for answers in tasks.values():
+        answers.check()
     return tasks
 
 
-def _renamed_task(
-    first: Mapping[str, _TaskAnswers], second: Mapping[str, _TaskAnswers], after: Side, notes: list[str]
-) -> dict[str, str]:
+def _renamed_task(first: Sequence[_TaskAnswers], second: Sequence[_TaskAnswers], notes: list[str]) -> dict[str, str]:
     """Return the only task of each side if both ask the same questions under unlike names, else {}."""
     if len(first) != 1 or len(second) != 1:
         return {}
-    ((task, before),) = first.items()
-    ((other, of_other),) = second.items()
-    if not before.by_question().keys() & of_other.by_question().keys():
+    before = first[0]
+    after = second[0]
+    if not before.by_question().keys() & after.by_question().keys():
         return {}
-    notes.append(f"{task} is called {other} by {after.name}; the questions are the same")
-    return {task: other}
+    notes.append(f"{before.task} is called {after.task} by {after.side}; the questions are the same")
+    return {before.task: after.task}
 
 
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
 def _pair_task(
-    tasks: tuple[str, str],
-    sides: tuple[_TaskAnswers, _TaskAnswers],
-    clusters: Mapping[str, str],
-    allow: Collection[str],
+    first: _TaskAnswers, second: _TaskAnswers, clusters: Mapping[str, str], allow: Collection[str]
 ) -> TaskPairs:
     """Return the pairs of one task, which the sides may call by unlike names.
 
     Problems are paired by their questions. Those of which a side has no text are paired by name.
     """
-    task = tasks[0]
-    first, second = sides
+    task = first.task
     by_question = second.by_question()
     partners = {name: by_question[key] for key, name in first.by_question().items() if key in by_question}
     same_names = first.asked.keys() & second.asked.keys()
@@ -319,7 +320,7 @@ def _pair_task(
     by_name = [name for name in first.asked if name in free]
     by_name = [name for name in by_name if not (first.asked[name].question and second.asked[name].question)]
     if by_name:
-        _check_names(task, [[*side.asked] for side in sides])
+        _check_names(first, second)
     partners |= dict(zip(by_name, by_name, strict=True))
     if not partners:
         ends = f"the first is {next(iter(first.asked))!r} before and {next(iter(second.asked))!r} after."
@@ -337,27 +338,27 @@ def _pair_task(
     return TaskPairs(
         task,
         problems,
-        first.grid(task, [*first.asked, *(None for _ in lacking)]),
-        second.grid(tasks[1], [*(partners.get(name) for name in first.asked), *lacking]),
+        first.grid([*first.asked, *(None for _ in lacking)]),
+        second.grid([*(partners.get(name) for name in first.asked), *lacking]),
         by_name=len(by_name),
         no_prompt=sum("" in asked.prompts or "" in other.prompts for _, asked, other in pairs),
         clusters=cluster_numbers([units.get(name, name) for name in problems]),
     )
 
 
-def _check_names(task: str, names: Sequence[Sequence[str]]) -> None:
+def _check_names(first: _TaskAnswers, second: _TaskAnswers) -> None:
     """Raise KvatlasError if problems are numbered, and the numbers of a side are those of the other one, shifted."""
     numbers = []
-    for of_side in names:
-        matches = [re.fullmatch(r"(.*?)(\d+)", name) for name in of_side]
+    for side in (first, second):
+        matches = [re.fullmatch(r"(.*?)(\d+)", name) for name in side.asked]
         if None in matches or len({match[1] for match in matches if match is not None}) > 1:
             return
         numbers.append([int(match[2]) for match in matches if match is not None])
     ends = [(min(of_side), max(of_side)) for of_side in numbers]
     if (ends[0][0] - ends[1][0]) * (ends[0][1] - ends[1][1]) > 0:
         raise KvatlasError(
-            f"Problems of {task!r} are numbered from {ends[0][0]} to {ends[0][1]} before and from {ends[1][0]} to "
-            f"{ends[1][1]} after, and a side has no text of their questions: names alone would pair other questions."
+            f"Problems of {first.task!r} are numbered from {ends[0][0]} to {ends[0][1]} before and from {ends[1][0]} "
+            f"to {ends[1][1]} after, and a side has no text of their questions: names alone would pair other questions."
         )
 
 
@@ -384,7 +385,7 @@ def _check_same(task: str, pairs: Sequence[tuple[str, _AskedProblem, _AskedProbl
         )
 
 
-def _task_notes(pairs: TaskPairs, names: tuple[str, str]) -> list[str]:
+def _task_notes(pairs: TaskPairs) -> list[str]:
     """Return notes on problems that are one unit, on unequal numbers of samples, and on missing answers."""
     notes = []
     if pairs.clusters is not None:
@@ -398,27 +399,27 @@ def _task_notes(pairs: TaskPairs, names: tuple[str, str]) -> list[str]:
         notes.append(
             f"{pairs.task} has {before} samples of a problem before and {after} after: means over all are compared"
         )
-    for count, name, grid in zip(pairs.missing, names, (pairs.before, pairs.after), strict=True):
-        if count:
-            notes.append(
-                f"{name} lacks {count:,} of {grid.scores.size:,} answers of {pairs.task}; they count as the worst case"
-            )
+    for grid in (pairs.before, pairs.after):
+        if grid.missing:
+            lacking = f"{grid.side} lacks {grid.missing:,} of {grid.scores.size:,} answers of {pairs.task}"
+            notes.append(f"{lacking}; they count as the worst case")
     return notes
 
 
-def _check_missing(pairs: TaskPairs, names: tuple[str, str]) -> None:
+def _check_missing(pairs: TaskPairs) -> None:
     """Raise KvatlasError if too many answers of a task are missing."""
     is_missing = np.isnan(pairs.losses)
     if is_missing.sum() <= MOST_MISSING * is_missing.size:
         return
     lacking = []
     unpaired = []
-    for name, grid, missing in zip(names, (pairs.before, pairs.after), pairs.missing, strict=True):
-        unpaired.append([pairs.problems[row] for row, name_here in enumerate(grid.names) if name_here is None])
-        if missing:
+    for grid in (pairs.before, pairs.after):
+        unpaired.append([pairs.problems[row] for row, name in enumerate(grid.names) if name is None])
+        if grid.missing:
             rows = np.flatnonzero(np.isnan(grid.scores).any(1))[:NAMED]
             problems = ", ".join(pairs.problems[row] for row in rows)
-            lacking.append(f"{name!r} lacks {missing:,} of {grid.scores.size:,} answers (as problem {problems})")
+            answers = f"{grid.missing:,} of {grid.scores.size:,} answers"
+            lacking.append(f"{grid.side!r} lacks {answers} (as problem {problems})")
     # What a side lacks has the name that the other gives it.
     alike = _alike_names(unpaired[1], unpaired[0])
     raise KvatlasError(

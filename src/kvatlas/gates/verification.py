@@ -20,7 +20,6 @@ from kvatlas.engines.client import Endpoint
 from kvatlas.gates.endpoints import measured_sides
 from kvatlas.gates.gate_result import JudgedChange, gate_text
 from kvatlas.gates.judgement import Verdict, judge_pairs
-from kvatlas.gates.outcomes import SideOptions
 from kvatlas.gates.pairing import pair_answers
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.texts import NEAR, Departures, departure_p, most_unseen
@@ -61,11 +60,11 @@ def verification(
     comparisons: dict[str, dict[str, Any] | None] = {"full": None}
     lengths: list[Difference | None] = []
     for which, setting in settings.items():
-        sides = measured_sides(reference, setting, endpoint, folder, traces, SideOptions(), names[which])
+        sides = measured_sides(reference, setting, endpoint, folder, traces, names[which])
         # The checks tell of other prompts, and no card of an endpoint tells anything.
         pairs = replace(pair_answers(*sides, allow=("prompts", "missing")), differences=())
         claim = None if reference.run.claim is Claim.THESE else Claim.LIKE
-        judgement = judge_pairs(pairs, margin, claim, *sides, both_ways=True)
+        judgement = judge_pairs(pairs, margin, claim, both_ways=True)
         change = JudgedChange(*sides, pairs, judgement)
         verdict, words = _verdict_in_words(change, f"{100 * margin:g} points")
         sentence = f"{endpoint.url} against {names[which]}: {words}. {gate_text(change)}"

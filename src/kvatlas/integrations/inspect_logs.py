@@ -357,18 +357,16 @@ def _check_samples(read: EvalLog, samples: Sequence[EvalSample], where: str) -> 
 
 def _check_whole_log(read: EvalLog, samples: Sequence[EvalSample], epochs: int, where: str) -> None:
     """Raise KvatlasError for a log that lacks samples of its data set, or has others."""
-    seen = {(str(sample.id), sample.epoch) for sample in samples}
-    names = dict.fromkeys(id_ for id_, _ in seen)
-    ids = dict.fromkeys(str(id_) for id_ in read.eval.dataset.sample_ids or names)
-    strange = sorted(names.keys() - ids.keys())
+    counts = Counter(str(sample.id) for sample in samples)
+    ids = dict.fromkeys(map(str, read.eval.dataset.sample_ids or counts))
+    strange = sorted(counts.keys() - ids.keys())
     if strange:
         raise KvatlasError(f"{where} has the sample {strange[0]!r}, which its data set lacks.")
 
     # Samples that ended in an error are in the log, too.
-    missing = len(ids) * epochs - len(seen)
+    missing = len(ids) * epochs - len(samples)
     if missing:
         # Epochs of a damaged log are of any number: no list of them is made.
-        counts = Counter(id_ for id_, _ in seen)
         first = next(id_ for id_ in ids if counts[id_] < epochs)
         of_all = f"{missing:,} of the {len(ids) * epochs:,} samples of its data set and epochs"
         raise KvatlasError(f"{where} lacks {of_all} (first {first!r}); expected the whole log.")
@@ -379,9 +377,9 @@ def _check_whole_log(read: EvalLog, samples: Sequence[EvalSample], epochs: int, 
         counted = read.results.total_samples if read.results else 0
         if read.eval.config.limit is None:
             counted = max(counted, (read.eval.dataset.samples or 0) * epochs)
-    if counted > len(seen):
+    if counted > len(samples):
         raise KvatlasError(
-            f"{where} has {len(seen):,} samples of the {counted:,} that it counts; expected all of them."
+            f"{where} has {len(samples):,} samples of the {counted:,} that it counts; expected all of them."
         )
 
 

@@ -136,16 +136,14 @@ class RequestHandle:
         self._text = ask.detokenizer(self.model)
         #: The new tokens so far: the engine's own list.
         self.tokens: Sequence[int] = ()
-        self._gone = False
 
     def cancel(self) -> None:
         """End the request, because its client has disconnected."""
-        self._gone = True
+        self.generation.cancel()
         self.service.drop(self)
 
     def fail(self, error: KvatlasError) -> None:
         """End the request with an error."""
-        self._gone = True
         with contextlib.suppress(InvalidStateError):
             self.generation.set_exception(error)
 
@@ -154,7 +152,7 @@ class RequestHandle:
         self.tokens = tokens
         if self.ask.stop:
             self._text.push(tokens)
-        return self._gone or self._text.stopped
+        return self.generation.done() or self._text.stopped
 
     async def finished(self) -> Generation[RequestHandle]:
         """Wait for the generation; cancelling the waiting task cancels the request."""
