@@ -27,28 +27,28 @@ AtMost2048 = Field(max_length=2048)
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
-class StreamOptions(BaseModel):
-    """The request for usage in the last piece of a stream. `include_obfuscation` has no effect."""
+class RequestPart(BaseModel):
+    """An object of a request: its fields have their exact types, and no other names."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(RequestPart):
+    """The request for usage in the last piece of a stream. `include_obfuscation` has no effect."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class TextPart(BaseModel):
+class TextPart(RequestPart):
     """A text part of a message."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(RequestPart):
     """One message of a conversation; the thinking of earlier answers is ignored."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     ignored: ClassVar[tuple[str, ...]] = ("name", "reasoning_content", "reasoning", "refusal", "annotations")
 
@@ -74,10 +74,8 @@ class ChatMessage(BaseModel):
         return {"role": role, "content": "".join(block.text for block in self.content)}
 
 
-class Generating(BaseModel):
+class Generating(RequestPart):
     """Fields of both endpoints; None and neutral values have no effect."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     #: Unsupported fields of the API, with their neutral values.
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
