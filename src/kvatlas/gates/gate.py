@@ -104,7 +104,7 @@ def gate(
         for row in (*pairs.sampling, *unknown):
             raise KvatlasError(f"--strict: {row.name} is {row.before} before and {row.after} after.")
     judgement = judge_pairs(pairs, margin, chosen, disagreement)
-    return GateResult(first, second, pairs, judgement, floor)
+    return GateResult(pairs, judgement, floor)
 
 
 def _noise_floor(base: Side, again: Side, allow: Sequence[str], margin: float, claim: Claim | None) -> JudgedChange:
@@ -115,7 +115,7 @@ def _noise_floor(base: Side, again: Side, allow: Sequence[str], margin: float, c
         raise KvatlasError(
             f"{again.name!r} is no second run of {base.name!r}: {row.name} is {row.before} and {row.after}."
         )
-    return JudgedChange(base, again, pairs, judge_pairs(pairs, margin, claim))
+    return JudgedChange(pairs, judge_pairs(pairs, margin, claim))
 
 
 def _check_options(options: SideOptions, sides: Sequence[Side]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from kvatlas.core import Claim, Status, percent
 from kvatlas.gates.cards import ENTRIES, MOST_NEW_TOKENS, UNKNOWN
 from kvatlas.gates.judgement import EXIT_CODES, Judgement, TaskVerdict, Verdict
-from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
+from kvatlas.gates.outcomes import AnswerName, AnswerTexts
 from kvatlas.gates.pairing import PairedAnswers, TaskPairs
 from kvatlas.stats.run_data import MOST_COPIED, copies_clause
 from kvatlas.text import counted, digits_apart, limit_text, margin_text, percent_text, signed, visible
@@ -50,13 +50,11 @@ class ChangedProblem:
 
 @dataclass(frozen=True)
 class JudgedChange:
-    """Two sides, their pairs, and the verdict; `repeat` is the same of two runs of the side before, if they were given.
+    """The pairs of two sides, and the verdict; `repeat` is the same of two runs of the side before, if they were given.
 
     `str` gives its text, notebooks show it; `to_dict` gives the data of `kvatlas gate --json`.
     """
 
-    before: Side
-    after: Side
     pairs: PairedAnswers
     judgement: Judgement
     repeat: JudgedChange | None = None
@@ -138,8 +136,8 @@ class JudgedChange:
 
     def texts(self, problems: Sequence[ChangedProblem]) -> tuple[list[AnswerTexts | None], list[AnswerTexts | None]]:
         """Return question and text of the answers to changed problems on both sides, None where a log has none."""
-        before = self.before.texts([problem.names[0] for problem in problems])
-        after = self.after.texts([problem.names[1] for problem in problems])
+        before = self.pairs.before.texts([problem.names[0] for problem in problems])
+        after = self.pairs.after.texts([problem.names[1] for problem in problems])
         return (
             [before.get(problem.names[0]) for problem in problems],
             [after.get(problem.names[1]) for problem in problems],
@@ -147,7 +145,7 @@ class JudgedChange:
 
     def side_data(self, index: int) -> dict[str, Any]:
         """Return what is known of one side, 0 before and 1 after: its shares and its answers by their ending."""
-        side = (self.before, self.after)[index]
+        side = (self.pairs.before, self.pairs.after)[index]
         grids = [(task.before, task.after)[index] for task in self.pairs.tasks]
         return {
             "name": side.name,
@@ -193,7 +191,7 @@ class JudgedChange:
         length = None
         if judgement.length is not None:
             length = {
-                "unit": self.before.length_unit,
+                "unit": self.pairs.before.length_unit,
                 "change": round(judgement.length.value, 4),
                 "low": round(judgement.length.low, 4),
                 "high": round(judgement.length.high, 4),
@@ -240,7 +238,7 @@ class JudgedChange:
         judgement = self.judgement
         lost, gained = judgement.changed
         return {
-            "name": self.after.name,
+            "name": self.pairs.after.name,
             "verdict": self.verdict,
             "flips": lost + gained,
             "lost": lost,
@@ -337,8 +335,8 @@ def gate_text(result: JudgedChange) -> str:
     if clauses:
         sentences.append(f"Answers: {'; '.join(clauses)}.")
     length = judgement.length
-    if length is not None and result.before.length_unit == result.after.length_unit:
-        unit = result.before.length_unit
+    if length is not None and result.pairs.before.length_unit == result.pairs.after.length_unit:
+        unit = result.pairs.before.length_unit
         word = "longer" if length.value >= 0 else "shorter"
         sentences.append(
             f"Answers are {abs(length.value):,.0f} {unit} {word} on average (95 %: {length.low:+,.0f} to "
@@ -417,7 +415,7 @@ def _without_box(answers: Sequence[AnswerTexts | None]) -> int:
 
 def _cut_text(result: JudgedChange, index: int) -> str:
     """Return that answers of a side were perhaps cut, with the limits that its log names."""
-    cards = (result.before, result.after)[index].cards.values()
+    cards = (result.pairs.before, result.pairs.after)[index].cards.values()
     limits = dict.fromkeys((card.sampling or {}).get(MOST_NEW_TOKENS) for card in cards)
     named = " or ".join(limit for limit in limits if limit)
     return f"perhaps cut: {named} new tokens" if named else "perhaps cut"
@@ -507,7 +505,7 @@ def _is_told_first(result: JudgedChange, note: str) -> bool:
     """Return whether a note asks something, or tells of an endpoint, as that its answers are old."""
     if note.endswith("?"):
         return True
-    sides = (result.before, result.after)
+    sides = (result.pairs.before, result.pairs.after)
     return any(side.kind == "endpoint" and note.removeprefix(f"{side.name}: ") in side.notes for side in sides)
 
 

@@ -295,12 +295,8 @@ def _settling_size(tasks: Sequence[TaskPairs], claim: Claim, margin: float, both
         least: float = sum(provable_sizes(sizes, margin - max(loss, 0.0), limits)) / sum(sizes)
         times = max(times, least)
 
-    if times > MOST_TIMES:
-        return None
-    if claim is Claim.LIKE:
-        return math.ceil(times * len(values))
-    samples: int = max(task.losses.shape[1] for task in tasks)
-    return math.ceil(times * samples)
+    count = len(values) if claim is Claim.LIKE else max(task.losses.shape[1] for task in tasks)
+    return None if times > MOST_TIMES else math.ceil(times * count)
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------

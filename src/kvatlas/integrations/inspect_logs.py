@@ -55,10 +55,7 @@ CUT = ("max_tokens", "model_length")
 #: Names of metrics that every run has.
 _TAKEN = ("progress", "pass@", "maj@", "graded:")
 #: Errors of a file that is no log.
-_DAMAGE = (
-    *(LookupError, ValueError, TypeError, OSError, EOFError, RecursionError),
-    *(zipfile.BadZipFile, zlib.error),
-)
+_DAMAGE = (LookupError, ValueError, TypeError, OSError, EOFError, RecursionError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
