@@ -141,7 +141,7 @@ def test_nothing_is_proven_where_nothing_could_be_lost(tmp_path: Path) -> None:
 
 def as_one_thing(folder: Path, before: Floats, after: Floats, margin: float, claim: Claim | None = None) -> Judgement:
     result = judged(folder, before, after, 100 * margin)
-    return judge_pairs(result.pairs, margin, claim, result.before, result.after, both_ways=True)
+    return judge_pairs(result.pairs, margin, claim, both_ways=True)
 
 
 @pytest.mark.parametrize(

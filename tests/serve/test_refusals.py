@@ -92,6 +92,7 @@ def test_a_body_without_a_length_is_read_no_further_than_the_limit(service: Serv
         ({"messages": [{"role": "user", "content": "w " * 90}]}, "kv_budget 72 is too small for this prompt"),
         ({"policy": {"policy": "full"}}, "policy is not known."),
         ({"temperature": 9}, "temperature: Input should be less than or equal to 2."),
+        ({"top_p": 0}, "top_p: Input should be greater than 0."),
         ({"max_tokens": 5000}, "The model has 1536 positions: a prompt of"),
         ({"logprobs": True}, "logprobs is not supported."),
         (

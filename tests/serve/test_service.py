@@ -125,8 +125,8 @@ def test_room_and_sampling_are_checked(model: ModelHandle) -> None:
         room_for(model, policy, (1,) * 24, 1513)
     with pytest.raises(KvatlasError, match="prompt is empty"):
         room_for(model, policy, (), 1)
-    with pytest.raises(KvatlasError, match=r"top_p: expected a number in \(0, 1\], got 0"):
-        sampling_with(SAMPLING, top_p=0)
+    with pytest.raises(KvatlasError, match=r"temperature: expected a number in \[0, 10\], got 11"):
+        sampling_with(SAMPLING, temperature=11)
 
 
 def test_streams_differ_by_seed_prompt_and_sample() -> None:

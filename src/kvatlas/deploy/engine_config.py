@@ -208,8 +208,7 @@ def export_setting(
     configuration names, `thinking` says how prompts open thinking. Raises KvatlasError for an unknown target or policy
     and, unless `nearest`, for each parameter that the target cannot express.
     """
-    check_engine(name)
-    target = TARGETS[name]
+    target = TARGETS[check_engine(name)]
     thinking = thinking or OpenedThinking()
     policy = policies.of_engine(setting)
     if not isinstance(policy, CompressingPolicy):
@@ -222,8 +221,8 @@ def export_setting(
 
     if target.runs_ours:
         lacking = {"thinking_tokens": policy.cap is not None, "keys and values of few bits": policy.storage.packed}
-        if any(lacking.values()):
-            needs = ", ".join(what for what, is_asked in lacking.items() if is_asked)
+        needs = ", ".join(what for what, is_needed in lacking.items() if is_needed)
+        if needs:
             raise KvatlasError(f"{setting} needs {needs}, which {name} does not have.")
         values = {"policy": setting.policy, **setting.values}
         return Exported(target.text.format(setting=json.dumps(values)), setting, ())
@@ -300,17 +299,13 @@ def _values_with_every(
         return values, []
 
     # The target's budget counts the prompt, or the tokens of thinking alone.
-    excludes_prompt = only == "thinking"
-    if only is None:
-        excludes_prompt = "thinking" in (policy.budget.ratio_over, policy.budget.budget_over)
+    counted_over = (policy.budget.ratio_over, policy.budget.budget_over)
+    excludes_prompt = "thinking" in (counted_over if only is None else (only,))
     # Ratio, budget and target all count the prompt, or none of them does.
-    is_exact = {policy.budget.ratio_over == "thinking", policy.budget.budget_over == "thinking"} == {excludes_prompt}
-    if is_exact:
-        assumed_prompt = 0
-    elif prompt is None:
+    is_exact = {over == "thinking" for over in counted_over} == {excludes_prompt}
+    if not is_exact and prompt is None:
         raise KvatlasError("The length of prompts is unknown: make a map with `every`, and without `ratio`.")
-    else:
-        assumed_prompt = prompt
+    assumed_prompt = 0 if is_exact else prompt or 0
 
     # The tokens at a compression with the prompt, and those that stay whatever the ratio is.
     total = budget
@@ -342,12 +337,11 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
 
     The configuration begins with a comment: the cell with its values and intervals, and the changes.
     """
-    check_engine(target)
     check_new_folder(folder)
     reference = MeasuredCell.from_run(run, cell)
-    prompts = [trace.usage.prompt_tokens for trace in reference.traces(reference.setting).values()]
-    reported = [count for count in prompts if count is not None]
-    typical_prompt = int(median(reported)) if reported else None
+    usages = [trace.usage for trace in reference.traces(reference.setting).values()]
+    prompts = [usage.prompt_tokens for usage in usages if usage.prompt_tokens is not None]
+    typical_prompt = int(median(prompts)) if prompts else None
     statistics = folder.absolute() / "statistics.pt"
     thinking = OpenedThinking()
     if CAP in reference.setting.values and (model := reference.handle()) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvatlas import __version__, policies
 from kvatlas.answers.reading import JOINED, read_text
@@ -39,14 +39,13 @@ def ask_measured(
     folder: Path,
     *,
     problems: int | None = None,
-    samples: int | None = None,
     concurrency: int = 8,
     again: bool = False,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[AskedAnswers, list[Trace]]:
     """Ask an endpoint the questions of a measured cell with its sampling, as `ask_in_folder` does.
 
-    `problems` limits each benchmark to its first problems, `samples` each problem to its first samples.
+    `problems` limits each benchmark to its first problems.
     """
     endpoint.check_model()
     by_name = reference.benchmarks()
@@ -58,8 +57,7 @@ def ask_measured(
         ids = cell.problems[:problems]
         chosen = set(ids)
         questions = [each for each in problems_of(benchmark, measured.spec["problems"]) if each.id in chosen]
-        count = min(samples or cell.samples, cell.samples)
-        expected = replace(cell, setting=setting, problems=ids, samples=count, baseline=True)
+        expected = replace(cell, setting=setting, problems=ids, baseline=True)
         cells.append(AskedCell(endpoint, expected, benchmark, questions, reference.sampling, measured.spec["seed"]))
 
     verified = {"against": str(reference.setting), "model": reference.model, "server": dict(endpoint.about)}
@@ -96,8 +94,7 @@ def read_texts(
             f"The texts of {reference.setting} cannot be compared: no trace of the run was compressed under it; leave "
             "out --texts, or name a cell with a smaller budget."
         )
-    options: dict[str, Any] = {"concurrency": concurrency, "again": again, "on_trace": on_trace}
-    ask_measured(endpoint, greedy, folder, samples=1, **options)
+    ask_measured(endpoint, greedy, folder, concurrency=concurrency, again=again, on_trace=on_trace)
 
     by_name = reference.benchmarks()
     opening = "" if model.opens_thinking else model.thinking.open
@@ -143,7 +140,7 @@ def read_under_policy(
     if requests:
         for _ in Engine(model, model.load(), [policy], sampling, min(BATCH_SIZE, len(requests))).run(requests):
             pass
-    return [note.departures() for note in notes]
+    return [note.departures for note in notes]
 
 
 def _uncompressed(policy: Policy, prompt: int) -> int:
@@ -159,27 +156,24 @@ class _ScriptReader:
         self.prompt = prompt
         self.script = script
         self.first = first
-        # Each list holds a count before the first compression and one after it.
-        self.near = [0, 0]
-        self.other = [0, 0]
-        self.far = [0, 0]
-        self.gap = [0.0, 0.0]
+        self.departures = Departures([first - 1, len(script) - first])
 
     def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
         """Return logits [vocabulary] that allow only the script's token."""
         at = len(tokens) - self.prompt
         written = self.script[at]
         side = int(at >= self.first)
+        counts = self.departures
         top = logits.float().topk(2)
         most, second = top.values.tolist()
         likeliest = int(top.indices[0])
         if at:
-            self.near[side] += most - second < NEAR
+            counts.near[side] += most - second < NEAR
             if likeliest != written and not self._same_text(at, likeliest):
                 gap = most - float(logits[written])
-                self.other[side] += 1
-                self.far[side] += gap > NEAR
-                self.gap[side] = max(self.gap[side], gap)
+                counts.other[side] += 1
+                counts.far[side] += gap > NEAR
+                counts.gap[side] = max(counts.gap[side], gap)
 
         forced = logits.new_full(logits.shape, float("-inf"))
         forced[written] = 0
@@ -190,11 +184,6 @@ class _ScriptReader:
         decode = self.model.tokenizer.decode
         ahead = str(decode(list(self.script[at - 1 : at + 16]), skip_special_tokens=False))
         return ahead.startswith(str(decode([self.script[at - 1], likeliest], skip_special_tokens=False)))
-
-    def departures(self) -> Departures:
-        """Return the counts before and after the first compression."""
-        tokens = (self.first - 1, len(self.script) - self.first)
-        return Departures(tokens, tuple(self.near), tuple(self.other), tuple(self.far), tuple(self.gap))
 
 
 def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
@@ -224,7 +213,7 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
 def _greedy_cell(reference: MeasuredCell, policy: Policy, problems: int) -> MeasuredCell:
     """Return the cell at temperature 0 on so many problems with compressed traces, divided among the benchmarks.
 
-    Answers are limited to the length that is read.
+    Each problem has one answer, limited to the length that is read.
     """
     traces = reference.traces(reference.setting)
     prompts = {key[:2]: trace.usage.prompt_tokens or 0 for key, trace in traces.items() if trace.usage.compressions}
@@ -233,7 +222,8 @@ def _greedy_cell(reference: MeasuredCell, policy: Policy, problems: int) -> Meas
     cells = []
     for cell in reference.cells:
         compressed = tuple(id_ for id_ in cell.problems if (cell.benchmark, id_) in prompts)[:share]
-        cells += [replace(cell, problems=compressed)] if compressed else []
+        if compressed:
+            cells.append(replace(cell, problems=compressed, samples=1))
     limit = min(most, int(reference.sampling["max_new_tokens"]))
     sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": limit}
     return replace(reference, sampling=sampling, cells=tuple(cells))

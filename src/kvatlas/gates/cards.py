@@ -160,8 +160,9 @@ def shared_card(cards: Mapping[str, Card], runs: Sequence[str], where: str) -> C
                     f"{where} holds logs of one task under unlike conditions: {row.condition} is {row.before!r} in "
                     f"{names[0]} and {row.after!r} in {name}. Name one of them."
                 )
-    if is_drawn([first]) is False or len(set(runs)) < len(names):
-        why = "at temperature 0" if is_drawn([first]) is False else "of one run"
+    is_greedy = is_drawn([first]) is False
+    if is_greedy or len(set(runs)) < len(names):
+        why = "at temperature 0" if is_greedy else "of one run"
         raise KvatlasError(
             f"{where} holds {len(cards)} logs of one task {why} ({', '.join(names)}), which are no samples: one is an "
             "older run, or a copy. Name one of them."
@@ -171,35 +172,27 @@ def shared_card(cards: Mapping[str, Card], runs: Sequence[str], where: str) -> C
     return replace(first, entries={name: value for name, value in first.entries.items() if name != "seed"})
 
 
-class CardComparison(NamedTuple):
-    """The differences between two sides, those of sampling and what is told with it, and what is unknown."""
+def compare_cards(
+    before: Mapping[str, Card], after: Mapping[str, Card], tasks: Mapping[str, str]
+) -> tuple[list[ConditionDifference], list[ConditionDifference], list[ConditionDifference]]:
+    """Return all differences of two sides, those of sampling and what is told with it, and what is unknown.
 
-    differences: tuple[ConditionDifference, ...]
-    sampling: tuple[ConditionDifference, ...]
-    unknown: tuple[ConditionDifference, ...]
-
-
-def compare_cards(before: Mapping[str, Card], after: Mapping[str, Card], tasks: Mapping[str, str]) -> CardComparison:
-    """Return what differs between the cards of two sides; `tasks` map names of tasks before to those after.
-
-    A difference of some tasks alone is named after the first of them.
+    `tasks` map names of tasks before to those after. A difference of some tasks alone is named after the first of them.
     """
-    kinds: tuple[dict[ConditionDifference, list[str]], ...] = ({}, {}, {})
+    tasks_by_row: dict[tuple[int, ConditionDifference], list[str]] = {}
     for task, other in tasks.items():
         for kind, rows in enumerate(before.get(task, Card()).compare(after.get(other, Card()))):
             for row in rows:
-                kinds[2 if row.is_unknown else kind].setdefault(row, []).append(task)
+                tasks_by_row.setdefault((2 if row.is_unknown else kind, row), []).append(task)
 
-    named: list[tuple[ConditionDifference, ...]] = []
-    for rows_with_tasks in kinds:
-        rows = []
-        for row, of_row in rows_with_tasks.items():
-            is_of_all = len(of_row) == len(tasks)
-            rows.append(row if is_of_all else row._replace(task=of_row[0]))
-        named.append(tuple(rows))
-    entries, sampling, unknown = named
+    entries: list[ConditionDifference] = []
+    sampling: list[ConditionDifference] = []
+    unknown: list[ConditionDifference] = []
+    for (kind, row), of_row in tasks_by_row.items():
+        is_of_all = len(of_row) == len(tasks)
+        (entries, sampling, unknown)[kind].append(row if is_of_all else row._replace(task=of_row[0]))
     told_first = [row for row in entries if row.condition in TOLD_FIRST]
-    return CardComparison((*entries, *sampling), (*told_first, *sampling), unknown)
+    return [*entries, *sampling], [*told_first, *sampling], unknown
 
 
 def check_allowed(differences: Collection[ConditionDifference], allow: Collection[str]) -> None:
@@ -242,8 +235,12 @@ def more_is_better(metric: str) -> bool | None:
     return True if is_known and any(map(_MORE.fullmatch, words)) else None
 
 
-def check_direction(metric: str, task: str, is_better: bool | None, allow: Collection[str]) -> None:
-    """Raise KvatlasError for a metric of which less is better, or of which that is unknown."""
+def check_direction(metric: str, task: str, allow: Collection[str], higher: Any = None) -> None:
+    """Raise KvatlasError for a metric of which less is better, or of which that is unknown.
+
+    `higher` says whether more is better where it is True or False, else the name of the metric does.
+    """
+    is_better = higher if isinstance(higher, bool) else more_is_better(metric)
     if is_better is False:
         raise KvatlasError(f"Of {metric!r} of {task} less is better; name a metric of right answers with --metric.")
     if is_better is None and "grading" not in allow:

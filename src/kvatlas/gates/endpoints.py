@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,6 @@ from kvatlas import __version__, benchmarks
 from kvatlas.class_files import permit
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.engines.asking import (
-    AskedAnswers,
     AskedCell,
     ask_in_folder,
     differing_prompts,
@@ -59,11 +58,7 @@ class Asking:
 
 
 def endpoint_sides(
-    before: str,
-    after: str,
-    asking: Asking,
-    options: SideOptions,
-    on_trace: Callable[[int, int], None] = lambda done, total: None,
+    before: str, after: str, asking: Asking, options: SideOptions, on_trace: Callable[[int, int], None]
 ) -> tuple[Side, Side]:
     """Ask the questions that have no stored answer yet, both endpoints in turn, and return both sides.
 
@@ -110,33 +105,33 @@ def endpoint_sides(
 
     sides = []
     for endpoint in endpoints:
-        side = side_of_setting(asking.answers, endpoint.model, served_setting(endpoint), endpoint.url, options)
-        side = _endpoint_side(side, endpoint, answers, traces, asking.max_new_tokens)
-        sides.append(_asked_side(side, {(trace.benchmark, trace.problem) for trace in traces}, traces))
+        setting = served_setting(endpoint)
+        of_side = [trace for trace in traces if trace.setting == setting]
+        notes = [other_models(of_side), finish_faults(of_side, asking.max_new_tokens)]
+        # A note that both sides have stands once.
+        if not answers.all_new:
+            notes.append(str(answers))
+        side = side_of_setting(asking.answers, endpoint.model, setting, endpoint.url, options)
+        side = replace(side, kind="endpoint", notes=tuple(note.removesuffix(".") for note in notes if note))
+        sides.append(_asked_side(side, traces, traces))
     return sides[0], sides[1]
 
 
 def measured_sides(
-    reference: MeasuredCell,
-    setting: Setting,
-    endpoint: Endpoint,
-    folder: Path,
-    traces: Sequence[Trace],
-    options: SideOptions,
-    name: str,
+    reference: MeasuredCell, setting: Setting, endpoint: Endpoint, folder: Path, traces: Sequence[Trace], name: str
 ) -> tuple[Side, Side]:
     """Return the sides of a setting of a run and of an endpoint that was asked the questions of that run.
 
     Its answers are `traces`, and stored in `folder`; `name` is that of the side of the run.
     """
+    options = SideOptions()
     measured = side_of_setting(Path(reference.run.folder or ""), reference.model, setting, name, options)
     served = side_of_setting(folder, reference.model, served_setting(endpoint), endpoint.url, options)
     served = replace(served, independent=reference.sampling["temperature"] > 0)
 
     # Both may hold more problems than were asked now.
-    problems = {(trace.benchmark, trace.problem) for trace in traces}
     both = [*traces, *reference.traces(setting).values()]
-    return _asked_side(measured, problems, both), _asked_side(served, problems, both)
+    return _asked_side(measured, traces, both), _asked_side(served, traces, both)
 
 
 def _check_same_comparison(folder: Path, manifest: Manifest) -> None:
@@ -163,22 +158,13 @@ def _check_same_comparison(folder: Path, manifest: Manifest) -> None:
     )
 
 
-def _endpoint_side(side: Side, endpoint: Endpoint, answers: AskedAnswers, traces: Sequence[Trace], most: int) -> Side:
-    """Return the side of an endpoint with notes on stored answers, the model and the ends of its answers."""
-    of_side = [trace for trace in traces if trace.setting == served_setting(endpoint)]
-    notes = [other_models(of_side), finish_faults(of_side, most)]
-    # A note that both sides have stands once.
-    if not answers.all_new:
-        notes.append(str(answers))
-    return replace(side, kind="endpoint", notes=tuple(note.removesuffix(".") for note in notes if note))
+def _asked_side(side: Side, asked: Sequence[Trace], both: Sequence[Trace]) -> Side:
+    """Return a side with the answers to the problems that were `asked`.
 
-
-def _asked_side(side: Side, problems: Collection[tuple[str, str]], traces: Sequence[Trace]) -> Side:
-    """Return a side with the answers to some problems.
-
-    They tell which of their prompts had other tokens on the other side; `traces` are those of both sides.
+    They tell which of their prompts had other tokens on the other side, by the traces of both sides.
     """
-    unlike = set(differing_prompts(traces))
+    problems = {(trace.benchmark, trace.problem) for trace in asked}
+    unlike = set(differing_prompts(both))
 
     def read() -> Iterator[GradedAnswer]:
         for answer in side.read():

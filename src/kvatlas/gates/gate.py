@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import zlib
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas.core import Claim, KvatlasError, has_problem_suffix, reason
+from kvatlas.core import Claim, KvatlasError, has_problem_suffix, refusal
 from kvatlas.gates import lm_eval_logs
 from kvatlas.gates.endpoints import Asking, endpoint_sides
 from kvatlas.gates.gate_result import JudgedChange
@@ -102,8 +103,8 @@ def gate(
         unknown = [item for item in pairs.unknown if item.condition == "sampling" and item.before != item.after]
         for row in (*pairs.sampling, *unknown):
             raise KvatlasError(f"--strict: {row.name} is {row.before} before and {row.after} after.")
-    judgement = judge_pairs(pairs, margin, chosen, first, second, disagreement)
-    return GateResult(first, second, pairs, judgement, floor)
+    judgement = judge_pairs(pairs, margin, chosen, disagreement)
+    return GateResult(pairs, judgement, floor)
 
 
 def _noise_floor(base: Side, again: Side, allow: Sequence[str], margin: float, claim: Claim | None) -> JudgedChange:
@@ -114,19 +115,18 @@ def _noise_floor(base: Side, again: Side, allow: Sequence[str], margin: float, c
         raise KvatlasError(
             f"{again.name!r} is no second run of {base.name!r}: {row.name} is {row.before} and {row.after}."
         )
-    return JudgedChange(base, again, pairs, judge_pairs(pairs, margin, claim, base, again))
+    return JudgedChange(pairs, judge_pairs(pairs, margin, claim))
 
 
 def _check_options(options: SideOptions, sides: Sequence[Side]) -> None:
     """Raise KvatlasError for sides that read one file or cell, and for an option that no side has a use for."""
-    for index, side in enumerate(sides):
-        for other in sides[:index]:
-            if side.sources & other.sources:
-                repeat = "--repeat " if index == 2 else ""
-                raise KvatlasError(
-                    f"{other.name!r} and {repeat}{side.name!r} are the same answers, so there is nothing to compare; "
-                    "two runs of one model with other seeds tell how far chance alone moves the score."
-                )
+    for other, side in itertools.combinations(sides, 2):
+        if side.sources & other.sources:
+            repeat = "--repeat " if side in sides[2:] else ""
+            raise KvatlasError(
+                f"{other.name!r} and {repeat}{side.name!r} are the same answers, so there is nothing to compare; "
+                "two runs of one model with other seeds tell how far chance alone moves the score."
+            )
     if options.filter and all(side.kind != "lm-eval" for side in sides):
         article = "an" if sides[0].kind.startswith(("I", "e")) else "a"
         raise KvatlasError(
@@ -135,11 +135,7 @@ def _check_options(options: SideOptions, sides: Sequence[Side]) -> None:
 
 
 def _open_sides(
-    before: str,
-    after: str,
-    asking: Asking | None,
-    options: SideOptions,
-    on_trace: Callable[[int, int], None],
+    before: str, after: str, asking: Asking | None, options: SideOptions, on_trace: Callable[[int, int], None]
 ) -> tuple[Side, Side]:
     """Return both sides; endpoints are asked first."""
     addresses = [side for side in (before, after) if _is_address(side)]
@@ -211,13 +207,11 @@ def _kind_of_file(path: Path) -> str:
         return "Inspect log"
     if not name.endswith((".jsonl", ".json")):
         return ""
-    try:
-        with lm_eval_logs.open_text(path) as file:
-            # The first row, or the whole document.
-            is_rows = name.endswith(".jsonl")
-            text = next((line for line in file if line.strip()), "") if is_rows else file.read()
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise KvatlasError(f"{str(path)!r} cannot be read ({reason(error)}).") from error
+    # The first row, or the whole document.
+    is_rows = name.endswith(".jsonl")
+    faults = (OSError, EOFError, UnicodeDecodeError, zlib.error)
+    with refusal(f"{str(path)!r} cannot be read", *faults), lm_eval_logs.open_text(path) as file:
+        text = next((line for line in file if line.strip()), "") if is_rows else file.read()
 
     try:
         document = json.loads(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
 from kvatlas.figures.forest import LossSpan, Row, RowPanel, forest_figure
@@ -18,8 +18,6 @@ from kvatlas.text import margin_text, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from kvatlas.gates.outcomes import AnswerName
 
 #: Characters of texts on a page at most; further problems are named without them.
 TEXTS_LIMIT = 8_000_000
@@ -60,7 +58,7 @@ def gate_page(result: JudgedChange) -> str:
     template = environment.from_string((resources.files("kvatlas.gates") / "page.html").read_text("utf-8"))
 
     columns, *rows = task_rows(result)
-    changed, with_texts = _changed_rows(result)
+    texts = _texts_of_changes(result)
     return template.render(
         headline=gate_headline(result),
         verdict=result.verdict.split()[0],
@@ -71,41 +69,23 @@ def gate_page(result: JudgedChange) -> str:
         figure=base64.b64encode(rendered(gate_figure(result), ".svg")).decode(),
         differences=difference_lines(result),
         notes=note_lines(result),
-        changed=changed,
-        with_texts=with_texts,
-        left_out=with_texts < len(changed),
+        changed=list(zip(result.changed, texts, strict=True)),
+        with_texts=len(texts) - texts.count(None),
     )
 
 
-def _changed_rows(result: JudgedChange) -> tuple[list[dict[str, Any]], int]:
-    """Return the changed problems, and the number of those with texts."""
-    names: list[AnswerName] = []
-    for problem in result.changed:
-        names += problem.names
-    first, second = result.texts(names)
-
-    rows = []
+def _texts_of_changes(result: JudgedChange) -> list[tuple[str, str, str] | None]:
+    """Return question and both answers of each changed problem, as far as they are known and fit on a page."""
+    found: list[tuple[str, str, str] | None] = []
     room = TEXTS_LIMIT
-    with_texts = 0
-    for problem in result.changed:
-        row: dict[str, Any] = {
-            "name": f"{problem.task} {problem.problem}",
-            "before": f"{problem.before:g}",
-            "after": f"{problem.after:g}",
-            "samples": problem.samples,
-            "question": "",
-            "texts": None,
-        }
-        before = first.get(problem.names[0])
-        after = second.get(problem.names[1])
+    for before, after in zip(*result.texts(result.changed), strict=True):
+        texts = None
         if before is not None and after is not None:
             room -= len(before[0]) + len(before[1]) + len(after[1])
             if room >= 0:
-                row["question"] = before[0]
-                row["texts"] = (before[1], after[1])
-                with_texts += 1
-        rows.append(row)
-    return rows, with_texts
+                texts = (*before, after[1])
+        found.append(texts)
+    return found
 
 
 # -- figure ------------------------------------------------------------------------------------------------------------
@@ -115,9 +95,8 @@ def _changed_rows(result: JudgedChange) -> tuple[list[dict[str, Any]], int]:
 _STATES = {Verdict.KEEPS: State.WITHIN, Verdict.LOSES: State.BEYOND, Verdict.CANNOT_TELL: State.OPEN}
 
 
-def gate_figure(result: JudgedChange, options: FigureOptions | None = None) -> Figure:
+def gate_figure(result: JudgedChange) -> Figure:
     """Return a row for each task, and one for their mean: what is lost with its limits, beside the margin."""
-    options = options or FigureOptions(width=_WIDTH)
     judgement = result.judgement
     judged = [
         (task.pairs.task, task.pairs.changed, task.losses[judgement.claim], task.verdict)
@@ -139,5 +118,5 @@ def gate_figure(result: JudgedChange, options: FigureOptions | None = None) -> F
         key=key_of({row.state for row in rows if row.state is not None}, margin),
         title=gate_headline(result),
         about=["lines: from the lower to the upper limit of the loss", "lost, gained: answers"],
-        options=options,
+        options=FigureOptions(width=_WIDTH),
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from kvatlas.core import NO_ANSWERS, NOT_ENDED, Claim, percent
+from kvatlas.core import Claim, Status, percent
 from kvatlas.gates.cards import ENTRIES, MOST_NEW_TOKENS, UNKNOWN
 from kvatlas.gates.judgement import EXIT_CODES, Judgement, TaskVerdict, Verdict
-from kvatlas.gates.outcomes import AnswerName, AnswerTexts, Side
+from kvatlas.gates.outcomes import AnswerName, AnswerTexts
 from kvatlas.gates.pairing import PairedAnswers, TaskPairs
 from kvatlas.stats.run_data import MOST_COPIED, copies_clause
 from kvatlas.text import counted, digits_apart, limit_text, margin_text, percent_text, signed, visible
@@ -22,35 +22,39 @@ NAMED = 5
 #: Lost answers whose texts are read for a likely cause, and the share of the answers from which a cause is named.
 _READ = 200
 _MANY = 0.05
+#: Answers that did not end, and those that ended without an answer.
+TRUNCATED = [status for status in Status if not status.ended]
+NO_ANSWER = [status for status in Status if status.ended and not status.answered]
 #: The names of a loss and its limits in data.
 _LOSES = ("loses", "loses_low", "loses_high")
 _OF_CLAIM = {
-    Claim.THESE: "on these problems, however often they are sampled",
-    Claim.LIKE: "for problems like these",
+    Claim.THESE: "On these problems, however often they are sampled",
+    Claim.LIKE: "For problems like these",
 }
 
 
 @dataclass(frozen=True)
 class ChangedProblem:
-    """A problem whose number of right answers changed: scores before and after, summed over `samples`."""
+    """A problem whose number of right answers changed: scores before and after, summed over `samples`.
+
+    `names` are those of the answer that changed most, before and after.
+    """
 
     task: str
     problem: str
     before: float
     after: float
     samples: int
-    names: tuple[AnswerName, AnswerName]
+    names: Sequence[AnswerName]
 
 
 @dataclass(frozen=True)
 class JudgedChange:
-    """Two sides, their pairs, and the verdict; `repeat` is the same of two runs of the side before, if they were given.
+    """The pairs of two sides, and the verdict; `repeat` is the same of two runs of the side before, if they were given.
 
     `str` gives its text, notebooks show it; `to_dict` gives the data of `kvatlas gate --json`.
     """
 
-    before: Side
-    after: Side
     pairs: PairedAnswers
     judgement: Judgement
     repeat: JudgedChange | None = None
@@ -68,13 +72,9 @@ class JudgedChange:
     @cached_property
     def same_texts(self) -> bool:
         """True if both sides have texts and all of them are equal."""
-        for task in self.pairs.tasks:
-            before = task.before.fingerprints
-            after = task.after.fingerprints
-            # A fingerprint of 0 is that of an answer without a text.
-            if not (before.all() and after.all() and np.array_equal(before, after)):
-                return False
-        return True
+        pairs = [(task.before.fingerprints, task.after.fingerprints) for task in self.pairs.tasks]
+        # A fingerprint of 0 is that of an answer without a text.
+        return all(before.all() and np.array_equal(before, after) for before, after in pairs)
 
     @cached_property
     def equal_answers(self) -> str:
@@ -128,39 +128,32 @@ class JudgedChange:
             for row in np.flatnonzero(changes.any(1)).tolist():
                 # The sample of the texts: the one that changed most.
                 column = int(changes[row].argmax())
-                problems.append(
-                    ChangedProblem(
-                        task.task,
-                        task.problems[row],
-                        float(before[row]),
-                        float(after[row]),
-                        int(is_paired[row].sum()),
-                        (
-                            task.before.name_of(row, column * task.samples[0] // pairs),
-                            task.after.name_of(row, column * task.samples[1] // pairs),
-                        ),
-                    )
-                )
+                names = [grid.name_of(row, column, pairs) for grid in (task.before, task.after)]
+                numbers = (float(before[row]), float(after[row]), int(is_paired[row].sum()))
+                problems.append(ChangedProblem(task.task, task.problems[row], *numbers, names))
 
         return sorted(problems, key=lambda problem: problem.after - problem.before)
 
-    def texts(
-        self, names: Collection[AnswerName]
-    ) -> tuple[dict[AnswerName, AnswerTexts], dict[AnswerName, AnswerTexts]]:
-        """Return question and text of answers on both sides, as far as the logs have them."""
-        return dict(self.before.texts(names)), dict(self.after.texts(names))
+    def texts(self, problems: Sequence[ChangedProblem]) -> tuple[list[AnswerTexts | None], list[AnswerTexts | None]]:
+        """Return question and text of the answers to changed problems on both sides, None where a log has none."""
+        before = self.pairs.before.texts([problem.names[0] for problem in problems])
+        after = self.pairs.after.texts([problem.names[1] for problem in problems])
+        return (
+            [before.get(problem.names[0]) for problem in problems],
+            [after.get(problem.names[1]) for problem in problems],
+        )
 
     def side_data(self, index: int) -> dict[str, Any]:
         """Return what is known of one side, 0 before and 1 after: its shares and its answers by their ending."""
-        side = (self.before, self.after)[index]
+        side = (self.pairs.before, self.pairs.after)[index]
         grids = [(task.before, task.after)[index] for task in self.pairs.tasks]
         return {
             "name": side.name,
             "kind": side.kind,
             "right": percent(self.judgement.right[index]),
-            "truncated": sum(grid.ended(NOT_ENDED) for grid in grids) if side.endings_known else None,
-            "no_answer": sum(grid.ended(NO_ANSWERS) for grid in grids),
-            "missing": sum(int(np.isnan(grid.scores).sum()) for grid in grids),
+            "truncated": sum(grid.count(TRUNCATED) for grid in grids) if side.endings_known else None,
+            "no_answer": sum(grid.count(NO_ANSWER) for grid in grids),
+            "missing": sum(grid.missing for grid in grids),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -169,30 +162,25 @@ class JudgedChange:
         decides = judgement.losses[judgement.claim]
         is_on_these = judgement.claim is Claim.THESE
 
-        limits: dict[str, Any] = {}
-        for claim in Claim:
-            of_claim = judgement.losses.get(claim)
-            if of_claim is None:
-                limits[claim.value] = {"refused": judgement.refused}
-                continue
+        limits: dict[str, dict[str, Any]] = {claim.value: {"refused": judgement.refused} for claim in Claim}
+        for claim, loss in judgement.losses.items():
             limits[claim.value] = {
-                **of_claim.in_percent(*_LOSES),
-                "units": of_claim.units,
-                "p_kept": of_claim.p_kept,
-                "p_broken": of_claim.p_broken,
-                "kept": of_claim.high <= judgement.margin,
-                "broken": of_claim.low > judgement.margin,
+                **loss.in_percent(*_LOSES),
+                "units": loss.units,
+                "p_kept": loss.p_kept,
+                "p_broken": loss.p_broken,
+                "kept": loss.high <= judgement.margin,
+                "broken": loss.low > judgement.margin,
             }
 
         tasks = []
         for task in judgement.tasks:
             pairs = task.pairs
-            samples = pairs.samples
             numbers = {
                 "task": pairs.task,
                 "verdict": task.verdict.value,
                 "problems": len(pairs.losses),
-                "samples": samples[0] if samples[0] == samples[1] else list(samples),
+                "samples": pairs.samples[0] if pairs.counts_answers else list(pairs.samples),
                 **dict(zip(("before", "after"), map(percent, pairs.right), strict=True)),
                 **dict(zip(("lost", "gained"), pairs.changed, strict=True)),
                 **task.losses[judgement.claim].in_percent(*_LOSES),
@@ -203,7 +191,7 @@ class JudgedChange:
         length = None
         if judgement.length is not None:
             length = {
-                "unit": self.before.length_unit,
+                "unit": self.pairs.before.length_unit,
                 "change": round(judgement.length.value, 4),
                 "low": round(judgement.length.low, 4),
                 "high": round(judgement.length.high, 4),
@@ -250,7 +238,7 @@ class JudgedChange:
         judgement = self.judgement
         lost, gained = judgement.changed
         return {
-            "name": self.after.name,
+            "name": self.pairs.after.name,
             "verdict": self.verdict,
             "flips": lost + gained,
             "lost": lost,
@@ -268,8 +256,8 @@ class JudgedChange:
             more = f" and {len(lost) - NAMED:,} more" if len(lost) > NAMED else ""
             paragraphs.append(f"Lost most: {named}{more}.")
         if self.pairs.differences:
-            paragraphs.append("What else differs between the sides:")
-            paragraphs.append("\n".join(f"- {line}" for line in difference_lines(self)))
+            lines = "\n".join(f"- {line}" for line in difference_lines(self))
+            paragraphs += ["What else differs between the sides:", lines]
         if note_lines(self):
             paragraphs.append("\n".join(f"- {note}" for note in note_lines(self)))
         return str(visible("\n\n".join(paragraphs)))
@@ -312,23 +300,17 @@ def gate_text(result: JudgedChange) -> str:
     if not all(task.counts_answers for task in result.pairs.tasks):
         change = f"the score of {counted(lost, 'problem')} fell and that of {gained:,} rose"
     mean = " in the mean over tasks" if len(judgement.tasks) > 1 else ""
-    words = _OF_CLAIM[claim]
     units = counted(loss.units, "pair" if claim is Claim.THESE else "problem")
     sentences = [
         f"{counted(judgement.problems, 'problem')}{times}: {percent_text(judgement.right[0])} % of the answers were "
         f"right before and {percent_text(judgement.right[1])} % after{mean}; {change}.",
-        f"{words[:1].upper()}{words[1:]} it loses {limit_text(loss.value, judgement.margin)} points, at most "
-        f"{limit_text(loss.high, judgement.margin)} and at least {limit_text(loss.low, judgement.margin)} "
-        f"(95 %, {units}).",
+        f"{_OF_CLAIM[claim]} it loses {_limits_text(judgement)} (95 %, {units}).",
     ]
     if result.repeat is not None:
-        floor = result.repeat.judgement
-        of_floor = floor.losses[floor.claim]
-        lost, gained = floor.changed
+        lost, gained = result.repeat.judgement.changed
         sentences.append(
-            f"Noise floor: between two runs of the side before {lost + gained:,} flip ({lost:,} "
-            f"lost, {gained:,} gained), a loss of {limit_text(of_floor.value, floor.margin)} points, at most "
-            f"{limit_text(of_floor.high, floor.margin)} and at least {limit_text(of_floor.low, floor.margin)}."
+            f"Noise floor: between two runs of the side before {lost + gained:,} flip ({lost:,} lost, {gained:,} "
+            f"gained), a loss of {_limits_text(result.repeat.judgement)}."
         )
 
     sentences += [f"Nothing is proven: {reason}." for reason in judgement.reasons]
@@ -353,8 +335,8 @@ def gate_text(result: JudgedChange) -> str:
     if clauses:
         sentences.append(f"Answers: {'; '.join(clauses)}.")
     length = judgement.length
-    if length is not None and result.before.length_unit == result.after.length_unit:
-        unit = result.before.length_unit
+    if length is not None and result.pairs.before.length_unit == result.pairs.after.length_unit:
+        unit = result.pairs.before.length_unit
         word = "longer" if length.value >= 0 else "shorter"
         sentences.append(
             f"Answers are {abs(length.value):,.0f} {unit} {word} on average (95 %: {length.low:+,.0f} to "
@@ -365,10 +347,16 @@ def gate_text(result: JudgedChange) -> str:
     return " ".join(sentences)
 
 
+def _limits_text(judgement: Judgement) -> str:
+    """Return the loss by the claim that decides, with its limits."""
+    loss = judgement.losses[judgement.claim]
+    value, high, low = (limit_text(share, judgement.margin) for share in (loss.value, loss.high, loss.low))
+    return f"{value} points, at most {high} and at least {low}"
+
+
 def _samples_text(task: TaskPairs) -> str:
     """Return the samples of a problem in words: 4, or 1 and 4 on two sides."""
-    before, after = task.samples
-    return str(before) if before == after else f"{before} and {after}"
+    return " and ".join(map(str, dict.fromkeys(task.samples)))
 
 
 def _unknown_text(pairs: PairedAnswers) -> str:
@@ -411,7 +399,8 @@ def _likely_causes(result: JudgedChange) -> Iterator[str]:
         wrong = [item for item in result.changed if (item.after < item.before) == (index == 1)][:_READ]
         if len(wrong) <= _MANY * max(answers):
             continue
-        without = _without_box(result, wrong)
+        before, after = result.texts(wrong)
+        without = (_without_box(before), _without_box(after))
         if without[index] - without[1 - index] > len(wrong) / 2:
             yield (
                 f"{without[index]:,} of {len(wrong):,} answers that are wrong {word} alone have no box, "
@@ -419,19 +408,14 @@ def _likely_causes(result: JudgedChange) -> Iterator[str]:
             )
 
 
-def _without_box(result: JudgedChange, changed: Sequence[ChangedProblem]) -> tuple[int, int]:
-    """Return how many answers to changed problems have no box before and after."""
-    before, after = result.texts([*(item.names[0] for item in changed), *(item.names[1] for item in changed)])
-    nothing = ("", "")
-    return (
-        sum("\\boxed" not in before.get(item.names[0], nothing)[1] for item in changed),
-        sum("\\boxed" not in after.get(item.names[1], nothing)[1] for item in changed),
-    )
+def _without_box(answers: Sequence[AnswerTexts | None]) -> int:
+    """Return how many answers have no box."""
+    return sum(answer is None or "\\boxed" not in answer[1] for answer in answers)
 
 
 def _cut_text(result: JudgedChange, index: int) -> str:
     """Return that answers of a side were perhaps cut, with the limits that its log names."""
-    cards = (result.before, result.after)[index].cards.values()
+    cards = (result.pairs.before, result.pairs.after)[index].cards.values()
     limits = dict.fromkeys((card.sampling or {}).get(MOST_NEW_TOKENS) for card in cards)
     named = " or ".join(limit for limit in limits if limit)
     return f"perhaps cut: {named} new tokens" if named else "perhaps cut"
@@ -481,8 +465,8 @@ def task_table(result: JudgedChange) -> str:
         # A name must not end its cell of the table.
         cells = [cell.replace("|", "\\|") for cell in row]
         lines.append(f"| {' | '.join(cells)} |")
-    numbers = len(task_rows(result)[0]) - 2
-    return "\n".join([lines[0], f"|---|{numbers * '--:|'}---|", *lines[1:]])
+    lines.insert(1, f"|---|{(len(cells) - 2) * '--:|'}---|")
+    return "\n".join(lines)
 
 
 def task_rows(result: JudgedChange) -> list[list[str]]:
@@ -521,7 +505,7 @@ def _is_told_first(result: JudgedChange, note: str) -> bool:
     """Return whether a note asks something, or tells of an endpoint, as that its answers are old."""
     if note.endswith("?"):
         return True
-    sides = (result.before, result.after)
+    sides = (result.pairs.before, result.pairs.after)
     return any(side.kind == "endpoint" and note.removeprefix(f"{side.name}: ") in side.notes for side in sides)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -32,6 +32,7 @@ from kvatlas.stats.numerics.arrays import (
     LEVEL,
     Difference,
     holm,
+    mean_of_known,
     means_of_clusters,
     normal_quantile,
     standard_error,
@@ -56,7 +57,7 @@ class Verdict(StrEnum):
 EXIT_CODES = {Verdict.KEEPS: 0, Verdict.LOSES: 1, Verdict.CANNOT_TELL: 3}
 
 
-@dataclass(frozen=True)
+@dataclass
 class TaskVerdict:
     """The pairs of one task, its loss by claim, and its verdict by Holm."""
 
@@ -82,13 +83,13 @@ class Judgement:
     claim: Claim
     margin: float
     losses: dict[Claim, Difference]
-    tasks: tuple[TaskVerdict, ...]
-    refused: str = ""
-    needed: int | None = None
-    needed_other: int | None = None
-    reasons: tuple[str, ...] = ()
-    length: Difference | None = None
-    copied: float = 0.0
+    tasks: Sequence[TaskVerdict]
+    refused: str
+    needed: int | None
+    needed_other: int | None
+    reasons: Sequence[str]
+    length: Difference | None
+    copied: float
 
     @property
     def right(self) -> tuple[float, float]:
@@ -114,13 +115,7 @@ class Judgement:
 
 
 def judge_pairs(
-    pairs: PairedAnswers,
-    margin: float,
-    claim: Claim | None,
-    before: Side,
-    after: Side,
-    disagreement: str = "",
-    both_ways: bool = False,
+    pairs: PairedAnswers, margin: float, claim: Claim | None, disagreement: str = "", both_ways: bool = False
 ) -> Judgement:
     """Return the verdict on the pairs of two sides.
 
@@ -131,8 +126,8 @@ def judge_pairs(
     """
     copied = 0.0
     for task in pairs.tasks:
-        copied = max(copied, _copied_share(task.before, before), _copied_share(task.after, after))
-    refused = _dependence(pairs.tasks, claim, (before.independent, after.independent), copied)
+        copied = max(copied, _copied_share(task.before, pairs.before), _copied_share(task.after, pairs.after))
+    refused = _dependence(pairs, claim, copied)
     if claim is Claim.THESE and refused:
         raise KvatlasError(f"No claim on these problems alone is possible: {refused}.")
     samples = max(task.losses.shape[1] for task in pairs.tasks)
@@ -141,17 +136,13 @@ def judge_pairs(
     level = LEVEL / 2 if both_ways else LEVEL
     levels = (level / 2 if len(pairs.tasks) > 1 else level, level)
     losses = {each: _mean_loss(pairs.tasks, each, margin, levels) for each in claims}
-    tasks = _task_verdicts(pairs.tasks, claims, decides, margin, levels)
     is_gain = both_ways and losses[decides].high < -margin
 
     # Where something speaks against every proof of keeping, no task keeps anything; a gain is proven all the same.
     reasons = [] if is_gain else _reasons(pairs, decides, margin)
     if disagreement:
         reasons.insert(0, disagreement)
-    if reasons:
-        tasks = [
-            replace(task, verdict=Verdict.CANNOT_TELL) if task.verdict is Verdict.KEEPS else task for task in tasks
-        ]
+    tasks = _task_verdicts(pairs.tasks, claims, decides, margin, levels, can_keep=not reasons)
     verdict = Verdict.CANNOT_TELL
     if not reasons:
         if is_gain or losses[decides].low > margin or any(task.verdict is Verdict.LOSES for task in tasks):
@@ -166,31 +157,19 @@ def judge_pairs(
         if decides is Claim.THESE:
             needed_other = _settling_size(pairs.tasks, Claim.LIKE, margin, both_ways)
 
-    return Judgement(
-        verdict,
-        decides,
-        margin,
-        losses,
-        tuple(tasks),
-        refused,
-        needed,
-        needed_other,
-        tuple(reasons),
-        _length_change(pairs.tasks),
-        copied,
-    )
+    length = _length_change(pairs.tasks)
+    return Judgement(verdict, decides, margin, losses, tasks, refused, needed, needed_other, reasons, length, copied)
 
 
-def _dependence(
-    tasks: Sequence[TaskPairs], claim: Claim | None, independents: tuple[bool | None, bool | None], copied: float
-) -> str:
+def _dependence(pairs: PairedAnswers, claim: Claim | None, copied: float) -> str:
     """Return why the samples are no independent draws; "" if they are, or if there is one of each problem."""
+    independents = (pairs.before.independent, pairs.after.independent)
     if False in independents:
         return GREEDY
-    for task in tasks:
+    for task in pairs.tasks:
         if task.samples[0] != task.samples[1]:
             return f"the sides have {task.samples[0]} and {task.samples[1]} samples of a problem"
-    if max(task.losses.shape[1] for task in tasks) == 1:
+    if max(task.losses.shape[1] for task in pairs.tasks) == 1:
         return ""
     if copied > MOST_COPIED:
         return copies_clause(copied)
@@ -219,19 +198,15 @@ def _copied_share(grid: AnswerGrid, side: Side) -> float:
 
 def _losses_by_unit(tasks: Sequence[TaskPairs], claim: Claim) -> tuple[float, Group]:
     """Return the mean loss over tasks, and the losses of all tasks by unit, missing ones at both ends."""
-    units = joined_units(
-        [
-            units_of_traces(
-                task.losses[None],
-                np.ones((1, *task.losses.shape), bool),
-                np.zeros(len(task.losses), int),
-                by_trace=claim is Claim.THESE,
-                clusters=task.clusters,
-            )
-            for task in tasks
-        ]
-    )
-    # A single row, in which every unit was promised.
+    by_task = []
+    for task in tasks:
+        # A single row, in which every unit was promised.
+        losses = task.losses[None]
+        promised = np.ones(losses.shape, bool)
+        strata = np.zeros(len(task.losses), int)
+        of_pairs = claim is Claim.THESE
+        by_task.append(units_of_traces(losses, promised, strata, by_trace=of_pairs, clusters=task.clusters))
+    units = joined_units(by_task)
     return float(units.means[0]), Group([0], units.lowest, units.highest, units.strata)
 
 
@@ -241,32 +216,31 @@ def _mean_loss(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: 
     low = lower_limit(group.lowest, -1.0, 1.0, normal_quantile(levels[0]), group.strata)
     high = group.upper_limit(normal_quantile(levels[1]))
     score = group.score(margin)[0]
-    return Difference(
-        loss,
-        float(low[0]),
-        float(high[0]),
-        units=len(group.strata),
-        p_kept=float(special.ndtr(score)),
-        p_broken=float(special.ndtr(-score)),
-    )
+    p_kept = float(special.ndtr(score))
+    p_broken = float(special.ndtr(-score))
+    return Difference(loss, float(low[0]), float(high[0]), units=len(group.strata), p_kept=p_kept, p_broken=p_broken)
 
 
 def _task_verdicts(
-    tasks: Sequence[TaskPairs], claims: Sequence[Claim], decides: Claim, margin: float, levels: tuple[float, float]
+    tasks: Sequence[TaskPairs],
+    claims: Sequence[Claim],
+    decides: Claim,
+    margin: float,
+    levels: tuple[float, float],
+    can_keep: bool,
 ) -> list[TaskVerdict]:
     shared = (levels[0] / len(tasks), levels[1] / len(tasks))
     verdicts = []
     for task in tasks:
         losses = {claim: _mean_loss([task], claim, margin, shared) for claim in claims}
         verdicts.append(TaskVerdict(task, losses))
-
     kept = holm([verdict.losses[decides].p_kept for verdict in verdicts])
     broken = holm([verdict.losses[decides].p_broken for verdict in verdicts])
-    for index in range(len(verdicts)):
+    for index, verdict in enumerate(verdicts):
         if broken[index] <= levels[0]:
-            verdicts[index] = replace(verdicts[index], verdict=Verdict.LOSES)
-        elif kept[index] <= levels[1]:
-            verdicts[index] = replace(verdicts[index], verdict=Verdict.KEEPS)
+            verdict.verdict = Verdict.LOSES
+        elif can_keep and kept[index] <= levels[1]:
+            verdict.verdict = Verdict.KEEPS
     return verdicts
 
 
@@ -321,12 +295,8 @@ def _settling_size(tasks: Sequence[TaskPairs], claim: Claim, margin: float, both
         least: float = sum(provable_sizes(sizes, margin - max(loss, 0.0), limits)) / sum(sizes)
         times = max(times, least)
 
-    if times > MOST_TIMES:
-        return None
-    if claim is Claim.LIKE:
-        return math.ceil(times * len(values))
-    samples: int = max(task.losses.shape[1] for task in tasks)
-    return math.ceil(times * samples)
+    count = len(values) if claim is Claim.LIKE else max(task.losses.shape[1] for task in tasks)
+    return None if times > MOST_TIMES else math.ceil(times * count)
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------
@@ -340,21 +310,16 @@ def _length_change(tasks: Sequence[TaskPairs]) -> Difference | None:
     changes = []
     longest = 0.0
     for task in tasks:
-        means = []
-        for lengths in (task.before.lengths, task.after.lengths):
-            is_known = ~np.isnan(lengths)
-            with np.errstate(invalid="ignore"):
-                means.append(np.where(is_known, lengths, 0.0).sum(1) / is_known.sum(1))
-        change = means[1] - means[0]
-        rows = ~np.isnan(change)
-        if not rows.any():
+        before = task.before.lengths
+        after = task.after.lengths
+        change = mean_of_known(after) - mean_of_known(before)
+        change = change[~np.isnan(change)]
+        if not change.size:
             return None
-        changes.append(change[rows])
-        longest = max(longest, float(np.nanmax(task.after.lengths)), float(np.nanmax(task.before.lengths)))
-
+        changes.append(change)
+        longest = max(longest, float(np.nanmax(after)), float(np.nanmax(before)))
     if not longest:
         return None
-
     strata = strata_of_sizes([len(of_task) for of_task in changes])
     every = np.concatenate(changes)
     # In steps of a ten-thousandth of the longest: equal changes are counted, however many problems there are.

@@ -18,30 +18,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from kvatlas.core import KvatlasError, reason
-from kvatlas.gates.cards import (
-    MOST_NEW_TOKENS,
-    NONE,
-    UNKNOWN,
-    Card,
-    card_entries,
-    check_direction,
-    entry_text,
-    more_is_better,
-)
-from kvatlas.gates.outcomes import (
-    GradedAnswer,
-    Side,
-    SideOptions,
-    TaskLog,
-    digest_of,
-    reference_digest,
-    side_of_logs,
-)
+from kvatlas.core import KvatlasError, Status, reason, refusal
+from kvatlas.gates.cards import MOST_NEW_TOKENS, NONE, UNKNOWN, Card, card_entries, check_direction, entry_text
+from kvatlas.gates.outcomes import GradedAnswer, Side, SideOptions, TaskLog, digest_of, reference_digest, side_of_logs
 from kvatlas.integrations.answer_rows import number_of, score_of
 
 #: The name of a file of samples: its task and its date.
 NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl(\.gz)?")
+#: Errors of a file that is no log.
+_DAMAGE = (ValueError, RecursionError, OSError, EOFError, zlib.error)
 #: What lm-eval's own filters return where they find nothing.
 _INVALID = "[invalid]"
 #: The address of a function in a task that is written out.
@@ -90,9 +75,9 @@ def is_row(row: Any) -> bool:
 
 def side_of_samples(files: Sequence[Path], name: str, options: SideOptions) -> Side:
     """Return the side of files of samples."""
-    folders = {file.parent for file in files}
+    folders = sorted({str(file.parent) for file in files})
     if len(folders) > 1:
-        named = ", ".join(sorted(str(folder) for folder in folders))
+        named = ", ".join(folders)
         raise KvatlasError(f"{name!r} holds lm-eval's samples in {len(folders)} folders ({named}); name one.")
 
     logs = [_sample_log(file) for file in files]
@@ -130,11 +115,8 @@ def _sample_log(file: Path) -> SampleLog:
     for path in sorted(file.parent.glob(f"*_{match['date']}.json*")):
         if path.name.startswith("samples_"):
             continue
-        try:
-            with open_text(path) as opened:
-                results = json.load(opened)
-        except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
-            raise KvatlasError(f"{str(path)!r} is no results file of lm-eval ({reason(error)}).") from error
+        with refusal(f"{str(path)!r} is no results file of lm-eval", *_DAMAGE), open_text(path) as opened:
+            results = json.load(opened)
         if isinstance(results, dict) and results:
             found[path.name] = results
     if len(found) > 1:
@@ -166,7 +148,7 @@ def _log_rows(log: SampleLog) -> Iterator[tuple[str, dict[str, Any]]]:
                         "resps nor doc."
                     )
                 yield f"Line {row_number} of {log.path.name}", row
-        except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
+        except _DAMAGE as error:
             raise KvatlasError(
                 f"Line {row_number} of {log.path.name} is no JSON ({reason(error)}): the log is cut off or damaged."
             ) from error
@@ -261,8 +243,7 @@ def _scan_log(log: SampleLog, options: SideOptions) -> SampleGrading:
         )
     found.filters = tuple(filters)
     higher = log.of_results("higher_is_better", log.task).get(found.metric)
-    is_better = higher if isinstance(higher, bool) else more_is_better(found.metric)
-    check_direction(found.metric, log.task, is_better, options.allow)
+    check_direction(found.metric, log.task, options.allow, higher)
     return found
 
 
@@ -294,9 +275,9 @@ def _generation(request: Sequence[Any]) -> dict[str, str]:
     if temperature is not None:
         degrees = number_of(temperature)
         text = entry_text(degrees if degrees >= 0 else temperature)
-    values = {"temperature": text, MOST_NEW_TOKENS: entry_text(named.pop("max_gen_toks", None))}
-    values["stop sequences"] = entry_text(named.pop("until", None))
-    return {name: value for name, value in {**values, **card_entries(named)}.items() if value != NONE}
+    limits = {MOST_NEW_TOKENS: named.pop("max_gen_toks", None), "stop sequences": named.pop("until", None)}
+    values = {"temperature": text, **card_entries({**limits, **named})}
+    return {name: value for name, value in values.items() if value != NONE}
 
 
 def _responses(row: Mapping[str, Any]) -> list[str]:
@@ -334,8 +315,7 @@ def _grades_by_target(row: Mapping[str, Any]) -> list[float]:
 
 def _card_of_log(log: SampleLog, grading: SampleGrading) -> Card:
     """Return what a results file and the rows say about the conditions of a log."""
-    values: dict[str, str] = {"metric": grading.metric, "filter": grading.filter, "solver": NONE}
-    values["task arguments"] = NONE
+    values = {"metric": grading.metric, "filter": grading.filter, "solver": NONE, "task arguments": NONE}
     sampling = None
     if grading.generation is not None:
         sampling = {name: " and ".join(sorted(found)) for name, found in grading.generation.items()}
@@ -344,10 +324,9 @@ def _card_of_log(log: SampleLog, grading: SampleGrading) -> Card:
 
     results = log.results
     config = log.of_results("config")
-    versions = log.of_results("versions")
-    shots = log.of_results("n-shot")
-    values["task version"] = entry_text(versions.get(log.task)) if log.task in versions else UNKNOWN
-    values["few-shot examples"] = entry_text(shots.get(log.task)) if log.task in shots else UNKNOWN
+    for name, key in (("task version", "versions"), ("few-shot examples", "n-shot")):
+        by_task = log.of_results(key)
+        values[name] = entry_text(by_task[log.task]) if log.task in by_task else UNKNOWN
     for name, key in (("system message", "system_instruction"), ("chat template", "chat_template")):
         if key in results or f"{key}_sha" in results:
             values[name] = entry_text(results.get(f"{key}_sha") or results.get(key))
@@ -388,48 +367,43 @@ def _card_of_log(log: SampleLog, grading: SampleGrading) -> Card:
 def _sample_answers(log: SampleLog, grading: SampleGrading, begin: int) -> Iterator[GradedAnswer]:
     """Yield the answers under the filter that counts."""
     for where, row in _log_rows(log):
-        if str(row.get("filter", "none")) == grading.filter:
-            yield from _row_answers(log.task, grading, begin, where, row)
+        if str(row.get("filter", "none")) != grading.filter:
+            continue
+        if grading.metric not in row:
+            raise KvatlasError(f"{where} has no {grading.metric!r}, which other rows have.")
+        # Document and target by their texts, or as the log has them.
+        question = str(row.get("doc_hash") or "")
+        reference = str(row.get("target_hash") or "")
+        if "doc" in row:
+            question = digest_of(row["doc"])
+            reference = reference_digest(row.get("target"))
+        # All that the model read, but not the settings of the generation.
+        requests = _requests(row)
+        read = [value for value in chain.from_iterable(requests) if not isinstance(value, dict)]
 
-
-def _row_answers(
-    task: str, grading: SampleGrading, begin: int, where: str, row: Mapping[str, Any]
-) -> Iterator[GradedAnswer]:
-    if grading.metric not in row:
-        raise KvatlasError(f"{where} has no {grading.metric!r}, which other rows have.")
-    texts = _responses(row)
-    filtered = _filtered(row)
-    requests = _requests(row)
-    # Document and target by their texts, or as the log has them.
-    question = str(row.get("doc_hash") or "")
-    reference = str(row.get("target_hash") or "")
-    if "doc" in row:
-        question = digest_of(row["doc"])
-        reference = reference_digest(row.get("target"))
-    # All that the model read, but not the settings of the generation.
-    read = [value for value in chain.from_iterable(requests) if not isinstance(value, dict)]
-    grades = grading.grades(row, where)
-    for sample, score in enumerate(grades):
-        # The responses and the filtered ones of this sample.
-        written = texts if grading.is_mean else texts[:1]
-        found = filtered
-        if len(grades) > 1:
-            written = texts[sample : sample + 1]
-            found = filtered[sample : sample + 1]
-        has_no_answer = bool(found) and all(each == _INVALID for each in found)
-        # Of log-likelihoods their numbers tell logs apart, of a mean all its texts.
-        every_text = "\0".join(written) if texts else json.dumps(row.get("resps"))
-        yield GradedAnswer(
-            task,
-            str(row["doc_id"]),
-            begin + sample,
-            score,
-            question,
-            reference,
-            digest_of(read) if read else "",
-            ending="no answer" if has_no_answer or (texts and not any(written)) else "",
-            length=sum(map(len, written)) / len(written) if written else float("nan"),
-            asked=str(requests[0][0]) if requests else "",
-            text=written[0] if written else "",
-            fingerprint=hash(every_text) if every_text else 0,
-        )
+        texts = _responses(row)
+        grades = grading.grades(row, where)
+        for sample, score in enumerate(grades):
+            # The responses and the filtered ones of this sample.
+            written = texts if grading.is_mean else texts[:1]
+            filtered = _filtered(row)
+            if len(grades) > 1:
+                written = texts[sample : sample + 1]
+                filtered = filtered[sample : sample + 1]
+            has_no_answer = bool(filtered) and all(each == _INVALID for each in filtered)
+            # Of log-likelihoods their numbers tell logs apart, of a mean all its texts.
+            every_text = "\0".join(written) if texts else json.dumps(row.get("resps"))
+            yield GradedAnswer(
+                log.task,
+                str(row["doc_id"]),
+                begin + sample,
+                score,
+                question,
+                reference,
+                digest_of(read) if read else "",
+                status=Status.NO_ANSWER if has_no_answer or (texts and not any(written)) else Status.OK,
+                length=sum(map(len, written)) / len(written) if written else float("nan"),
+                asked=str(requests[0][0]) if requests else "",
+                text=written[0] if written else "",
+                fingerprint=hash(every_text) if every_text else 0,
+            )

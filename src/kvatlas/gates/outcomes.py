@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvatlas.core import KvatlasError, grouped
+from kvatlas.core import KvatlasError, Status, grouped
 from kvatlas.gates.cards import NONE, UNKNOWN, Card, is_drawn, shared_card
 
 #: The name of an answer in its log: task, problem, sample.
@@ -24,9 +23,9 @@ class GradedAnswer(NamedTuple):
     """One answer with its score.
 
     `question`, `reference` and `prompt` (all that the model read) are digests, empty where the log does not have these.
-    `score` is in [0, 1], NaN for an answer that the log lacks. `ending` is `truncated`, `no answer` or empty. `length`
-    is counted in the unit of the side, NaN if unknown. `asked` and `text` are the texts of question and answer, and
-    `fingerprint` tells answers apart where the text is not all of them; 0 stands for that of the text.
+    `score` is in [0, 1], NaN for an answer that the log lacks. `status` tells how the answer ended, whatever its score
+    is. `length` is counted in the unit of the side, NaN if unknown. `asked` and `text` are the texts of question and
+    answer, and `fingerprint` tells answers apart where the text is not all of them; 0 stands for that of the text.
     """
 
     task: str
@@ -36,7 +35,7 @@ class GradedAnswer(NamedTuple):
     question: str = ""
     reference: str = ""
     prompt: str = ""
-    ending: str = ""
+    status: Status = Status.OK
     length: float = float("nan")
     asked: str = ""
     text: str = ""
@@ -118,11 +117,7 @@ def reference_digest(reference: Any) -> str:
 
 def file_sources(files: Iterable[Path]) -> frozenset[str]:
     """Return what identifies files themselves, whatever they are called and whatever links lead to them."""
-    found = set()
-    for file in files:
-        about = file.stat()
-        found.add(f"{about.st_dev}:{about.st_ino}")
-    return frozenset(found)
+    return frozenset(f"{about.st_dev}:{about.st_ino}" for about in map(Path.stat, files))
 
 
 # -- logs of one task each ---------------------------------------------------------------------------------------------
@@ -148,7 +143,8 @@ class TaskLog:
 
 def side_of_logs(logs: Iterable[TaskLog], name: str, kind: str, length_unit: str, endings_known: bool = False) -> Side:
     """Return the side of logs. Raises KvatlasError for logs of a task that are no samples of one thing."""
-    by_task = grouped(sorted(logs, key=lambda log: log.begun), lambda log: log.task)
+    ordered = sorted(logs, key=lambda log: log.begun)
+    by_task = grouped(ordered, lambda log: log.task)
     cards = {}
     tasks_by_note: dict[str, list[str]] = {}
     for task, of_task in by_task.items():
@@ -169,7 +165,6 @@ def side_of_logs(logs: Iterable[TaskLog], name: str, kind: str, length_unit: str
                 yield from log.read(begin)
                 begin += log.samples
 
-    every_log = list(itertools.chain.from_iterable(by_task.values()))
     return Side(
         name,
         kind,
@@ -178,7 +173,7 @@ def side_of_logs(logs: Iterable[TaskLog], name: str, kind: str, length_unit: str
         length_unit,
         endings_known,
         independent=None if has_one_seed else is_drawn(cards.values()),
-        begun=min(log.begun for log in every_log),
-        sources=file_sources(log.path for log in every_log),
+        begun=ordered[0].begun,
+        sources=file_sources(log.path for log in ordered),
         notes=tuple(f"{', '.join(tasks)}: {note}" for note, tasks in tasks_by_note.items()),
     )

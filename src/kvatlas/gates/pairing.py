@@ -6,46 +6,51 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import NO_ANSWERS, NOT_ENDED, KvatlasError, Outcome
+from kvatlas.core import KvatlasError, Status, grouped
 from kvatlas.core.traces import NAMED
 from kvatlas.gates.cards import ALLOWED, UNKNOWN, ConditionDifference, check_allowed, compare_cards
 from kvatlas.gates.outcomes import AnswerName, GradedAnswer, Side
 from kvatlas.stats.numerics.arrays import Floats, Ints, cluster_numbers
 from kvatlas.stats.run_data import MOST_MISSING
 
-_ENDINGS = ("", *map(str, (*NO_ANSWERS, *NOT_ENDED)))
+_STATUSES = tuple(Status)
 
 
 @dataclass(frozen=True)
 class AnswerGrid:
     """Answers of one side [problems, samples]: NaN and 0 where one is missing.
 
-    `endings` index `_ENDINGS`; `task`, `names` and `samples` are those of the log.
+    `statuses` index `_STATUSES`; `task`, `names` and `samples` are those of the log.
     """
 
+    side: str
+    task: str
     scores: Floats
     lengths: Floats
-    endings: NDArray[np.int8]
+    statuses: NDArray[np.int8]
     fingerprints: Ints
-    task: str
-    names: tuple[str | None, ...]
-    samples: tuple[int, ...]
+    names: Sequence[str | None]
+    samples: Sequence[int]
 
-    def name_of(self, row: int, column: int) -> AnswerName:
-        """Return the name of an answer in its log."""
-        return self.task, str(self.names[row]), self.samples[column]
+    @property
+    def missing(self) -> int:
+        """The number of answers that the side lacks."""
+        return int(np.isnan(self.scores).sum())
 
-    def ended(self, outcomes: Iterable[Outcome]) -> int:
-        """Return the number of answers whose ending is one of these outcomes."""
-        endings = [_ENDINGS.index(str(outcome)) for outcome in outcomes]
-        return int(np.isin(self.endings, endings).sum())
+    def name_of(self, row: int, pair: int, pairs: int) -> AnswerName:
+        """Return the name in its log of the answer in a pair of a problem that has so many pairs."""
+        return self.task, str(self.names[row]), self.samples[pair * len(self.samples) // pairs]
+
+    def count(self, statuses: Iterable[Status]) -> int:
+        """Return the number of answers that ended with one of these."""
+        return int(np.isin(self.statuses, [_STATUSES.index(status) for status in statuses]).sum())
 
 
 @dataclass(frozen=True)
@@ -57,12 +62,14 @@ class TaskPairs:
     """
 
     task: str
+    #: The names of the problems, those before the change where both sides have one.
+    problems: Sequence[str]
     before: AnswerGrid
     after: AnswerGrid
-    by_name: int = 0
-    no_prompt: int = 0
+    by_name: int
+    no_prompt: int
     #: The number of the cluster of each problem; None if each stands for itself.
-    clusters: Ints | None = None
+    clusters: Ints | None
 
     @property
     def samples(self) -> tuple[int, int]:
@@ -78,11 +85,6 @@ class TaskPairs:
     def right(self) -> tuple[float, float]:
         """The shares of right answers on both sides, of those that are there."""
         return float(np.nanmean(self.before.scores)), float(np.nanmean(self.after.scores))
-
-    @property
-    def missing(self) -> tuple[int, int]:
-        """The numbers of answers that the sides lack."""
-        return int(np.isnan(self.before.scores).sum()), int(np.isnan(self.after.scores).sum())
 
     @cached_property
     def scores(self) -> tuple[Floats, Floats]:
@@ -107,23 +109,19 @@ class TaskPairs:
         # Sums of thirds are no zeros.
         return int((losses > 1e-9).sum()), int((losses < -1e-9).sum())
 
-    @cached_property
-    def problems(self) -> list[str]:
-        """The names of the problems, those before the change where both have one."""
-        pairs = zip(self.before.names, self.after.names, strict=True)
-        return [str(first if first is not None else second) for first, second in pairs]
-
 
 @dataclass(frozen=True)
 class PairedAnswers:
     """All pairs of two sides, task by task, with what differs besides, and notes."""
 
-    tasks: tuple[TaskPairs, ...]
-    differences: tuple[ConditionDifference, ...]
-    notes: tuple[str, ...] = ()
+    before: Side
+    after: Side
+    tasks: Sequence[TaskPairs]
+    differences: Sequence[ConditionDifference]
+    notes: Sequence[str]
     #: The differences of sampling, solver and scorer, and what is unknown on a side.
-    sampling: tuple[ConditionDifference, ...] = ()
-    unknown: tuple[ConditionDifference, ...] = ()
+    sampling: Sequence[ConditionDifference]
+    unknown: Sequence[ConditionDifference]
 
     @property
     def missing_share(self) -> float:
@@ -133,86 +131,88 @@ class PairedAnswers:
 
 
 @dataclass
-class _TaskAnswers:
-    """The answers of one side to one task, without their texts; problems are numbered as they come."""
+class _AskedProblem:
+    """What one side asked as a problem, as digests; `prompts` are those of all samples."""
 
-    places: dict[str, int] = field(default_factory=dict)
-    questions: list[str] = field(default_factory=list)
-    references: list[str] = field(default_factory=list)
-    #: The prompts of all samples of a problem.
-    prompts: list[set[str]] = field(default_factory=list)
+    question: str
+    reference: str
+    prompts: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _TaskAnswers:
+    """The answers of one side to one task, without their texts, and its problems by name."""
+
+    side: str
+    task: str
+    asked: dict[str, _AskedProblem] = field(default_factory=dict)
     answers: list[GradedAnswer] = field(default_factory=list)
 
-    def add(self, answer: GradedAnswer, side: str) -> None:
-        place = self.places.get(answer.problem)
-        if place is None:
-            place = self.places[answer.problem] = len(self.places)
-            self.questions.append(answer.question)
-            self.references.append(answer.reference)
-            self.prompts.append(set())
-        for texts, text in ((self.questions, answer.question), (self.references, answer.reference)):
-            if text and texts[place] and texts[place] != text:
-                raise KvatlasError(f"{side} asks two questions as problem {answer.problem!r} of {answer.task!r}.")
-            texts[place] = texts[place] or text
-        self.prompts[place].add(answer.prompt)
+    def add(self, answer: GradedAnswer) -> None:
+        asked = self.asked.setdefault(answer.problem, _AskedProblem(answer.question, answer.reference))
+        for earlier, text in ((asked.question, answer.question), (asked.reference, answer.reference)):
+            if text and earlier and earlier != text:
+                raise KvatlasError(f"{self.side} asks two questions as problem {answer.problem!r} of {self.task!r}.")
+        asked.question = asked.question or answer.question
+        asked.reference = asked.reference or answer.reference
+        asked.prompts.add(answer.prompt)
         # A number that tells texts apart in this process; 0 for an empty one.
         fingerprint = answer.fingerprint or (hash(answer.text) if answer.text else 0)
         self.answers.append(answer._replace(fingerprint=fingerprint, asked="", text=""))
 
-    def check_distinct(self, task: str, side: str) -> None:
-        """Raise KvatlasError for a sample that stands twice."""
-        counts = Counter((self.places[answer.problem], answer.sample) for answer in self.answers)
+    def check(self) -> None:
+        """Raise KvatlasError for a sample that stands twice, and for answers without any score."""
+        counts = Counter((answer.problem, answer.sample) for answer in self.answers)
         repeated = len(self.answers) - len(counts)
         if repeated:
-            place, sample = min(name for name, count in counts.items() if count > 1)
+            problems = list(self.asked)
+            twice = [name for name, count in counts.items() if count > 1]
+            problem, sample = min(twice, key=lambda name: (problems.index(name[0]), name[1]))
             raise KvatlasError(
-                f"{side} has {repeated:,} answers of the task {task!r} twice (as sample {sample} of problem "
-                f"{list(self.places)[place]!r}): is it two logs in one file? {len(counts):,} are distinct."
+                f"{self.side} has {repeated:,} answers of the task {self.task!r} twice (as sample {sample} of problem "
+                f"{problem!r}): is it two logs in one file? {len(counts):,} are distinct."
             )
+        if all(math.isnan(answer.score) for answer in self.answers):
+            raise KvatlasError(f"{self.side!r} has no score of the task {self.task!r}.")
 
-    def keys(self) -> dict[tuple[str, int], int]:
-        """Return the places of problems by question; equal questions are numbered by their references and names."""
-        alike: dict[str, list[tuple[str, str, int]]] = {}
-        for problem, place in self.places.items():
-            if self.questions[place]:
-                entry = (self.references[place], problem, place)
-                alike.setdefault(self.questions[place], []).append(entry)
-        keys = {}
-        for question, entries in alike.items():
-            for rank, (_, _, place) in enumerate(sorted(entries)):
-                keys[question, rank] = place
-        return keys
-
-    def asked(self) -> dict[str, tuple[str, ...]]:
-        """Return question, reference and prompts of each problem of which the question is known."""
+    def by_question(self) -> dict[tuple[str, int], str]:
+        """Return the problems by question; equal questions are numbered by their references and names."""
+        named = [name for name, asked in self.asked.items() if asked.question]
         found = {}
-        for problem, place in self.places.items():
-            if self.questions[place]:
-                # Choices stand in the prompts.
-                prompts = sorted(self.prompts[place])
-                found[problem] = (self.questions[place], self.references[place], *prompts)
+        for question, names in grouped(named, lambda name: self.asked[name].question).items():
+            for rank, name in enumerate(sorted(names, key=lambda name: (self.asked[name].reference, name))):
+                found[question, rank] = name
         return found
 
-    def grid(self, task: str, places: Ints) -> AnswerGrid:
-        """Return the answers to problems by their places, -1 for one that is missing."""
-        rows = [self.places[answer.problem] for answer in self.answers]
-        numbers, columns = np.unique([answer.sample for answer in self.answers], return_inverse=True)
+    def units(self) -> dict[str, tuple[str, ...]]:
+        """Return question, reference and prompts of each problem of which the question is known."""
+        # Choices stand in the prompts.
+        return {
+            name: (asked.question, asked.reference, *sorted(asked.prompts))
+            for name, asked in self.asked.items()
+            if asked.question
+        }
+
+    def grid(self, problems: Sequence[str | None]) -> AnswerGrid:
+        """Return the answers to these problems, None for one that is missing."""
+        rows = {name: row for row, name in enumerate(problems)}
+        samples, columns = np.unique([answer.sample for answer in self.answers], return_inverse=True)
+        places = ([rows[answer.problem] for answer in self.answers], columns)
 
         def table(values: Iterable[Any], kind: Any, missing: object) -> NDArray[Any]:
-            # The last row stays empty: it stands for missing problems.
-            filled = np.full((len(self.places) + 1, len(numbers)), missing, kind)
-            filled[rows, columns] = np.array(list(values), kind)
-            return filled[places]
+            filled = np.full((len(problems), len(samples)), missing, kind)
+            filled[places] = np.array(list(values), kind)
+            return filled
 
-        names = list(self.places)
         return AnswerGrid(
+            self.side,
+            self.task,
             table((answer.score for answer in self.answers), np.float64, np.nan),
             table((answer.length for answer in self.answers), np.float64, np.nan),
-            table((_ENDINGS.index(answer.ending) for answer in self.answers), np.int8, 0),
+            table((_STATUSES.index(answer.status) for answer in self.answers), np.int8, 0),
             table((answer.fingerprint for answer in self.answers), np.int64, 0),
-            task,
-            tuple(names[place] if place >= 0 else None for place in places.tolist()),
-            tuple(numbers.tolist()),
+            problems,
+            samples.tolist(),
         )
 
 
@@ -222,9 +222,9 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
     Raises KvatlasError for sides that do not answer the same questions, and for differences that change a question or
     its grade unless they are allowed.
     """
-    unknown = next((word for word in allow if word not in ALLOWED), None)
-    if unknown is not None:
-        raise KvatlasError(f"--allow {unknown}: expected {', '.join(ALLOWED)}.")
+    unsupported = next((word for word in allow if word not in ALLOWED), None)
+    if unsupported is not None:
+        raise KvatlasError(f"--allow {unsupported}: expected {', '.join(ALLOWED)}.")
     first = _answers_by_task(before)
     second = _answers_by_task(after)
     notes = [note for note in before.notes if note in after.notes]
@@ -234,7 +234,7 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
     # The tasks of the first side, with their names on the second.
     names = {task: task for task in first}
     if first.keys() != second.keys():
-        names = _renamed_task(first, second, after, notes)
+        names = _renamed_task([*first.values()], [*second.values()], notes)
     if not names:
         for side, tasks_of_side, others in ((after, second, first), (before, first, second)):
             lacking = others.keys() - tasks_of_side.keys()
@@ -244,34 +244,27 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
                 hint = f"name those of both with --task: {', '.join(shared)}" if shared else hint
                 raise KvatlasError(f"{side.name!r} lacks the task {', '.join(sorted(lacking))}; {hint}.")
 
-    compared = compare_cards(before.cards, after.cards, names)
-    check_allowed(compared.differences, allow)
-    differences = compared.differences
+    differences, sampling, unknown = compare_cards(before.cards, after.cards, names)
+    check_allowed(differences, allow)
     if before.kind != after.kind:
-        differences = (ConditionDifference("kind of log", before.kind, after.kind), *differences)
+        differences.insert(0, ConditionDifference("kind of log", before.kind, after.kind))
 
     tasks = []
     for task, other in names.items():
-        sides = (first[task], second[other])
-        pairs = _pair_task((task, other), sides, allow)
-        named = {**after.clusters.get(other, {}), **before.clusters.get(task, {})}
-        # Equal questions under several names are one unit, as problems of a named cluster are.
-        asked = {**second[other].asked(), **first[task].asked()}
-        names_of_problems = [(named[name],) if name in named else asked.get(name, name) for name in pairs.problems]
-        pairs = replace(pairs, clusters=cluster_numbers(names_of_problems))
+        clusters = {**after.clusters.get(other, {}), **before.clusters.get(task, {})}
+        pairs = _pair_task(first[task], second[other], clusters, allow)
         tasks.append(pairs)
-        notes += _task_notes(pairs, (before.name, after.name))
+        notes += _task_notes(pairs)
     if "missing" not in allow:
         for pairs in tasks:
-            _check_missing(pairs, (before.name, after.name))
+            _check_missing(pairs)
 
-    unknown_rows = list(compared.unknown)
     problems = sum(len(task.losses) for task in tasks)
     counts = {"questions": sum(task.by_name for task in tasks), "prompts": sum(task.no_prompt for task in tasks)}
     for condition, count in counts.items():
         if count:
             share = "" if count == problems else f" of {count:,} of {problems:,} problems"
-            unknown_rows.append(ConditionDifference(f"{condition}{share}", UNKNOWN, UNKNOWN))
+            unknown.append(ConditionDifference(f"{condition}{share}", UNKNOWN, UNKNOWN))
     if before.begun and after.begun and before.begun[:19] > after.begun[:19]:
         notes.append(
             f"before was made after the other side ({before.begun[:19]}, {after.begun[:19]}): are they swapped?"
@@ -279,133 +272,128 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
     has_equal_texts = all(np.array_equal(task.before.fingerprints, task.after.fingerprints) for task in tasks)
     if before.begun and before.begun == after.begun and has_equal_texts:
         notes.append(f"both logs are of {before.begun[:19]}: is one a copy of the other?")
-    return PairedAnswers(tuple(tasks), differences, tuple(dict.fromkeys(notes)), compared.sampling, tuple(unknown_rows))
+    return PairedAnswers(before, after, tasks, differences, list(dict.fromkeys(notes)), sampling, unknown)
 
 
 def _answers_by_task(side: Side) -> dict[str, _TaskAnswers]:
     tasks: dict[str, _TaskAnswers] = {}
     for answer in side.read():
-        answers = tasks.get(answer.task)
-        if answers is None:
-            answers = tasks[answer.task] = _TaskAnswers()
-        answers.add(answer, side.name)
+        if answer.task not in tasks:
+            tasks[answer.task] = _TaskAnswers(side.name, answer.task)
+        tasks[answer.task].add(answer)
     if not tasks:
         raise KvatlasError(f"{side.name!r} has no answers.")
-
-    for task, answers in tasks.items():
-        answers.check_distinct(task, side.name)
-        if all(math.isnan(answer.score) for answer in answers.answers):
-            raise KvatlasError(f"{side.name!r} has no score of the task {task!r}.")
+    for answers in tasks.values():
+        answers.check()
     return tasks
 
 
-def _renamed_task(
-    first: Mapping[str, _TaskAnswers], second: Mapping[str, _TaskAnswers], after: Side, notes: list[str]
-) -> dict[str, str]:
+def _renamed_task(first: Sequence[_TaskAnswers], second: Sequence[_TaskAnswers], notes: list[str]) -> dict[str, str]:
     """Return the only task of each side if both ask the same questions under unlike names, else {}."""
     if len(first) != 1 or len(second) != 1:
         return {}
-    task = next(iter(first))
-    other = next(iter(second))
-    if not set(first[task].questions) & set(second[other].questions) - {""}:
+    before = first[0]
+    after = second[0]
+    if not before.by_question().keys() & after.by_question().keys():
         return {}
-    notes.append(f"{task} is called {other} by {after.name}; the questions are the same")
-    return {task: other}
+    notes.append(f"{before.task} is called {after.task} by {after.side}; the questions are the same")
+    return {before.task: after.task}
 
 
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
-def _pair_task(tasks: tuple[str, str], sides: tuple[_TaskAnswers, _TaskAnswers], allow: Collection[str]) -> TaskPairs:
+def _pair_task(
+    first: _TaskAnswers, second: _TaskAnswers, clusters: Mapping[str, str], allow: Collection[str]
+) -> TaskPairs:
     """Return the pairs of one task, which the sides may call by unlike names.
 
     Problems are paired by their questions. Those of which a side has no text are paired by name.
     """
-    task = tasks[0]
-    first, second = sides
-    keys = second.keys()
-    places = {place: keys[key] for key, place in first.keys().items() if key in keys}
-    same_names = len(first.places.keys() & second.places.keys())
-    if keys and any(first.questions) and not places:
-        named = f" ({same_names:,} of them have the same names)" if same_names else ""
+    task = first.task
+    by_question = second.by_question()
+    partners = {name: by_question[key] for key, name in first.by_question().items() if key in by_question}
+    same_names = first.asked.keys() & second.asked.keys()
+    if by_question and first.units() and not partners:
+        named = f" ({len(same_names):,} of them have the same names)" if same_names else ""
         raise KvatlasError(
             f"The sides ask other questions of the task {task!r}: no question is the same{named}; give both sides the "
             "same problems, or where only their words differ no column of questions, so that names pair them."
         )
 
-    taken = set(places.values())
-    by_name = {}
-    for name, place in first.places.items():
-        other = second.places.get(name, -1)
-        has_texts = other >= 0 and first.questions[place] and second.questions[other]
-        if place not in places and other >= 0 and other not in taken and not has_texts:
-            by_name[place] = other
+    free = same_names - partners.keys() - set(partners.values())
+    by_name = [name for name in first.asked if name in free]
+    by_name = [name for name in by_name if not (first.asked[name].question and second.asked[name].question)]
     if by_name:
-        _check_names(task, [[*side.places] for side in sides])
-    places |= by_name
-    if not places:
+        _check_names(first, second)
+    partners |= dict(zip(by_name, by_name, strict=True))
+    if not partners:
         ends = (
-            f"the first is {next(iter(first.places))!r} before and {next(iter(second.places))!r} after; give each "
+            f"the first is {next(iter(first.asked))!r} before and {next(iter(second.asked))!r} after; give each "
             "problem one name on both sides, in the column problem, or both sides their questions."
         )
-        why = _alike_names(first.places, second.places) or ends
+        why = _alike_names(first.asked, second.asked) or ends
         raise KvatlasError(f"The sides have no problem of the task {task!r} in common: {why}")
-    _check_same(task, sides, places, allow)
+    pairs = [(name, first.asked[name], second.asked[other]) for name, other in partners.items()]
+    _check_same(task, pairs, allow)
 
     # Both grids have the problems of either side.
-    paired = set(places.values())
-    lacking = [place for place in second.places.values() if place not in paired]
-    rows = np.array([*first.places.values(), *(-1 for _ in lacking)])
-    others = np.array([*(places.get(place, -1) for place in first.places.values()), *lacking])
-    no_prompt = sum("" in first.prompts[place] or "" in second.prompts[other] for place, other in places.items())
-    return TaskPairs(task, first.grid(task, rows), second.grid(tasks[1], others), len(by_name), no_prompt)
+    paired = set(partners.values())
+    lacking = [name for name in second.asked if name not in paired]
+    problems = [*first.asked, *lacking]
+    # Equal questions under several names are one unit, as problems of a named cluster are.
+    units = {**second.units(), **first.units(), **{name: (cluster,) for name, cluster in clusters.items()}}
+    return TaskPairs(
+        task,
+        problems,
+        first.grid([*first.asked, *(None for _ in lacking)]),
+        second.grid([*(partners.get(name) for name in first.asked), *lacking]),
+        by_name=len(by_name),
+        no_prompt=sum("" in asked.prompts or "" in other.prompts for _, asked, other in pairs),
+        clusters=cluster_numbers([units.get(name, name) for name in problems]),
+    )
 
 
-def _check_names(task: str, names: Sequence[Sequence[str]]) -> None:
+def _check_names(first: _TaskAnswers, second: _TaskAnswers) -> None:
     """Raise KvatlasError if problems are numbered, and the numbers of a side are those of the other one, shifted."""
     numbers = []
-    for of_side in names:
-        matches = [re.fullmatch(r"(.*?)(\d+)", name) for name in of_side]
+    for side in (first, second):
+        matches = [re.fullmatch(r"(.*?)(\d+)", name) for name in side.asked]
         if None in matches or len({match[1] for match in matches if match is not None}) > 1:
             return
         numbers.append([int(match[2]) for match in matches if match is not None])
     ends = [(min(of_side), max(of_side)) for of_side in numbers]
     if (ends[0][0] - ends[1][0]) * (ends[0][1] - ends[1][1]) > 0:
         raise KvatlasError(
-            f"Problems of {task!r} are numbered from {ends[0][0]} to {ends[0][1]} before and from {ends[1][0]} to "
-            f"{ends[1][1]} after, and a side has no text of their questions: names alone would pair other questions."
+            f"Problems of {first.task!r} are numbered from {ends[0][0]} to {ends[0][1]} before and from {ends[1][0]} "
+            f"to {ends[1][1]} after, and a side has no text of their questions: names alone would pair other questions."
         )
 
 
-def _check_same(
-    task: str, sides: tuple[_TaskAnswers, _TaskAnswers], places: Mapping[int, int], allow: Collection[str]
-) -> None:
+def _check_same(task: str, pairs: Sequence[tuple[str, _AskedProblem, _AskedProblem]], allow: Collection[str]) -> None:
     """Raise KvatlasError if pairs have other references, or were put in other words, as far as both logs know."""
-    first, second = sides
-    names = list(first.places)
     regraded = []
     reworded = []
-    for place, other in places.items():
-        references = (first.references[place], second.references[other])
-        if all(references) and references[0] != references[1]:
-            regraded.append(names[place])
-        prompts = (first.prompts[place] - {""}, second.prompts[other] - {""})
+    for name, before, after in pairs:
+        if before.reference and after.reference and before.reference != after.reference:
+            regraded.append(name)
+        prompts = (before.prompts - {""}, after.prompts - {""})
         if all(prompts) and prompts[0] != prompts[1]:
-            reworded.append(names[place])
+            reworded.append(name)
     if regraded and "grading" not in allow:
         raise KvatlasError(
-            f"{len(regraded):,} of {len(places):,} problems of {task!r} have another reference (as {regraded[0]!r}): "
+            f"{len(regraded):,} of {len(pairs):,} problems of {task!r} have another reference (as {regraded[0]!r}): "
             "they are other questions, or their answers were corrected. --allow grading compares them."
         )
     if reworded and "prompts" not in allow:
         raise KvatlasError(
-            f"{len(reworded):,} of {len(places):,} questions of the task {task!r} were put in other words (as problem "
+            f"{len(reworded):,} of {len(pairs):,} questions of the task {task!r} were put in other words (as problem "
             f"{reworded[0]!r}): other examples, another template or another system message. --allow prompts compares "
             "them."
         )
 
 
-def _task_notes(pairs: TaskPairs, names: tuple[str, str]) -> list[str]:
+def _task_notes(pairs: TaskPairs) -> list[str]:
     """Return notes on problems that are one unit, on unequal numbers of samples, and on missing answers."""
     notes = []
     if pairs.clusters is not None:
@@ -419,27 +407,27 @@ def _task_notes(pairs: TaskPairs, names: tuple[str, str]) -> list[str]:
         notes.append(
             f"{pairs.task} has {before} samples of a problem before and {after} after: means over all are compared"
         )
-    for count, name, grid in zip(pairs.missing, names, (pairs.before, pairs.after), strict=True):
-        if count:
-            notes.append(
-                f"{name} lacks {count:,} of {grid.scores.size:,} answers of {pairs.task}; they count as the worst case"
-            )
+    for grid in (pairs.before, pairs.after):
+        if grid.missing:
+            lacking = f"{grid.side} lacks {grid.missing:,} of {grid.scores.size:,} answers of {pairs.task}"
+            notes.append(f"{lacking}; they count as the worst case")
     return notes
 
 
-def _check_missing(pairs: TaskPairs, names: tuple[str, str]) -> None:
+def _check_missing(pairs: TaskPairs) -> None:
     """Raise KvatlasError if too many answers of a task are missing."""
     is_missing = np.isnan(pairs.losses)
     if is_missing.sum() <= MOST_MISSING * is_missing.size:
         return
     lacking = []
     unpaired = []
-    for name, grid, missing in zip(names, (pairs.before, pairs.after), pairs.missing, strict=True):
-        unpaired.append([pairs.problems[row] for row, name_here in enumerate(grid.names) if name_here is None])
-        if missing:
+    for grid in (pairs.before, pairs.after):
+        unpaired.append([pairs.problems[row] for row, name in enumerate(grid.names) if name is None])
+        if grid.missing:
             rows = np.flatnonzero(np.isnan(grid.scores).any(1))[:NAMED]
             problems = ", ".join(pairs.problems[row] for row in rows)
-            lacking.append(f"{name!r} lacks {missing:,} of {grid.scores.size:,} answers (as problem {problems})")
+            answers = f"{grid.missing:,} of {grid.scores.size:,} answers"
+            lacking.append(f"{grid.side!r} lacks {answers} (as problem {problems})")
     # What a side lacks has the name that the other gives it.
     alike = _alike_names(unpaired[1], unpaired[0])
     raise KvatlasError(

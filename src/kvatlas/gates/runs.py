@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas.benchmarks.problem_files import read_rows
-from kvatlas.core import SERVED, KvatlasError, Outcome, Setting
+from kvatlas.core import SERVED, KvatlasError, Setting, Status
 from kvatlas.gates.cards import (
     MOST_NEW_TOKENS,
     NONE,
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
 #: The digest of what a trace wrote if it is not known.
 _UNKNOWN_DIGEST = bytes(16)
-#: By the number of a status the ending of a trace without an answer.
-_ENDINGS = {code: str(Outcome[status.name]) for status, code in STATUS.items() if not status.answered}
+_STATUSES = {code: status for status, code in STATUS.items()}
 
 
 def side_of_run(folder: Path, cell: str, name: str, options: SideOptions) -> Side:
@@ -144,7 +143,7 @@ def _run_answers(run: RunData, cells: Sequence[CellTraces]) -> Iterator[GradedAn
                         sample,
                         grades[sample],
                         cell.contents.get(problem, ""),
-                        ending=_ENDINGS.get(int(traces["status"][sample]), ""),
+                        status=_STATUSES.get(int(traces["status"][sample]), Status.OK),
                         length=float(traces["output_tokens"][sample]),
                         # A store of an earlier version has no digests of texts.
                         text="" if is_known else store.text(cell.key(problem, sample)),
@@ -189,7 +188,9 @@ def side_of_inspect_logs(paths: Sequence[Path], name: str, options: SideOptions)
             read = partial(_logged_answers, log)
             others = ", ".join(log.task.other_scorers)
             notes = [f"compared by the scorer {log.task.scorer}; the log also has {others}"] if others else []
-            task_logs.append(TaskLog(log.path, task, log.created, log.eval_id, card, log.cell.samples, read, notes))
+            task_logs.append(
+                TaskLog(log.path, task, str(log.about.created), log.about.eval_id, card, log.cell.samples, read, notes)
+            )
     return side_of_logs(task_logs, name, "Inspect log", "tokens", endings_known=True)
 
 
@@ -197,12 +198,11 @@ def _log_card(log: GradedLog, options: SideOptions) -> Card:
     """Return the card of a log, which names all that was set."""
     entries = {**card_entries(log.conditions), "model": log.cell.model, "filter": NONE}
     if not log.task.is_verdict:
-        is_better = more_is_better(log.task.scorer)
-        if is_better is None and not log.task.metric:
+        if more_is_better(log.task.scorer) is None and not log.task.metric:
             # Scores of 0 and 1 by a name that tells nothing.
             entries["whether more is better"] = UNKNOWN
         else:
-            check_direction(log.task.scorer, log.cell.benchmark, is_better, options.allow)
+            check_direction(log.task.scorer, log.cell.benchmark, options.allow)
     return Card(entries, card_entries(log.generation), complete=True)
 
 
@@ -227,7 +227,7 @@ def _logged_answers(log: GradedLog, begin: int) -> Iterator[GradedAnswer]:
         tokens = trace.usage.output_tokens
         yield promised._replace(
             score=trace.grade.progress if log.task.metric else float(trace.grade.correct),
-            ending="" if trace.grade.status.answered else str(Outcome[trace.grade.status.name]),
+            status=trace.grade.status,
             length=float("nan") if tokens is None else float(tokens),
             text=trace.text,
         )
@@ -259,7 +259,7 @@ def side_of_answer_file(path: Path, name: str, options: SideOptions) -> Side:
         expected = "expected one of 'correct' and 'score'"
         raise KvatlasError(f"{where} has {' and '.join(grades) or 'neither'}; {expected}, its columns are: {columns}.")
     if grades[0] not in _GRADES:
-        check_direction(grades[0], path.name, more_is_better(grades[0]), options.allow)
+        check_direction(grades[0], path.name, options.allow)
 
     unit = ""
     if {"tokens", "output_tokens"} & first.keys():
@@ -293,7 +293,7 @@ def _file_answers(path: Path, name: str, grade: str, unit: str, options: SideOpt
             row.score,
             digest_of(question) if question else "",
             reference_digest(row.values.get("reference")),
-            ending="" if row.status.answered else str(Outcome[row.status.name]),
+            status=row.status,
             length=float(len(row.text)) if unit == "characters" else row.tokens,
             asked=str(question or ""),
             text=row.text,

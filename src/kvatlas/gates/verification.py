@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvatlas.core import Claim, Trace, is_reference, reference_words
 from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.engines.asking import finish_faults, other_models
@@ -20,7 +22,6 @@ from kvatlas.engines.client import Endpoint
 from kvatlas.gates.endpoints import measured_sides
 from kvatlas.gates.gate_result import JudgedChange, gate_text
 from kvatlas.gates.judgement import Verdict, judge_pairs
-from kvatlas.gates.outcomes import SideOptions
 from kvatlas.gates.pairing import pair_answers
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.texts import NEAR, Departures, departure_p, most_unseen
@@ -61,12 +62,12 @@ def verification(
     comparisons: dict[str, dict[str, Any] | None] = {"full": None}
     lengths: list[Difference | None] = []
     for which, setting in settings.items():
-        sides = measured_sides(reference, setting, endpoint, folder, traces, SideOptions(), names[which])
+        sides = measured_sides(reference, setting, endpoint, folder, traces, names[which])
         # The checks tell of other prompts, and no card of an endpoint tells anything.
         pairs = replace(pair_answers(*sides, allow=("prompts", "missing")), differences=())
         claim = None if reference.run.claim is Claim.THESE else Claim.LIKE
-        judgement = judge_pairs(pairs, margin, claim, *sides, both_ways=True)
-        change = JudgedChange(*sides, pairs, judgement)
+        judgement = judge_pairs(pairs, margin, claim, both_ways=True)
+        change = JudgedChange(pairs, judgement)
         verdict, words = _verdict_in_words(change, f"{100 * margin:g} points")
         sentence = f"{endpoint.url} against {names[which]}: {words}. {gate_text(change)}"
         comparisons[which] = {**change.to_dict(), "verdict": verdict, "sentence": sentence}
@@ -164,23 +165,20 @@ def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
         return [_check("texts", True, "No text has two tokens after a first compression, so texts prove nothing.")]
 
     # Other weights show before the first compression.
-    tokens = sum(text.tokens[0] for text in texts)
-    other = sum(text.other[0] for text in texts)
-    far = sum(text.far[0] for text in texts)
-    good = far <= MANY * tokens
-    sentence = f"Of {len(texts):,} texts at temperature 0, before the first compression {_departed(other, tokens)}"
+    tokens, other, far = np.sum([(text.tokens, text.other, text.far) for text in texts], axis=0).tolist()
+    good = far[0] <= MANY * tokens[0]
+    departed = _departed(other[0], tokens[0])
+    sentence = f"Of {len(texts):,} texts at temperature 0, before the first compression {departed}"
     if not good:
-        sentence += f", {far:,} by more than {NEAR:g} nats: other weights, or not greedy"
+        sentence += f", {far[0]:,} by more than {NEAR:g} nats: other weights, or not greedy"
     before = _check("texts before", good, f"{sentence}.")
 
     # Another cache shows after it.
-    tokens = sum(text.tokens[1] for text in texts)
-    other = sum(text.other[1] for text in texts)
     parted = sum(text.other[1] > 0 for text in texts)
     gap_before = max(text.gap[0] for text in texts)
     gap_after = max(text.gap[1] for text in texts)
     p = departure_p(texts)
-    sentence = f"After it {_departed(other, tokens)}, in {parted:,} texts, by up to {gap_after:.2g} nats"
+    sentence = f"After it {_departed(other[1], tokens[1])}, in {parted:,} texts, by up to {gap_after:.2g} nats"
     sentence += f" (before by {gap_before:.2g}; p {p:.2g})"
     if p < TEXT_P:
         sentence += ": its cache differs from the first compression on"

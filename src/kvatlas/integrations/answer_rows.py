@@ -80,7 +80,8 @@ def read_answers(path: Path, grade: str = "correct") -> Iterator[AnswerRow]:
         text = row.get("text")
         if not isinstance(text, str | None):
             raise KvatlasError(f"{where}: 'text' is {str(text)[:60]!r}; expected a text.")
-        sample = _count(row, "sample", where)
+        count = _count(row, "sample", where)
+        sample = 0 if math.isnan(count) else int(count)
         tokens = _count(row, "output_tokens" if "output_tokens" in row else "tokens", where)
         finish = str(row.get("finish") or "").strip().lower()
         if finish not in _FINISHED:
@@ -92,18 +93,9 @@ def read_answers(path: Path, grade: str = "correct") -> Iterator[AnswerRow]:
         if score_of(row.get("truncated"), f"{where}: 'truncated'") > 0:
             status = Status.TRUNCATED
         score = score_of(row.get(grade), f"{where}: {grade!r}")
-        yield AnswerRow(
-            where,
-            _name(row, "model") or "model",
-            _name(row, "benchmark") or "answers",
-            problem,
-            0 if math.isnan(sample) else int(sample),
-            score,
-            status,
-            tokens,
-            text or "",
-            row,
-        )
+        model = _name(row, "model") or "model"
+        benchmark = _name(row, "benchmark") or "answers"
+        yield AnswerRow(where, model, benchmark, problem, sample, score, status, tokens, text or "", row)
 
 
 def _name(row: Mapping[str, Any], column: str) -> str:

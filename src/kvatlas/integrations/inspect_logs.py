@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -35,7 +36,6 @@ from kvatlas.core import (
     changed_problems,
     digest,
     importing,
-    reason,
     refusal,
 )
 from kvatlas.results import Expected, Manifest, Store
@@ -54,7 +54,8 @@ _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "reasoning_e
 CUT = ("max_tokens", "model_length")
 #: Names of metrics that every run has.
 _TAKEN = ("progress", "pass@", "maj@", "graded:")
-_ARCHIVE = (zipfile.BadZipFile, zlib.error)
+#: Errors of a file that is no log.
+_DAMAGE = (LookupError, ValueError, TypeError, OSError, EOFError, RecursionError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class GradedLog:
     """
 
     path: Path
+    about: EvalSpec
     cell: Expected
     traces: list[Trace]
     task: LogTask
@@ -94,8 +96,6 @@ class GradedLog:
     generation: Mapping[str, Any]
     questions: Mapping[str, str]
     prompts: Mapping[tuple[str, int], str]
-    created: str
-    eval_id: str
 
 
 def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int, str]:
@@ -108,76 +108,82 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int, s
     or lacks scores, for one of our tasks with other prompts than this version's, for a second log of the same model and
     task, and for a log whose problems are not those of the run.
     """
-    where = f"The log {str(log)!r}"
     graded = read_graded_log(log, scorer)
     cell = graded.cell
     task = graded.task
+    # Values of the log that no store holds; other errors are ours.
+    with (
+        _naming(log, "cannot be imported", ValueError, OverflowError, RecursionError),
+        Store.create(run, {"kvatlas": __version__}) as store,
+    ):
+        stored = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
+        if "answers" in stored.provenance:
+            raise KvatlasError("The run holds a file of answers; import the log into a run of its own.")
+        imported = stored.provenance.get("imported", {})
+        swept = [other for other in stored.expected if f"{other.model} {other.benchmark}" not in imported]
+        if task.metric and swept:
+            raise KvatlasError(
+                f"Its scores {task.metric!r} are graded, and the run has right and wrong answers of a sweep; "
+                "import it into a run of its own."
+            )
+
+        texts = [[trace.problem, trace.sample, trace.text] for trace in graded.traces]
+        log_id = digest([graded.about.eval_id, cell.run_key, texts])[:16]
+        _check_no_other_log(stored, cell, log_id)
+        # Arguments may hold secrets: of all but a few conditions only digests are stored.
+        conditions = {name: value if name in _PLAIN else digest(value)[:8] for name, value in graded.conditions.items()}
+        source = {
+            "log": log.name,
+            "id": log_id,
+            "sampling": graded.sampling,
+            "metric": task.metric,
+            "conditions": {**conditions, **graded.generation},
+        }
+        manifest = _run_manifest(stored, cell, task, source)
+
+        # The manifest promises nothing that could not be stored.
+        store.add_all((cell.run_key, trace) for trace in graded.traces)
+        store.put_manifest(manifest)
+    return cell, len(graded.traces), task.metric
+
+
+@contextmanager
+def _naming(log: Path, fault: str, *errors: type[BaseException]) -> Iterator[None]:
+    """Turn these errors (see `refusal`) into a sentence with the log and what it cannot be."""
+    sentence = f"The log {str(log)!r} {fault}"
     try:
-        with Store.create(run, {"kvatlas": __version__}) as store:
-            stored = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
-            if "answers" in stored.provenance:
-                raise KvatlasError("The run holds a file of answers; import the log into a run of its own.")
-            imported = stored.provenance.get("imported", {})
-            swept = [other for other in stored.expected if f"{other.model} {other.benchmark}" not in imported]
-            if task.metric and swept:
-                raise KvatlasError(
-                    f"Its scores {task.metric!r} are graded, and the run has right and wrong answers of a sweep; "
-                    "import it into a run of its own."
-                )
-
-            texts = [[trace.problem, trace.sample, trace.text] for trace in graded.traces]
-            log_id = digest([graded.eval_id, cell.run_key, texts])[:16]
-            _check_no_other_log(stored, cell, log_id)
-            # Arguments may hold secrets: of all but a few conditions only digests are stored.
-            conditions = {
-                name: value if name in _PLAIN else digest(value)[:8] for name, value in graded.conditions.items()
-            }
-            conditions |= graded.generation
-            source = {
-                "log": log.name,
-                "id": log_id,
-                "sampling": graded.sampling,
-                "metric": task.metric,
-                "conditions": conditions,
-            }
-            manifest = _run_manifest(stored, cell, task, source)
-
-            # The manifest promises nothing that could not be stored.
-            store.add_all((cell.run_key, trace) for trace in graded.traces)
-            store.put_manifest(manifest)
+        with refusal(sentence, *errors):
+            yield
     except KvatlasError as error:
         if str(log) in str(error):
             raise
-        raise KvatlasError(f"{where} cannot be imported: {error}") from error
-    except (ValueError, OverflowError, RecursionError) as error:
-        # Values of the log that no store holds; other errors are ours.
-        raise KvatlasError(f"{where} cannot be imported ({reason(error)}).") from error
-    return cell, len(graded.traces), task.metric
+        raise KvatlasError(f"{sentence}: {error}") from error
 
 
 def read_graded_log(log: Path, scorer: str = "") -> GradedLog:
     """Return a log with its graded traces. Raises KvatlasError for one that is not finished and whole."""
-    where = f"The log {str(log)!r}"
     read = _read_log(log)
-    try:
-        with refusal(f"{where} cannot be read"):
-            return _graded_log(log, read, scorer, where)
-    except KvatlasError as error:
-        if str(log) in str(error):
-            raise
-        raise KvatlasError(f"{where} cannot be read: {error}") from error
+    with _naming(log, "cannot be read"):
+        return _graded_log(log, read, scorer)
 
 
-def _graded_log(log: Path, read: EvalLog, scorer: str, where: str) -> GradedLog:
+def _graded_log(log: Path, read: EvalLog, scorer: str) -> GradedLog:
+    where = f"The log {str(log)!r}"
     for kind, claimed_name in (("task", read.eval.task), ("model", read.eval.model)):
         if not claimed_name.strip() or not claimed_name.isprintable():
             raise KvatlasError(f"{where} has the {kind} {claimed_name!r}; expected a name of printable characters.")
-    sampling = _log_sampling(read, where)
-    epochs = _check_samples(read, where)
-    task = _log_task(read, where, scorer)
-    _check_whole_log(read, epochs, where)
-
+    # All settings of requests; those of the plan win.
+    configs = (read.eval.model_generate_config, read.plan.config)
+    first_config, plan_config = (config.model_dump(mode="json", exclude_none=True) for config in configs)
+    config = {**first_config, **plan_config}
+    sampling = {name: config[name] for name in _SAMPLING if name in config}
+    if any(isinstance(value, float) and not math.isfinite(value) for value in sampling.values()):
+        raise KvatlasError(f"{where} was sampled with {sampling}; expected finite numbers.")
     samples = read.samples or []
+    epochs = _check_samples(read, samples, where)
+    task = _log_task(read, samples, where, scorer)
+    _check_whole_log(read, samples, epochs, where)
+
     cell = Expected(
         model=read.eval.model,
         benchmark=task.benchmark,
@@ -198,29 +204,18 @@ def _graded_log(log: Path, read: EvalLog, scorer: str, where: str) -> GradedLog:
         first = list(itertools.takewhile(lambda message: message.role != "assistant", sample.messages))
         if first:
             prompts[str(sample.id), sample.epoch - 1] = digest([[message.role, message.text] for message in first])
-    return GradedLog(
-        log,
-        cell,
-        traces,
-        task,
-        sampling,
-        _log_conditions(read, task),
-        _log_generation(read),
-        questions,
-        prompts,
-        str(read.eval.created),
-        read.eval.eval_id,
-    )
+    conditions = _log_conditions(read, config, task)
+    generation = {_CALLED.get(name, name): value for name, value in config.items() if name not in _NO_SAMPLING}
+    return GradedLog(log, read.eval, cell, traces, task, sampling, conditions, generation, questions, prompts)
 
 
-def _log_conditions(read: EvalLog, task: LogTask) -> dict[str, Any]:
+def _log_conditions(read: EvalLog, config: Mapping[str, Any], task: LogTask) -> dict[str, Any]:
     """Return the settings of a log that may change an answer or its score, but those of the generation."""
     about = read.eval
     steps = [step.model_dump(include={"solver", "params"}) for step in read.plan.steps]
     solver = ", ".join(step["solver"] for step in steps) or about.solver
     parameters = [step["params"] for step in steps if step["params"]] or about.solver_args
-    config = _log_config(read)
-    scorers = [declared for declared in about.scorers or () if declared.name == task.scorer.partition(":")[0]]
+    scorer = task.scorer.partition(":")[0]
     values: dict[str, Any] = {
         "task version": about.task_version,
         "task arguments": about.task_args,
@@ -228,7 +223,7 @@ def _log_conditions(read: EvalLog, task: LogTask) -> dict[str, Any]:
         "solver": solver,
         "solver parameters": parameters,
         "metric": task.scorer,
-        "scorer options": [declared.options for declared in scorers if declared.options],
+        "scorer options": [each.options for each in about.scorers or () if each.name == scorer and each.options],
         "seed": config.get("seed"),
         # Addresses and arguments may hold keys.
         "models of roles": _models_of_roles(about),
@@ -254,30 +249,16 @@ def _models_of_roles(about: EvalSpec) -> dict[str, list[str]]:
 
 #: Conditions that are stored as they are.
 _PLAIN = ("task version", "metric", "solver")
-#: Settings of a request that change no answer, and those that are conditions of their own.
+#: Other names of settings of a request, those that change no answer, and those that are conditions of their own.
+_CALLED = {"max_tokens": "most new tokens", "stop_seqs": "stop sequences"}
 _NO_SAMPLING = (
     *("max_retries", "timeout", "attempt_timeout", "max_connections", "adaptive_connections"),
     *("batch", "cache", "cache_prompt", "seed", "system_message"),
 )
 
 
-def _log_config(read: EvalLog) -> dict[str, Any]:
-    """Return all settings of requests that a log names; those of the plan win."""
-    configs = (read.eval.model_generate_config, read.plan.config)
-    dumped = [config.model_dump(mode="json", exclude_none=True) for config in configs]
-    return {**dumped[0], **dumped[1]}
-
-
-def _log_generation(read: EvalLog) -> dict[str, Any]:
-    """Return the settings of the generation that a log names."""
-    names = {"max_tokens": "most new tokens", "stop_seqs": "stop sequences"}
-    return {names.get(name, name): value for name, value in _log_config(read).items() if name not in _NO_SAMPLING}
-
-
-def _log_task(read: EvalLog, where: str, scorer: str) -> LogTask:
+def _log_task(read: EvalLog, samples: Sequence[EvalSample], where: str, scorer: str) -> LogTask:
     """Return the task of a log, one of ours or another one."""
-    samples = read.samples or []
-    ids = [str(sample.id) for sample in samples]
     metadata = read.eval.metadata or {}
     name = metadata.get("kvatlas_benchmark")
     if isinstance(name, str):
@@ -291,7 +272,7 @@ def _log_task(read: EvalLog, where: str, scorer: str) -> LogTask:
             read = reading.read_text(_answer_text(sample), cut=sample.output.stop_reason in CUT)
             return grade_reading(ours, problems[str(sample.id)], read, all_metrics=True)
 
-        ordered = [problems[id_] for id_ in _dataset_order(read, ids)]
+        ordered = [problems[id_] for id_ in _dataset_order(read, samples)]
         about = {problem.id: dict(problem.about) for problem in ordered}
         return LogTask(ours.name, [ours.name, ours.version], about, contents_of(ordered), grade, scorer="kvatlas")
 
@@ -305,27 +286,46 @@ def _log_task(read: EvalLog, where: str, scorer: str) -> LogTask:
         if contents.setdefault(str(sample.id), content) != content:
             raise KvatlasError(f"{where} asks the sample {sample.id!r} in two ways.")
     task = read.eval.task
-    scores = _Scores.of_log(read, where, scorer)
+    chosen, key, others = _chosen_scorer(read, samples, where, scorer)
+    name = f"{chosen}:{key}" if key else chosen
+    metric = _metric_name(key or chosen)
+
+    def scored(sample: EvalSample) -> Grade | None:
+        shares = _score_shares(sample, chosen)
+        main = shares.get(metric)
+        if main is None:
+            return None
+        answer = (sample.scores or {})[chosen].answer
+        truncated = sample.output.stop_reason in CUT and main < 1
+        return Grade(main >= 1, main, answer, Status.TRUNCATED if truncated else Status.OK, shares)
+
+    # Scores are letters, of which the right one is known, or numbers; NaN is no score.
+    given = [sample.scores[chosen].value for sample in samples if chosen in (sample.scores or {})]
+    values = [value.get(key) if isinstance(value, dict) else value for value in given]
+    shares = {_score_shares(sample, chosen).get(metric) for sample in samples}
     steps = [[step.solver, step.params] for step in read.plan.steps]
-    identity = [task, read.eval.task_version, read.eval.task_args, steps, scores.scorer, scores.key, contents]
-    about = {id_: {} for id_ in _dataset_order(read, ids)}
-    name = f"{scores.scorer}:{scores.key}" if scores.key else scores.scorer
-    metric = scores.metric if scores.graded else ""
     return LogTask(
-        task, identity, about, contents, scores.grade, metric, name, scores.others, scores.are_verdicts(samples)
+        task,
+        [task, read.eval.task_version, read.eval.task_args, steps, chosen, key, contents],
+        {id_: {} for id_ in _dataset_order(read, samples)},
+        contents,
+        scored,
+        metric="" if shares <= {None, 0.0, 1.0} else metric,
+        scorer=name,
+        other_scorers=tuple(others),
+        is_verdict=all(isinstance(value, str) for value in values if value == value),
     )
 
 
-def _dataset_order(read: EvalLog, ids: Sequence[str]) -> list[str]:
+def _dataset_order(read: EvalLog, samples: Sequence[EvalSample]) -> list[str]:
     """Return the ids of the samples, each once, in the order of the data set."""
-    present = dict.fromkeys(ids)
+    present = dict.fromkeys(str(sample.id) for sample in samples)
     ordered = [str(id_) for id_ in read.eval.dataset.sample_ids or () if str(id_) in present]
     return list(dict.fromkeys([*ordered, *present]))
 
 
-def _check_samples(read: EvalLog, where: str) -> int:
+def _check_samples(read: EvalLog, samples: Sequence[EvalSample], where: str) -> int:
     """Return the number of epochs; KvatlasError for a log that is not finished, and for repeated samples."""
-    samples = read.samples or []
     if read.status != "success":
         raise KvatlasError(
             f"{where} has the status {read.status!r} and {len(samples):,} samples, and those that finish first are no "
@@ -352,20 +352,18 @@ def _check_samples(read: EvalLog, where: str) -> int:
     return epochs
 
 
-def _check_whole_log(read: EvalLog, epochs: int, where: str) -> None:
+def _check_whole_log(read: EvalLog, samples: Sequence[EvalSample], epochs: int, where: str) -> None:
     """Raise KvatlasError for a log that lacks samples of its data set, or has others."""
-    seen = {(str(sample.id), sample.epoch) for sample in read.samples or []}
-    names = dict.fromkeys(id_ for id_, _ in seen)
-    ids = dict.fromkeys(str(id_) for id_ in read.eval.dataset.sample_ids or names)
-    strange = sorted(names.keys() - ids.keys())
+    counts = Counter(str(sample.id) for sample in samples)
+    ids = dict.fromkeys(map(str, read.eval.dataset.sample_ids or counts))
+    strange = sorted(counts.keys() - ids.keys())
     if strange:
         raise KvatlasError(f"{where} has the sample {strange[0]!r}, which its data set lacks.")
 
     # Samples that ended in an error are in the log, too.
-    missing = len(ids) * epochs - len(seen)
+    missing = len(ids) * epochs - len(samples)
     if missing:
         # Epochs of a damaged log are of any number: no list of them is made.
-        counts = Counter(id_ for id_, _ in seen)
         first = next(id_ for id_ in ids if counts[id_] < epochs)
         of_all = f"{missing:,} of the {len(ids) * epochs:,} samples of its data set and epochs"
         raise KvatlasError(f"{where} lacks {of_all} (first {first!r}); expected the whole log.")
@@ -376,9 +374,9 @@ def _check_whole_log(read: EvalLog, epochs: int, where: str) -> None:
         counted = read.results.total_samples if read.results else 0
         if read.eval.config.limit is None:
             counted = max(counted, (read.eval.dataset.samples or 0) * epochs)
-    if counted > len(seen):
+    if counted > len(samples):
         raise KvatlasError(
-            f"{where} has {len(seen):,} samples of the {counted:,} that it counts; expected all of them."
+            f"{where} has {len(samples):,} samples of the {counted:,} that it counts; expected all of them."
         )
 
 
@@ -390,15 +388,6 @@ def _check_no_other_log(stored: Manifest, cell: Expected, log_id: str) -> None:
             f"The run has answers of {cell.model} to {cell.benchmark} from {source.get('log', 'a sweep')}; import the "
             "log into a run of its own. (More answers to a problem are the epochs of one log.)"
         )
-
-
-def _log_sampling(read: EvalLog, where: str) -> dict[str, Any]:
-    """Return the sampling settings of a log; those of the plan win. Raises KvatlasError for infinite numbers."""
-    config = _log_config(read)
-    sampling = {name: config[name] for name in _SAMPLING if name in config}
-    if any(isinstance(value, float) and not math.isfinite(value) for value in sampling.values()):
-        raise KvatlasError(f"{where} was sampled with {sampling}; expected finite numbers.")
-    return sampling
 
 
 def _run_manifest(stored: Manifest, cell: Expected, task: LogTask, source: Mapping[str, Any]) -> Manifest:
@@ -431,7 +420,7 @@ def _read_log(log: Path) -> EvalLog:
     if not log.is_file():
         state = "is a folder; name the logs in it, or give it to kvatlas gate" if log.is_dir() else "is not there"
         raise KvatlasError(f"The log {str(log)!r} {state}.")
-    try:
+    with refusal(f"{str(log)!r} is no Inspect log", *_DAMAGE):
         size = log.stat().st_size
         content = b""
         if zipfile.is_zipfile(log):
@@ -452,8 +441,6 @@ def _read_log(log: Path) -> EvalLog:
             from inspect_ai.log import read_eval_log
 
         read = read_eval_log(BytesIO(content) if content else str(log))
-    except (LookupError, ValueError, TypeError, OSError, EOFError, RecursionError, *_ARCHIVE) as error:
-        raise KvatlasError(f"{str(log)!r} is no Inspect log ({reason(error)}).") from error
     if not read.samples:
         raise KvatlasError(f"The log {str(log)!r} has no samples (its status is {read.status!r}).")
     return read
@@ -494,89 +481,48 @@ def _score_share(value: Any, sample: EvalSample) -> float | None:
     )
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """The scores of a log by one scorer; `key` is the main one of a scorer that gives several."""
+def _chosen_scorer(read: EvalLog, samples: Sequence[EvalSample], where: str, scorer: str) -> tuple[str, str, list[str]]:
+    """Return the scorer of that name (SCORER or SCORER:KEY), else the task's first one, its main score, and the others.
 
-    scorer: str
-    key: str
-    graded: bool = False
-    others: tuple[str, ...] = ()
+    The main score is "" of a scorer that gives one alone. Raises KvatlasError for a log without scores.
+    """
+    given = list(dict.fromkeys(itertools.chain.from_iterable(sample.scores or () for sample in samples)))
+    if not given:
+        raise KvatlasError(f"{where} of the task {read.eval.task!r} has no scores; `inspect score` adds them.")
+    key = ""
+    if scorer not in given:
+        scorer, _, key = scorer.rpartition(":") if ":" in scorer else (scorer, "", "")
+    if scorer and scorer not in given:
+        raise KvatlasError(f"{where} has no scorer {scorer!r}; expected: {', '.join(given)}.")
 
-    @classmethod
-    def of_log(cls, read: EvalLog, where: str, scorer: str) -> _Scores:
-        """Return the scores by the scorer of that name (SCORER or SCORER:KEY), else by the task's first one.
+    # The order in the task, since a sample may have its scores in any order.
+    ordered = [declared.name for declared in read.eval.scorers or () if declared.name in given]
+    chosen = scorer or [*ordered, *given][0]
 
-        Raises KvatlasError for a log without scores.
-        """
-        samples = read.samples or []
-        names: dict[str, None] = {}
-        for sample in samples:
-            names.update(dict.fromkeys(sample.scores or {}))
-        given = list(names)
-        if not given:
-            raise KvatlasError(f"{where} of the task {read.eval.task!r} has no scores; `inspect score` adds them.")
-        key = ""
-        if scorer not in given:
-            scorer, _, key = scorer.rpartition(":") if ":" in scorer else (scorer, "", "")
-        if scorer and scorer not in given:
-            raise KvatlasError(f"{where} has no scorer {scorer!r}; expected: {', '.join(given)}.")
+    # The names of the scores of a scorer that gives several.
+    values = [sample.scores[chosen].value for sample in samples if chosen in (sample.scores or {})]
+    keys = list(dict.fromkeys(itertools.chain.from_iterable(value for value in values if isinstance(value, dict))))
+    if key and key not in keys:
+        raise KvatlasError(f"{where} has no score {key!r} of {chosen}; expected: {', '.join(keys) or 'none'}.")
+    results = read.results.scores if read.results else []
+    shown = [result.name for result in results if result.scorer == chosen and result.name in keys]
+    key = key or [*shown, *keys, ""][0]
+    others = [name for name in given if name != chosen] + [f"{chosen}:{name}" for name in keys if name != key]
+    return chosen, key, others
 
-        # The order in the task, since a sample may have its scores in any order.
-        ordered = [declared.name for declared in read.eval.scorers or () if declared.name in given]
-        chosen = scorer or [*ordered, *given][0]
 
-        # The names of the scores of a scorer that gives several.
-        score_names: dict[str, None] = {}
-        for sample in samples:
-            score = (sample.scores or {}).get(chosen)
-            if score is not None and isinstance(score.value, dict):
-                score_names.update(dict.fromkeys(score.value))
-        keys = list(score_names)
-        if key and key not in keys:
-            raise KvatlasError(f"{where} has no score {key!r} of {chosen}; expected: {', '.join(keys) or 'none'}.")
-        results = read.results.scores if read.results else []
-        shown = [result.name for result in results if result.scorer == chosen and result.name in keys]
-        key = key or [*shown, *keys, ""][0]
-        others = [name for name in given if name != chosen] + [f"{chosen}:{name}" for name in keys if name != key]
-        scores = cls(chosen, key, others=tuple(others))
-        shares = [scores.shares(sample).get(scores.metric) for sample in samples]
-        return replace(scores, graded=not {*shares} <= {None, 0.0, 1.0})
+def _metric_name(score: str) -> str:
+    return f"score:{score}" if score.startswith(_TAKEN) else score
 
-    @property
-    def metric(self) -> str:
-        """The name of the main score as a metric."""
-        name = self.key or self.scorer
-        return f"score:{name}" if name.startswith(_TAKEN) else name
 
-    def are_verdicts(self, samples: Sequence[EvalSample]) -> bool:
-        """Return whether the main scores are letters, of which the right one is known."""
-        scores = [sample.scores[self.scorer].value for sample in samples if self.scorer in (sample.scores or {})]
-        values = [value.get(self.key) if isinstance(value, dict) else value for value in scores]
-        return all(isinstance(value, str) for value in values if value == value)
-
-    def shares(self, sample: EvalSample) -> dict[str, float]:
-        """Return the scores of a sample by their names as metrics, without missing ones."""
-        score = (sample.scores or {}).get(self.scorer)
-        if score is None:
-            return {}
-        values = score.value if isinstance(score.value, dict) else {self.scorer: score.value}
-        shares = {}
-        for name, value in values.items():
-            share = _score_share(value, sample)
-            if share is not None:
-                shares[f"score:{name}" if name.startswith(_TAKEN) else name] = share
-        return shares
-
-    def grade(self, sample: EvalSample) -> Grade | None:
-        """Return the grade of a sample; None for a sample without the main score."""
-        shares = self.shares(sample)
-        main = shares.get(self.metric)
-        if main is None:
-            return None
-        answer = (sample.scores or {})[self.scorer].answer
-        truncated = sample.output.stop_reason in CUT and main < 1
-        return Grade(main >= 1, main, answer, Status.TRUNCATED if truncated else Status.OK, shares)
+def _score_shares(sample: EvalSample, scorer: str) -> dict[str, float]:
+    """Return the scores of a sample by their names as metrics, without missing ones."""
+    score = (sample.scores or {}).get(scorer)
+    if score is None:
+        return {}
+    values = score.value if isinstance(score.value, dict) else {scorer: score.value}
+    shares = {_metric_name(name): _score_share(value, sample) for name, value in values.items()}
+    return {name: share for name, share in shares.items() if share is not None}
 
 
 def _log_traces(

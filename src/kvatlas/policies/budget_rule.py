@@ -68,7 +68,7 @@ class BudgetRule:
         if self.every_from != "budget" and not self.every:
             raise KvatlasError(f"every_from is {self.every_from!r} without every; give every, the tokens between two.")
 
-        # A strict budget counts the prompt, so budget and ratio have to count it as well; with `every` the ratio is unused.
+        # A strict budget counts the prompt, so budget and ratio have to count it as well; `every` needs no ratio.
         required = {"budget_over": "cache"} if self.every else {"ratio_over": "older", "budget_over": "cache"}
         for name, expected in required.items():
             if self.strict_budget and getattr(self, name) != expected:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,10 +84,10 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
             raise HTTPException(503, "The server is stopping." if service.closing else "The engine has failed.")
         state = {"status": "ok", "waiting": service.waiting, "decoding": service.decoding}
         engine = service.engine
-        if engine is None:
-            return state
-        tokens = {"decoded_tokens": engine.decoded_tokens, "evicted_tokens": engine.scheduler.evicted_tokens}
-        return {**state, **tokens, "kv_tokens": engine.cached_tokens, "kv_bytes": engine.cache.bytes}
+        if engine is not None:
+            state |= {"decoded_tokens": engine.decoded_tokens, "evicted_tokens": engine.scheduler.evicted_tokens}
+            state |= {"kv_tokens": engine.cached_tokens, "kv_bytes": engine.cache.bytes}
+        return state
 
     return app
 
@@ -174,13 +173,7 @@ class CompletionHandler:
         return requests
 
     def _generation_requests(
-        self,
-        body: Generating,
-        prompt: tuple[int, ...],
-        most: int | None,
-        *,
-        split: bool,
-        opened: bool | None = None,
+        self, body: Generating, prompt: tuple[int, ...], most: int | None, *, split: bool, opened: bool | None = None
     ) -> list[GenerationRequest]:
         self.check_model(body.model)
         service = self.service
@@ -198,10 +191,7 @@ class CompletionHandler:
         """Answer a request, whole or as a stream; decoding ends if the client disconnects."""
         requests = await asyncio.get_running_loop().run_in_executor(self._reader, read, body)
         handles = self.service.ask(requests)
-        chat = isinstance(body, ChatRequest)
-        prefix = "chatcmpl" if chat else "cmpl"
-        answer_id = f"{prefix}-{uuid.uuid4().hex}"
-        answer_format = AnswerFormat(chat, answer_id, int(time.time()), self.name, body.n or 1)
+        answer_format = AnswerFormat(isinstance(body, ChatRequest), self.name, body.n or 1)
 
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)

@@ -6,6 +6,8 @@ Replies are whole answers, pieces of streams, and errors.
 from __future__ import annotations
 
 import json
+import time
+import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -25,28 +27,28 @@ AtMost2048 = Field(max_length=2048)
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
-class StreamOptions(BaseModel):
-    """The request for usage in the last piece of a stream. `include_obfuscation` has no effect."""
+class RequestPart(BaseModel):
+    """An object of a request: its fields have their exact types, and no other names."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(RequestPart):
+    """The request for usage in the last piece of a stream. `include_obfuscation` has no effect."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class TextPart(BaseModel):
+class TextPart(RequestPart):
     """A text part of a message."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(RequestPart):
     """One message of a conversation; the thinking of earlier answers is ignored."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     ignored: ClassVar[tuple[str, ...]] = ("name", "reasoning_content", "reasoning", "refusal", "annotations")
 
@@ -72,10 +74,8 @@ class ChatMessage(BaseModel):
         return {"role": role, "content": "".join(block.text for block in self.content)}
 
 
-class Generating(BaseModel):
+class Generating(RequestPart):
     """Fields of both endpoints; None and neutral values have no effect."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     #: Unsupported fields of the API, with their neutral values.
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -165,7 +165,7 @@ class CompletionRequest(Generating):
 
 
 class AnswerFormat:
-    """The bodies of one answer, as a chat completion or a completion; `answer_id` is its id for the client.
+    """The bodies of one answer, as a chat completion or a completion.
 
     Each prompt has `choices` answers, which follow each other.
     """
@@ -173,10 +173,11 @@ class AnswerFormat:
     #: The last event of a stream.
     done = b"data: [DONE]\n\n"
 
-    def __init__(self, chat: bool, answer_id: str, created: int, model: str, choices: int) -> None:
+    def __init__(self, chat: bool, model: str, choices: int) -> None:
         self.chat = chat
         self.choices = choices
-        self.head = {"id": answer_id, "created": created, "model": model}
+        prefix = "chatcmpl" if chat else "cmpl"
+        self.head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     def whole(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """Return the body of a whole answer."""

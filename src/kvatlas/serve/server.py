@@ -49,12 +49,7 @@ class RequestLimits:
     to the loopback address is refused (DNS rebinding).
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        api_key: str | None = None,
-        hosts: Collection[str] = (),
-    ) -> None:
+    def __init__(self, app: ASGIApp, api_key: str | None = None, hosts: Collection[str] = ()) -> None:
         self.app = app
         self.api_key = api_key
         self.hosts = hosts
@@ -178,14 +173,8 @@ def serve_forever(app: FastAPI, service: Service, host: str, port: int, grace: f
 
     Raises KvatlasError if the address cannot be bound, or if the engine fails.
     """
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=int(grace) + _FAREWELL,
-    )
+    patience = int(grace) + _FAREWELL
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=patience)
 
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

@@ -45,11 +45,6 @@ class Detokenizer:
         #: The number of tokens with decoded text.
         self._done = 0
 
-    def stops(self, tokens: Sequence[int]) -> bool:
-        """Take `tokens`, all tokens so far; return True if a stop text was written."""
-        self.push(tokens)
-        return self.stopped
-
     @property
     def stopped(self) -> bool:
         """True if a stop text was written."""

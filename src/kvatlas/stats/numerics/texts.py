@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,17 +15,17 @@ NEAR = 0.5
 
 @dataclass(frozen=True)
 class Departures:
-    """Departures of an answer from the cell's own text: (before, after) the first compression.
+    """Departures of an answer from the cell's own text: [before, after] the first compression.
 
     Of the compared `tokens` `near` have two likeliest tokens near one another, so that numerics may decide, `other` are
     not the cell's likeliest, `far` of these beyond numerics. `gap` is the largest difference in nats to the likeliest.
     """
 
-    tokens: tuple[int, ...]
-    near: tuple[int, ...]
-    other: tuple[int, ...]
-    far: tuple[int, ...]
-    gap: tuple[float, ...]
+    tokens: list[int]
+    near: list[int] = field(default_factory=lambda: [0, 0])
+    other: list[int] = field(default_factory=lambda: [0, 0])
+    far: list[int] = field(default_factory=lambda: [0, 0])
+    gap: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
 
 def departure_p(answers: Sequence[Departures]) -> float:
