@@ -60,10 +60,6 @@ class Arrangement(NamedTuple):
         """The number of panels in a row of a grid."""
         return len(self.panels) // len(self.rows)
 
-    def without_grid(self, options: FigureOptions) -> Arrangement:
-        """Return the same panels each under its whole name."""
-        return self._replace(names=_names_that_differ(self.panels, options), rows=())
-
 
 def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
     """Return panels in rows and columns where they fill these, else in their own order."""
@@ -275,143 +271,78 @@ class Tick(NamedTuple):
     baseline: Baseline | None = None
 
 
-class HeatmapLayout(NamedTuple):
-    """Panels in a row; inches of the figure's width and of a panel's height.
+class HeatmapLayout:
+    """The sizes of panels in rows and of their texts: inches of figure, panels and margins, points of type.
 
-    Points are those of the vertical axis' label, of values and of intervals, 0 for none. Panels of a row are `joined`
-    if they share the vertical axis, those of a column `joined_below` if they share the horizontal one. They have
-    `one_bar` at the end of each row, or one each. `above` has the lines over each panel.
+    Panels of a row are `joined` if they share the vertical axis, those of a column `joined_below` if they share the
+    horizontal one. They have `one_bar` at the end of each row, or one each. Points are those of the vertical axis'
+    `label`, of a `value` and of an `interval`, 0 for none. `above` has the lines over each panel.
     """
 
-    arrangement: Arrangement
-    across: int
-    width: float
-    high: float
-    margins: Margins
-    joined: bool
-    joined_below: bool
-    one_bar: bool
-    label: float
-    value: float
-    interval: float
+    across = 1
+    width = 0.0
+    value = 0.0
+    interval = 0.0
+    joined_below = False
     above: Sequence[Sequence[Line]] = ()
+
+    def __init__(
+        self,
+        arrangement: Arrangement,
+        scales: Sequence[tuple[float, float]],
+        ticks: Sequence[Sequence[Tick]],
+        options: FigureOptions,
+    ) -> None:
+        self.arrangement = arrangement
+        self.panels = arrangement.panels
+        self.scales = scales
+        self.options = options
+        cells = list(chain.from_iterable(panel.cells.values() for panel in self.panels))
+        self.columns = max(len(panel.map.axes[1][1]) for panel in self.panels)
+        self.most_rows = max(len(panel.map.axes[0][1]) for panel in self.panels)
+        self.values = [cell.text for cell in cells]
+        self.intervals = [cell.small for cell in cells if cell.small] if options.intervals else []
+
+        row_height = _TALL_ROW_HEIGHT if self.intervals else _ROW_HEIGHT
+        self.high = max(row_height * self.most_rows, _PANEL_HEIGHT)
+        self.labels = [options.named(axis_label(panel.map.axes[0][0])) for panel in self.panels]
+        self.label = self._label_type(LABEL_TYPE)
+        self.joined = len({panel.map.axes[0] for panel in self.panels}) == 1
+
+        # One bar can have the baselines of a row as its ticks, if they are the same in all of its panels.
+        self.one_bar = self.has_one_scale and not options.plain
+        across = arrangement.columns if arrangement.is_grid else len(self.panels)
+        for start in range(0, len(self.panels), across):
+            on_bars = {panel.baselines for panel in self.panels[start : start + across] if not panel.centred}
+            self.one_bar = self.one_bar and len(on_bars) <= 1
+        self.margins = self._side_margins(ticks)
+
+    @property
+    def has_one_scale(self) -> bool:
+        """Return whether all panels have the same colour scale."""
+        return len(set(self.scales)) == 1
+
+    @property
+    def has_column_bars(self) -> bool:
+        """Return whether the panels of each column of a grid have one scale, and its bar."""
+        if not self.arrangement.is_grid or self.one_bar:
+            return False
+        return all(scale == self.scales[index % self.across] for index, scale in enumerate(self.scales))
 
     @property
     def inner(self) -> float:
         """Inches of a panel's width."""
         return self.margins.inner(self.width, self.across)
 
-    def with_lines_above(self, above: Sequence[Sequence[Line]], options: FigureOptions) -> HeatmapLayout:
-        """Return the layout with lines over the panels, and rows that fit a page with them."""
-        panels = self.arrangement.panels
-        # In a grid the first row has the names of columns, too.
-        first = 0.0
-        lines_above = max(map(style.height_of, above)) + 0.1
-        if self.arrangement.is_grid:
-            top = lines_above
-            lines_above = max(map(style.height_of, above[self.across :]), default=0.0) + 0.1
-            first = max(top - lines_above, 0.0)
+    def _label_type(self, largest: float) -> float:
+        """Return the points of the vertical axis' label."""
+        return max(style.LEAST_TYPE, font_size(label_room(self.high), self.labels, largest))
 
-        # The values and the label below a panel; joined panels have them once, below the last row.
-        labels = [options.named(axis_label(panel.map.axes[1][0])) for panel in panels]
-        label_lines = max(len(wrapped(text, self.inner, LABEL_TYPE)) for text in labels)
-        below = 0.12 + LABEL_TYPE / 72 + label_lines * LABEL_TYPE * style.LINE
-        last = 0.0
-        if self.joined_below:
-            last = below
-            below = 0.0
-        margins = self.margins._replace(above=lines_above, below=below, first=first, last=last)
-
-        # All rows of panels fit a page, where their cells stay legible.
-        most_rows = max(len(panel.map.axes[0][1]) for panel in panels)
-        room = style.PAGE_HEIGHT - 0.6 - margins.first - margins.last
-        fitting = room / math.ceil(len(panels) / self.across) - margins.above - margins.below
-        least = _LEAST_ROW_HEIGHT * most_rows * (2 if self.interval else 1)
-        high = min(self.high, max(fitting, least))
-
-        size = min(self.value, 72 * 0.62 * high / most_rows)
-        value = size if size >= style.LEAST_TYPE else min(self.value, style.LEAST_TYPE)
-        label = max(style.LEAST_TYPE, font_size(label_room(high), _vertical_labels(panels, options), self.label))
-        return self._replace(margins=margins, above=above, high=high, value=value, label=label)
-
-
-def heatmap_layout(
-    arrangement: Arrangement,
-    ticks: Sequence[Sequence[Tick]],
-    one_scale: bool,
-    options: FigureOptions,
-) -> HeatmapLayout:
-    """Return the layout with as many panels in a row as leave numbers legible; rows of a grid stay whole.
-
-    A grid that is too wide becomes a series of panels under their whole names. Raises KvatlasError if there is no room
-    for intervals that were asked for, and for a large grid that is too wide.
-    """
-    if arrangement.is_grid:
-        sizes = _PanelSizes(arrangement, ticks, one_scale, options)
-        if sizes.fits(arrangement.columns):
-            return sizes.layout(arrangement.columns)
-        if len(arrangement.panels) > _MOST_WITHOUT_GRID:
-            raise KvatlasError(
-                f"{len(arrangement.panels)} maps have no room on one figure in rows of {arrangement.columns}. Draw "
-                "the means of benchmarks (--mean), or one policy at a time (--policy NAME)."
-            )
-        arrangement = arrangement.without_grid(options)
-    sizes = _PanelSizes(arrangement, ticks, one_scale, options)
-
-    # Rows begin with the same policy, if there are several.
-    count = len(arrangement.panels)
-    most = 4 if count <= 8 else math.ceil(math.sqrt(count))
-    policies = len({panel.map.policy for panel in arrangement.panels})
-    if policies > 1:
-        whole_rows = [size for size in range(policies, most + 1, policies) if count % size == 0]
-        most = whole_rows[-1] if whole_rows else most
-
-    across = style.panels_in_row(count, most, sizes.fits)
-    if across:
-        return sizes.layout(across)
-    if sizes.intervals:
-        raise KvatlasError("--look intervals=true: the cells are too narrow for a second number; leave it out.")
-    # A panel alone, without numbers.
-    return sizes.layout(1)._replace(value=0.0, interval=0.0)
-
-
-class _PanelSizes:
-    """The sizes of an arrangement's panels and texts, which depend on the number of panels in a row."""
-
-    def __init__(
-        self,
-        arrangement: Arrangement,
-        ticks: Sequence[Sequence[Tick]],
-        one_scale: bool,
-        options: FigureOptions,
-    ) -> None:
-        self.arrangement = arrangement
-        self.options = options
-        panels = arrangement.panels
-        cells = list(chain.from_iterable(panel.cells.values() for panel in panels))
-        self.columns = max(len(panel.map.axes[1][1]) for panel in panels)
-        self.values = [cell.text for cell in cells]
-        self.intervals = [cell.small for cell in cells if cell.small] if options.intervals else []
-
-        row_height = _TALL_ROW_HEIGHT if self.intervals else _ROW_HEIGHT
-        self.high = max(row_height * max(len(panel.map.axes[0][1]) for panel in panels), _PANEL_HEIGHT)
-        labels = _vertical_labels(panels, options)
-        self.label = max(style.LEAST_TYPE, font_size(label_room(self.high), labels, LABEL_TYPE))
-        self.joined = len({panel.map.axes[0] for panel in panels}) == 1
-
-        # One bar can have the baselines of a row as its ticks, if they are the same in all of its panels.
-        self.one_bar = one_scale
-        across = arrangement.columns if arrangement.is_grid else len(panels)
-        for start in range(0, len(panels), across):
-            on_bars = {panel.baselines for panel in panels[start : start + across] if not panel.centred}
-            self.one_bar = self.one_bar and len(on_bars) <= 1
-        self.margins = self._side_margins(labels, ticks)
-
-    def _side_margins(self, labels: Sequence[str], ticks: Sequence[Sequence[Tick]]) -> Margins:
+    def _side_margins(self, ticks: Sequence[Sequence[Tick]]) -> Margins:
         """Return the margins at the sides of panels."""
         # Left: the name of the row, the label of the axis, its values.
-        label_lines = max(len(wrapped(text, label_room(self.high), self.label)) for text in labels)
-        rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.arrangement.panels)
+        label_lines = max(len(wrapped(text, label_room(self.high), self.label)) for text in self.labels)
+        rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.panels)
         row_ticks = max(text_width(style.tick_text(row), LABEL_TYPE) for row in rows)
         axis = label_lines * self.label * style.LINE + 0.04 + row_ticks + 0.06
         left = style.EDGE + axis
@@ -423,14 +354,13 @@ class _PanelSizes:
         bar = BAR_GAP + BAR_WIDTH + 0.055 + max(text_width(tick.text) for tick in chain.from_iterable(ticks))
         if self.options.plain:
             bar += style.SMALL_TYPE * style.LINE + 0.04
-        right = style.EDGE + bar
 
         between = _GAP
         if not self.joined:
             between += style.EDGE + axis
         if not self.one_bar:
             between += bar
-        return Margins(left, right, between, 0, 0)
+        return Margins(left, style.EDGE + bar, between, 0, 0)
 
     def type_sizes(self, across: int, width: float) -> tuple[float, float]:
         """Return the points of values and of intervals."""
@@ -442,30 +372,88 @@ class _PanelSizes:
         """Return whether numbers are legible with so many panels in a row."""
         return min(self.type_sizes(across, self.options.widest)) >= style.LEAST_TYPE
 
-    def layout(self, across: int) -> HeatmapLayout:
-        """Return the layout with so many panels in a row."""
-        # The width of a figure that has all the room that it needs.
-        panels = self.arrangement.panels
-        margins = self.margins
+    def set_across(self, across: int) -> None:
+        """Have so many panels in a row, of a figure as wide as they need or as the options say."""
         panel_width = max(_CELL_WIDTH * self.columns, _PANEL_WIDTH)
-        natural = margins.left + margins.right + across * panel_width + (across - 1) * margins.between
-        width = self.options.inches or min(max(natural, style.WIDTHS[1]), self.options.widest)
+        natural = self.margins.left + self.margins.right + across * panel_width + (across - 1) * self.margins.between
+        self.across = across
+        self.width = self.options.inches or min(max(natural, style.WIDTHS[1]), self.options.widest)
+        # A panel over an empty place has its own values below it.
+        is_full = len(self.panels) % across == 0
+        self.joined_below = is_full and len({panel.map.axes[1] for panel in self.panels}) == 1
+        if self.fits(across):
+            self.value, interval = self.type_sizes(across, self.width)
+            self.interval = interval if self.intervals else 0.0
 
-        value, interval = self.type_sizes(across, width)
-        return HeatmapLayout(
-            self.arrangement,
-            across,
-            width,
-            self.high,
-            margins,
-            self.joined,
-            # A panel over an empty place has its own values below it.
-            len({panel.map.axes[1] for panel in panels}) == 1 and len(panels) % across == 0,
-            self.one_bar,
-            self.label,
-            value,
-            interval if self.intervals else 0.0,
-        )
+    def set_above(self, above: Sequence[Sequence[Line]]) -> None:
+        """Have lines over the panels, and rows that fit a page with them."""
+        self.above = above
+        # In a grid the first row has the names of columns, too.
+        first = 0.0
+        lines_above = max(map(style.height_of, above)) + 0.1
+        if self.arrangement.is_grid:
+            top = lines_above
+            lines_above = max(map(style.height_of, above[self.across :]), default=0.0) + 0.1
+            first = max(top - lines_above, 0.0)
+
+        # The values and the label below a panel; joined panels have them once, below the last row.
+        labels = [self.options.named(axis_label(panel.map.axes[1][0])) for panel in self.panels]
+        label_lines = max(len(wrapped(text, self.inner, LABEL_TYPE)) for text in labels)
+        below = 0.12 + LABEL_TYPE / 72 + label_lines * LABEL_TYPE * style.LINE
+        last = 0.0
+        if self.joined_below:
+            last = below
+            below = 0.0
+        self.margins = self.margins._replace(above=lines_above, below=below, first=first, last=last)
+
+        # All rows of panels fit a page, where their cells stay legible.
+        room = style.PAGE_HEIGHT - 0.6 - first - last
+        fitting = room / math.ceil(len(self.panels) / self.across) - lines_above - below
+        least = _LEAST_ROW_HEIGHT * self.most_rows * (2 if self.interval else 1)
+        self.high = min(self.high, max(fitting, least))
+        self.label = self._label_type(self.label)
+        size = min(self.value, 72 * 0.62 * self.high / self.most_rows)
+        self.value = size if size >= style.LEAST_TYPE else min(self.value, style.LEAST_TYPE)
+
+
+def heatmap_layout(
+    arrangement: Arrangement,
+    scales: Sequence[tuple[float, float]],
+    ticks: Sequence[Sequence[Tick]],
+    options: FigureOptions,
+) -> HeatmapLayout:
+    """Return the layout with as many panels in a row as leave numbers legible; rows of a grid stay whole.
+
+    A grid that is too wide becomes a series of panels under their whole names. Raises KvatlasError if there is no room
+    for intervals that were asked for, and for a large grid that is too wide.
+    """
+    panels = arrangement.panels
+    layout = HeatmapLayout(arrangement, scales, ticks, options)
+    if arrangement.is_grid and layout.fits(arrangement.columns):
+        layout.set_across(arrangement.columns)
+        return layout
+    if arrangement.is_grid:
+        if len(panels) > _MOST_WITHOUT_GRID:
+            raise KvatlasError(
+                f"{len(panels)} maps have no room on one figure in rows of {arrangement.columns}. Draw "
+                "the means of benchmarks (--mean), or one policy at a time (--policy NAME)."
+            )
+        in_series = arrangement._replace(names=_names_that_differ(panels, options), rows=())
+        layout = HeatmapLayout(in_series, scales, ticks, options)
+
+    # Rows begin with the same policy, if there are several.
+    most = 4 if len(panels) <= 8 else math.ceil(math.sqrt(len(panels)))
+    policies = len({panel.map.policy for panel in panels})
+    if policies > 1:
+        whole_rows = [size for size in range(policies, most + 1, policies) if len(panels) % size == 0]
+        most = whole_rows[-1] if whole_rows else most
+
+    across = style.panels_in_row(len(panels), most, layout.fits)
+    if not across and layout.intervals:
+        raise KvatlasError("--look intervals=true: the cells are too narrow for a second number; leave it out.")
+    # A panel alone has no numbers where they do not fit.
+    layout.set_across(across or 1)
+    return layout
 
 
 def label_room(high: float) -> float:
@@ -476,7 +464,3 @@ def label_room(high: float) -> float:
 def row_name_lines(name: str, high: float) -> list[str]:
     """Return the lines of the name of a row of panels of this height."""
     return wrapped(name, max(high, 0.6), style.NAME_TYPE, bold=True)
-
-
-def _vertical_labels(panels: Sequence[Panel], options: FigureOptions) -> list[str]:
-    return [options.named(axis_label(panel.map.axes[0][0])) for panel in panels]
