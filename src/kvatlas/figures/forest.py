@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -78,11 +78,6 @@ class LossAxis:
         if self.closer <= 1:
             return []
         return [f"beyond {self.turn:.0f} points the axis is {self.closer:.0f} times closer (grey)"]
-
-    @property
-    def middle_beyond(self) -> float:
-        """The loss in the middle of the closer part."""
-        return float(self.inverse(np.atleast_1d(self.forward(np.array([self.turn, self.high])).mean()))[0])
 
     def forward(self, values: Floats) -> Floats:
         """Return the places of losses on paper."""
@@ -191,15 +186,12 @@ def forest_figure(
         # Columns are as wide as their widest value; long names break.
         columns = [_column_widths(panel, options) for panel in panels]
         names_width = max(sum(widths) + _GAP * len(widths) for widths in columns)
-        across = style.panels_in_row(
-            len(panels), 3, lambda count: options.widest / count - names_width - 0.2 >= _LEAST_WIDTH
-        )
-        across = max(across, 1)
+        least = names_width + 0.2 + _LEAST_WIDTH
+        across = style.panels_in_row(len(panels), 3, lambda count: options.widest / count >= least) or 1
         width = options.inches or min(across * (names_width + _MOST_WIDTH), options.widest)
         left = style.EDGE + names_width + 0.04
-        texts = [
-            _lines_above(panel, widths, names_width, options) for panel, widths in zip(panels, columns, strict=True)
-        ]
+        room = names_width + _LEAST_WIDTH
+        texts = [_lines_above(panel, widths, room, options) for panel, widths in zip(panels, columns, strict=True)]
         headings = max(map(style.height_of, chain.from_iterable(of_panel for _, of_panel in texts)))
         above = max(style.height_of(names) for names, _ in texts) + headings + 0.08
         margins = Margins(left, 0.12, names_width + 0.22, above, _BELOW)
@@ -249,22 +241,16 @@ def _column_widths(panel: RowPanel, options: FigureOptions) -> list[float]:
 
 def _ends_of_columns(widths: Sequence[float]) -> list[float]:
     """Return the right ends of columns of names in inches from the panel, which is right of them."""
-    ends = []
-    end = -0.06
-    for width in reversed(widths):
-        ends.append(end)
-        end -= width + _GAP
-    return ends[::-1]
+    steps = [-0.06, *(-(width + _GAP) for width in reversed(widths[1:]))]
+    return list(accumulate(steps))[::-1]
 
 
 def _lines_above(
-    panel: RowPanel, widths: Sequence[float], names_width: float, options: FigureOptions
+    panel: RowPanel, widths: Sequence[float], room: float, options: FigureOptions
 ) -> tuple[list[Line], list[list[Line]]]:
-    """Return the name of a panel with its facts, and the heading of each column, in lines."""
-    ink = options.colours.ink
+    """Return the name of a panel with its facts, for a width in inches, and the heading of each column, in lines."""
     soft = options.colours.soft
-    room = names_width + _LEAST_WIDTH
-    names = style.text_lines(options.named(panel.name), room, style.NAME_TYPE, ink, "bold")
+    names = style.text_lines(options.named(panel.name), room, style.NAME_TYPE, options.colours.ink, "bold")
     names += style.text_lines(panel.facts, room, style.SMALL_TYPE, soft)
     headings = []
     for heading, width in zip(panel.columns, widths, strict=True):
@@ -300,17 +286,15 @@ def _draw_panel(
     axes.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE)
     axes.spines[["top", "left", "right"]].set_visible(False)
 
-    margin = panel.margin
     heads = []
-    if margin is not None:
+    if panel.margin is not None:
         is_proven = any(row.state is State.WITHIN for row in panel.rows)
-        colour = draw_margin(axes, axis, margin, is_proven, palette)
-        heads = [(0.0, options.named(sides[0]), palette.ink), (margin, f"margin {margin:g}", colour)]
+        colour = draw_margin(axes, axis, panel.margin, is_proven, palette)
+        heads = [(0.0, options.named(sides[0]), palette.ink), (panel.margin, f"margin {panel.margin:g}", colour)]
     if any(row.is_proven is not None for row in panel.rows):
         axes.axvline(0, color=palette.ink, linewidth=0.6, zorder=1)
-    controls = [row.control for row in panel.rows if row.control is not None]
-    if controls and axis.closer > 1:
-        heads.append((axis.middle_beyond, sides[1], palette.soft))
+    if axis.closer > 1 and any(row.control is not None for row in panel.rows):
+        heads.append(((axis.turn + axis.high) / 2, sides[1], palette.soft))
     _write_heads(axes, heads, axis, inches)
 
     for place, row in enumerate(panel.rows):
