@@ -70,6 +70,11 @@ class Line(NamedTuple):
         """The height of the line in inches."""
         return self.size * LINE
 
+    @property
+    def type(self) -> dict[str, Any]:
+        """Size, colour and weight as matplotlib names them."""
+        return {"fontsize": self.size, "color": self.colour, "fontweight": self.weight}
+
 
 def height_of(lines: Iterable[Line]) -> float:
     """Return the height of lines of text in inches."""
@@ -169,20 +174,20 @@ def text_width(text: str, size: float = SMALL_TYPE, bold: bool = False) -> float
 @lru_cache(100_000)
 def _unit_width(text: str, bold: bool, family: tuple[str, ...]) -> float:
     """Return the inches of a text in type of one point."""
-    renderer, fonts = _renderer(family)
+    from matplotlib.font_manager import FontProperties
+
+    font = FontProperties(family=list(family), size=100, weight="bold" if bold else "normal")
     # A fiftieth more, since small type is wider than its share of large type.
-    return 1.02 * float(renderer.get_text_width_height_descent(text, fonts[bold], False)[0]) / 7200
+    return 1.02 * float(_renderer().get_text_width_height_descent(text, font, False)[0]) / 7200
 
 
 @cache
-def _renderer(family: tuple[str, ...]) -> tuple[Any, list[Any]]:
-    """Return the renderer that measures texts, and the normal and the bold font at 100 points."""
+def _renderer() -> Any:
+    """Return the renderer that measures texts."""
     from matplotlib.backends.backend_agg import RendererAgg
-    from matplotlib.font_manager import FontProperties
 
     renderer: Any = RendererAgg
-    weights = ("normal", "bold")
-    return renderer(1, 1, 72), [FontProperties(family=list(family), size=100, weight=weight) for weight in weights]
+    return renderer(1, 1, 72)
 
 
 def wrapped(text: str, inches: float, size: float = SMALL_TYPE, bold: bool = False) -> list[str]:
@@ -387,14 +392,7 @@ def _write_lines(figure: Figure, lines: Iterable[Line], top: float) -> None:
     width, height = figure.get_size_inches()
     for line in lines:
         top -= line.high
-        figure.text(
-            EDGE / width,
-            (top + 0.3 * line.size / 72) / height,
-            line.text,
-            fontsize=line.size,
-            color=line.colour,
-            fontweight=line.weight,
-        )
+        figure.text(EDGE / width, (top + 0.3 * line.size / 72) / height, line.text, **line.type)
 
 
 def write_above(
@@ -407,9 +405,8 @@ def write_above(
     x, y = place
     for line in reversed(lines):
         panel.annotate(
-            line.text, (0, 1), (x, y), xycoords="axes fraction", textcoords="offset points", va="baseline", ha=align,
-            fontsize=line.size, color=line.colour, fontweight=line.weight,
-        )  # fmt: skip
+            line.text, (0, 1), (x, y), "axes fraction", "offset points", va="baseline", ha=align, **line.type
+        )
         y += 72 * line.high
 
 
