@@ -16,17 +16,7 @@ from numpy.typing import NDArray
 
 from kvatlas.core import SERVED, KvatlasError, Note, telling_parameters
 from kvatlas.figures import colours, style
-from kvatlas.figures.style import (
-    FigureOptions,
-    Line,
-    Margins,
-    finish_texts,
-    font_size,
-    make_panels,
-    save,
-    wrapped,
-    write_above,
-)
+from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, wrapped
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, holm
 from kvatlas.stats.run_data import shown_policies, whole_names
 from kvatlas.stats.systems import ModelSetting, Pair
@@ -96,16 +86,6 @@ def check_panels(systems: Sequence[ModelSetting]) -> None:
         )
 
 
-class _PairLayout(NamedTuple):
-    """Panels in a row: inches of the figure's width and of a panel's sides, and the labels of axes in lines."""
-
-    across: int
-    width: float
-    inner: float
-    margins: Margins
-    labels: Sequence[Sequence[str]]
-
-
 def pairwise_figure(
     systems: Sequence[ModelSetting],
     pairs: Sequence[tuple[int, int, Pair]],
@@ -142,29 +122,28 @@ def pairwise_figure(
             # In a narrow figure the names leave no room beside each other, so letters stand for them.
             shown = list(_LETTERS[: len(names)])
             about = [", ".join(f"{letter}: {name}" for letter, name in zip(shown, names, strict=True)), *about]
-        layout = _pair_layout(len(pairs), shown, most, options)
+        across, width, margins, labels = _pair_layout(len(pairs), shown, most, options)
+        inner = margins.inner(width, across)
 
         # The text above each panel says which system is ahead.
-        heads = []
-        for (_, _, pair), is_proven in zip(pairs, proven, strict=True):
-            heads.append(_lead_lines(pair, is_proven, layout.inner, options))
+        heads = [_lead_lines(pair, won, inner, options) for (_, _, pair), won in zip(pairs, proven, strict=True)]
 
-        figure, panels = make_panels(
+        figure, panels = style.make_panels(
             options,
-            (layout.width, layout.inner),
+            (width, inner),
             len(pairs),
-            layout.across,
-            layout.margins._replace(above=max(map(style.height_of, heads)) + 0.1),
+            across,
+            margins._replace(above=max(map(style.height_of, heads)) + 0.1),
             title=_pairs_title(pairs, proven, names, label),
             about=about,
             notes=notes,
         )
-        _draw_counts(panels, counts, bins, layout.inner, options)
+        _draw_counts(panels, counts, bins, inner, options)
         for panel, (x, y, _), head in zip(panels, pairs, heads, strict=True):
-            panel.set_xlabel("\n".join(layout.labels[x]), labelpad=2, fontsize=style.SMALL_TYPE)
-            panel.set_ylabel("\n".join(layout.labels[y]), labelpad=2, fontsize=style.SMALL_TYPE)
-            write_above(panel, head)
-        finish_texts(figure, options)
+            panel.set_xlabel("\n".join(labels[x]), labelpad=2, fontsize=style.SMALL_TYPE)
+            panel.set_ylabel("\n".join(labels[y]), labelpad=2, fontsize=style.SMALL_TYPE)
+            style.write_above(panel, head)
+        style.finish_texts(figure, options)
     return figure
 
 
@@ -214,9 +193,8 @@ def _about_pairs(
     if len(models) == 1:
         about.append(options.named(model_name(models.pop())))
 
-    benchmarks: dict[str, None] = {}
-    for _, _, pair in pairs:
-        benchmarks |= dict.fromkeys(benchmark for benchmark, _ in pair.places)
+    places = chain.from_iterable(pair.places for _, _, pair in pairs)
+    benchmarks = dict.fromkeys(benchmark for benchmark, _ in places)
     about.append(", ".join(map(options.named, benchmarks)))
     shared = _shared_parameters(systems)
     policies = shown_policies(system.setting.policy for system in systems)
@@ -235,8 +213,13 @@ def _about_pairs(
     return [*about, "numbers: problems at these values"]
 
 
-def _pair_layout(count: int, names: Sequence[str], most: int, options: FigureOptions) -> _PairLayout:
-    """Return the layout of `count` panels whose largest number is `most`."""
+def _pair_layout(
+    count: int, names: Sequence[str], most: int, options: FigureOptions
+) -> tuple[int, float, Margins, list[list[str]]]:
+    """Return the layout of `count` panels whose largest number is `most`.
+
+    These are the number of panels in a row, the width of the figure, the margins, and the labels of axes in lines.
+    """
 
     def is_legible(across: int) -> bool:
         margins, _ = _pair_margins(names, across, options.widest)
@@ -251,7 +234,7 @@ def _pair_layout(count: int, names: Sequence[str], most: int, options: FigureOpt
     # One panel alone needs no whole page.
     inner = min(margins.inner(width, across), _PANEL_LIMIT)
     right = width - margins.left - across * inner - (across - 1) * margins.between
-    return _PairLayout(across, width, inner, margins._replace(right=right), labels)
+    return across, width, margins._replace(right=right), labels
 
 
 def _pair_margins(names: Sequence[str], across: int, width: float) -> tuple[Margins, list[list[str]]]:
@@ -278,20 +261,12 @@ def _draw_counts(
     norm = PowerNorm(0.5, 0, most)
     palette = colours.colour_map(colours.COUNTS)
     size = font_size(inner / bins.number, [str(most)], 7.0)
+    ink: dict[str, Any] = {"fontsize": size, "color": colours.ON_COLOUR, "ha": "center", "va": "center", "zorder": 4}
     ends = (0, bins.number)
     for panel, count in zip(panels, counts, strict=True):
         panel.pcolormesh(np.ma.masked_equal(count, 0), cmap=palette, norm=norm, snap=True)
         for row, column in np.argwhere(count > 0):
-            panel.text(
-                column + 0.5,
-                row + 0.5,
-                f"{count[row, column]:.0f}",
-                fontsize=size,
-                color=colours.ON_COLOUR,
-                ha="center",
-                va="center",
-                zorder=4,
-            )
+            panel.text(column + 0.5, row + 0.5, f"{count[row, column]:.0f}", **ink)
 
         panel.set(xticks=bins.places, xticklabels=bins.texts, yticks=bins.places, yticklabels=bins.texts)
         # The line of equal values runs behind the numbers and their bins.
@@ -336,10 +311,8 @@ class _ValueBins(NamedTuple):
 
     def _numbers(self, values: Floats) -> NDArray[np.int64]:
         """Return the bin of each value; a bin holds its upper edge."""
-        numbers = np.clip(np.ceil(values.round(9) * self.inner), 1, max(self.inner, 1))
-        numbers[values <= 1e-9] = 0
-        numbers[values >= 1 - 1e-9] = self.number - 1
-        return numbers.astype(int)
+        edges = [*(n / self.inner for n in range(self.inner)), 1 - 1e-9]
+        return np.searchsorted(edges, values.round(9))
 
 
 def _lead_text(difference: Difference) -> str:
@@ -379,4 +352,4 @@ def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], m
         facts = next((system.about[key] for system in systems if key in system.about), {})
         rows.append([*key, facts.get("L", ""), *values])
     guarded_rows = [list(map(guarded, row)) for row in rows]
-    return save(figure, path, data=style.rows_csv(guarded_rows))
+    return style.save(figure, path, data=style.rows_csv(guarded_rows))
