@@ -57,15 +57,12 @@ class Mark(NamedTuple):
     is_dotted: bool = False
 
 
-MARKS: Mapping[State, Mark] = {
+MARKS: Mapping[str, Mark] = {
     State.WITHIN: Mark("●", "o", "proven within {}", is_filled=True),
     State.OPEN: Mark("○", "o", "not decided"),
     State.BEYOND: Mark("✕", "X", "proven beyond {}", is_filled=True),
     State.UNTESTED: Mark("◌", "o", "fits, not tested", is_dotted=True),
 }
-
-
-_STATES = frozenset(map(str, State))
 
 
 class KeyEntry(NamedTuple):
@@ -91,15 +88,9 @@ def states_of(map_: Map) -> dict[CellCoord, State]:
     is_of_these = map_.claim is Claim.THESE
     kept = map_.keeps if is_of_these else map_.keeps_like
     broken = (map_.breaks if is_of_these else map_.breaks_like) or frozenset()
-    states = {}
-    for coord in map_.cells:
-        states[coord] = State.OPEN
-        if coord in kept:
-            states[coord] = State.WITHIN
-        elif coord in broken:
-            states[coord] = State.BEYOND
-        elif coord in map_.fits:
-            states[coord] = State.UNTESTED
+    states = dict.fromkeys(map_.cells, State.OPEN)
+    for coords, state in ((map_.fits, State.UNTESTED), (broken, State.BEYOND), (kept, State.WITHIN)):
+        states |= dict.fromkeys(states.keys() & coords, state)
     return states
 
 
@@ -115,7 +106,7 @@ def key_of(states: Collection[State], margin: str, claim: str = "") -> list[KeyE
 
 def page_marks() -> dict[str, dict[str, str]]:
     """Return the sign and the words of each state, for pages."""
-    return {str(state): {"sign": mark.sign, "words": mark.words} for state, mark in MARKS.items()}
+    return {state: {"sign": mark.sign, "words": mark.words} for state, mark in MARKS.items()}
 
 
 def add_mark(
@@ -132,7 +123,7 @@ def add_mark(
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import IdentityTransform
 
-    mark = MARKS[State(kind)] if kind in _STATES else None
+    mark = MARKS.get(kind)
     colour = palette.soft if kind == CONTROL else palette.picked
     face = "none"
     if mark is not None:
