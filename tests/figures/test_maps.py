@@ -172,7 +172,7 @@ def test_a_map_that_can_show_nothing_says_so(tmp_path):
         maps_of_run(run_of(plan, flat)),
     )
     for panels in (metric_panels(maps), cost_panels(maps, "mean_kv_tokens")):
-        assert all(panel.notes[0].text == words for panel in panels)
+        assert all(panel.map.remarks[0].text == words for panel in panels)
     assert words in " ".join(texts(plot(panels), tmp_path))
 
 

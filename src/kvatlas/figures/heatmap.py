@@ -297,12 +297,12 @@ def _draw_cells(axes: Axes, index: int, layout: HeatmapLayout) -> None:
         if recommended is not None and recommended in panel.cells:
             # A ring between the numbers and the edge of the cell; the halo sets it off from the colour of the cell.
             inset = min(_RING_INSET, 0.05 * width, 0.12 * height)
-            x = inset / width
-            y = inset / height
-            corner = (columns.index(recommended[1]) + x, rows.index(recommended[0]) + y)
+            across = inset / width
+            up = inset / height
+            corner = (columns.index(recommended[1]) + across, rows.index(recommended[0]) + up)
             for colour, line in zip(reversed(colours.RING), (2 * _RING, _RING), strict=True):
                 ring = Rectangle(
-                    corner, 1 - 2 * x, 1 - 2 * y, fill=False, edgecolor=colour, linewidth=line, joinstyle="round",
+                    corner, 1 - 2 * across, 1 - 2 * up, fill=False, edgecolor=colour, linewidth=line, joinstyle="round",
                     gid="ringed", zorder=_RING_ORDER,
                 )  # fmt: skip
                 axes.add_patch(ring)

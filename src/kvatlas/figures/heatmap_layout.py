@@ -212,8 +212,8 @@ def notes_of(panels: Sequence[Panel], has_values: bool) -> list[Note]:
     notes: list[Note] = []
     warnings: dict[tuple[NoteKind, str], list[str]] = {}
     for panel in panels:
-        for note in panel.notes:
-            if not note.is_warning or all(note in other.notes for other in panels):
+        for note in panel.map.remarks:
+            if not note.is_warning or all(note in other.map.remarks for other in panels):
                 notes.append(note)
                 continue
             # The first word names the kind: `PARTIAL: 3 of 20 cells are missing`.
@@ -230,10 +230,8 @@ def on_bar(panels: Sequence[Panel], scale: tuple[float, float]) -> list[Baseline
     """Return the baselines that are ticks on the bar of these panels: those on its scale that all of them share."""
     found = []
     for baseline in panels[0].baselines:
-        is_shared = all(baseline in panel.baselines for panel in panels)
-        if baseline.value is None or len(baseline.name) > _SHORT or not is_shared:
-            continue
-        if scale[0] - 1e-9 <= baseline.value <= scale[1] + 1e-9:
+        is_shared = len(baseline.name) <= _SHORT and all(baseline in panel.baselines for panel in panels)
+        if is_shared and baseline.value is not None and scale[0] - 1e-9 <= baseline.value <= scale[1] + 1e-9:
             found.append(baseline)
     return found[:_MOST_ON_BAR]
 

@@ -11,19 +11,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
 from kvatlas.columns import Column, cost_columns, measures_of, share_of_traces
-from kvatlas.core import (
-    FULL,
-    REFERENCE,
-    Cell,
-    CellCoord,
-    Claim,
-    Estimate,
-    KvatlasError,
-    Map,
-    MapName,
-    Note,
-    NoteKind,
-)
+from kvatlas.core import FULL, REFERENCE, Cell, CellCoord, Claim, Estimate, KvatlasError, Map, MapName, NoteKind
 from kvatlas.figures import colours, style
 from kvatlas.figures.marks import MARKS, KeyEntry, State, key_of, states_of
 from kvatlas.stats.estimates import common
@@ -98,7 +86,6 @@ class Panel:
     tested: TestedCells | None = None
     half_interval: float | None = None
     baselines: tuple[Baseline, ...] = ()
-    notes: tuple[Note, ...] = ()
 
     @property
     def states(self) -> Mapping[CellCoord, State]:
@@ -159,7 +146,6 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
                 tested=_metric_tests(map_),
                 half_interval=half_interval(map_widths),
                 baselines=_percent_baselines(map_, digits),
-                notes=map_.remarks,
             )
         )
     return panels
@@ -255,11 +241,8 @@ def _metric_tests(map_: Map) -> TestedCells | None:
 
 def interval_widths(estimates: Iterable[Estimate | Difference]) -> list[float]:
     """Return the widths of intervals in points: a scale narrower than their mean would show noise."""
-    return [
-        100 * (estimate.high - estimate.low)
-        for estimate in estimates
-        if estimate.low is not None and estimate.high is not None
-    ]
+    limits = [(estimate.low, estimate.high) for estimate in estimates]
+    return [100 * (high - low) for low, high in limits if low is not None and high is not None]
 
 
 class CostUnit(NamedTuple):
@@ -347,7 +330,6 @@ def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
                 least=0.02 * max(values.values()) / unit.size or 1.0,
                 digits=unit.digits,
                 baselines=tuple(baselines),
-                notes=map_.remarks,
             )
         )
     return panels
@@ -434,7 +416,6 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
                 tested=tested,
                 half_interval=half_interval(map_widths),
                 baselines=tuple(baseline._replace(value=0.0) for baseline in baselines),
-                notes=map_.remarks,
             )
         )
     return panels
