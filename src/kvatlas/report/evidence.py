@@ -131,10 +131,7 @@ class MapResult:
             "may_lose": percent(verdict.most_lost),
             "claim": map_.claim.value if map_.claim else None,
             "effects": [self._effect(effect) for effect in verdict.effects],
-            "stability": {
-                "spread": percent(verdict.spread),
-                "noise": percent(verdict.noise),
-            },
+            "stability": {"spread": percent(verdict.spread), "noise": percent(verdict.noise)},
             "equal_memory": memory_document(verdict.memory) if verdict.memory else None,
             "method": verdict.basis.value if verdict.basis else None,
             "validity": map_.validity.to_dict() if map_.validity else None,
@@ -270,8 +267,13 @@ class Evidence(Sources):
 
         First of all a full cache that solves too little for a loss to be seen.
         """
+        drifts = []
         floors = []
         for choice in self.choices:
+            drift = drift_reason(choice.changes)
+            if drift:
+                text = f"{model_name(choice.model)}: {drift}."
+                drifts.append(Limitation(Kind.DRIFT, choice.model, choice.benchmark, text))
             if choice.family.is_floor:
                 text = f"{model_name(choice.model)} on {choice.benchmark}: {floor_reason(choice.family)}; take "
                 text += "easier problems, or more new tokens where traces are truncated."
@@ -281,11 +283,6 @@ class Evidence(Sources):
         policy = self.options.policy
         for run in self.opened_runs:
             cells += run.cells if policy is None else run.of_policy(policy).cells
-        drifts = [
-            Limitation(Kind.DRIFT, one.model, one.benchmark, f"{model_name(one.model)}: {drift_reason(one.changes)}.")
-            for one in self.choices
-            if drift_reason(one.changes)
-        ]
         return (*drifts, *floors, *findings(cells))
 
     @cached_property
@@ -307,13 +304,10 @@ class Evidence(Sources):
     def comparisons(self) -> tuple[Comparison, ...]:
         """The comparisons of the policy that the options name, p-values adjusted over all of them."""
         policy = self.shown_policy
-        return adjusted(
-            [
-                pair
-                for pair in self.unadjusted_comparisons
-                if policy is None or is_of_policy(pair.first, policy) or is_of_policy(pair.second, policy)
-            ]
-        )
+        pairs = self.unadjusted_comparisons
+        if policy is not None:
+            pairs = [pair for pair in pairs if is_of_policy(pair.first, policy) or is_of_policy(pair.second, policy)]
+        return adjusted(pairs)
 
 
 def join_runs(runs: Sequence[RunData]) -> list[RunData]:
@@ -330,8 +324,6 @@ def join_runs(runs: Sequence[RunData]) -> list[RunData]:
 
 def run_tests(run: RunData, losses: GridLosses, maps: Sequence[Map]) -> Mapping[MapName, MapTests]:
     """Return the tests of each of the run's maps and means; of maps without a full cache with the bound's plateau."""
-    if not run.has_maps:
-        return {}
     found = fixed_run_tests(run, losses)
     without_full = [map_ for map_ in maps if map_.name in found and found[map_.name].losses is None]
     for name, bound in bound_tests_of_maps(without_full).items():
