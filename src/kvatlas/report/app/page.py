@@ -31,18 +31,10 @@ PAGE_SUFFIXES = (".html", ".htm")
 #: Bytes of traces that stand in the page itself, before compression.
 TRACES_LIMIT = 4_000_000
 #: The scripts in their order; each uses those before it.
-SCRIPTS = (
-    "base.js",
-    "source.js",
-    "maps.js",
-    "forest.js",
-    "problems.js",
-    "maze.js",
-    "tokens.js",
-    "trace.js",
-    "decide.js",
-    "app.js",
-)
+SCRIPTS = [
+    *("base.js", "source.js", "maps.js", "forest.js", "problems.js"),
+    *("maze.js", "tokens.js", "trace.js", "decide.js", "app.js"),
+]
 
 
 def json_for_script(value: Any) -> str:
@@ -162,7 +154,6 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
     run = AppRun(data, address_name(data.folder or Path("run")), result)
 
     traces = _traces_of_page(run, per_cell)
-
     documents = {address: run.answer(address) for address in ("run", "about", *run.addresses())}
     documents |= {trace_address(place): trace for place, trace in traces.items()}
     named = {f"{run.name}/{address}": document for address, document in documents.items()}
@@ -199,8 +190,9 @@ def _traces_of_page(run: AppRun, per_cell: int) -> dict[Place, Json]:
     # In turns over the cells, recommended ones first, so that a limit takes from all of them alike.
     turns = filter(None, chain.from_iterable(zip_longest(*places_by_cell)))
     shown_first: list[Place] = []
-    if run.document["lost"] is not None and per_cell:
-        shown_first = [place for place in (run.document["lost"], run.full(run.document["lost"])) if place is not None]
+    lost = run.document["lost"]
+    if lost is not None and per_cell:
+        shown_first = [place for place in (lost, run.full(lost)) if place is not None]
     for place in dict.fromkeys(chain(shown_first, *turns)):
         document = run.trace(*place, whole=False)
         size += len(json_for_script(document).encode())
@@ -216,16 +208,8 @@ def _telling_places(run: AppRun, cell: int) -> list[Place]:
     An answer is lost where it is not right and the full cache's is; without one, any other wrong one stands
     for it.
     """
-    lost: list[Place] = []
-    right: list[Place] = []
-    wrong: list[Place] = []
-    for place in run.places([cell]):
-        if run.mark(place) == RIGHT:
-            right.append(place)
-        elif run.is_lost(place):
-            lost.append(place)
-        else:
-            wrong.append(place)
-
-    lost = lost or wrong[:1]
-    return list(dict.fromkeys([*lost[:1], *right[:1], *lost[1:], *wrong, *right[1:]]))
+    places = list(run.places([cell]))
+    right = [place for place in places if run.mark(place) == RIGHT]
+    wrong = [place for place in places if run.mark(place) != RIGHT]
+    lost = list(filter(run.is_lost, places)) or wrong[:1]
+    return list(dict.fromkeys([*lost[:1], *right[:1], *lost[1:], *wrong, *right]))
