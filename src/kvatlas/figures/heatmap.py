@@ -21,11 +21,9 @@ from kvatlas.figures.heatmap_layout import (
     facts_of,
     heatmap_layout,
     key_of_panels,
-    label_room,
     marks_in_words,
     notes_of,
     on_bar,
-    row_name_lines,
 )
 from kvatlas.figures.marks import add_mark
 from kvatlas.figures.panels import NARROWEST, Panel, metric_panels, panels_title
@@ -347,7 +345,7 @@ def _write_heatmap_axes(axes: Axes, index: int, layout: HeatmapLayout) -> None:
 
     if not layout.joined or index % layout.across == 0:
         axes.set_yticks([y + 0.5 for y in range(len(rows))], [style.tick_text(value) for value in rows])
-        y_label = wrapped(named(axis_label(vertical)), label_room(layout.high), layout.label)
+        y_label = wrapped(named(axis_label(vertical)), layout.label_room, layout.label)
         axes.set_ylabel("\n".join(y_label), labelpad=3, fontsize=layout.label)
 
     if layout.joined_below and index + layout.across < len(layout.panels):
@@ -417,7 +415,7 @@ def _write_row_names(figure: Figure, grid: Sequence[Axes], layout: HeatmapLayout
     """Write the name of each row of a grid at the left edge."""
     for row, name in enumerate(layout.arrangement.rows):
         box = grid[row * layout.across].get_position()
-        lines = "\n".join(row_name_lines(name, layout.high))
+        lines = "\n".join(layout.row_name_lines(name))
         figure.text(
             style.EDGE / layout.width, (box.y0 + box.y1) / 2, lines, fontsize=style.NAME_TYPE, fontweight="bold",
             color=layout.options.colours.ink, rotation=90, va="center", linespacing=1.1,

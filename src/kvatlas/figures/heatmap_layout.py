@@ -332,19 +332,28 @@ class HeatmapLayout:
         """Inches of a panel's width."""
         return self.margins.inner(self.width, self.across)
 
+    @property
+    def label_room(self) -> float:
+        """The room for the label of the vertical axis: it may stand out a little beyond a low panel."""
+        return max(self.high, _PANEL_HEIGHT)
+
+    def row_name_lines(self, name: str) -> list[str]:
+        """Return the lines of the name of a row of panels."""
+        return wrapped(name, max(self.high, 0.6), style.NAME_TYPE, bold=True)
+
     def _label_type(self, largest: float) -> float:
         """Return the points of the vertical axis' label."""
-        return max(style.LEAST_TYPE, font_size(label_room(self.high), self.labels, largest))
+        return max(style.LEAST_TYPE, font_size(self.label_room, self.labels, largest))
 
     def _side_margins(self, ticks: Sequence[Sequence[Tick]]) -> Margins:
         """Return the margins at the sides of panels."""
         # Left: the name of the row, the label of the axis, its values.
-        label_lines = max(len(wrapped(text, label_room(self.high), self.label)) for text in self.labels)
+        label_lines = max(len(wrapped(text, self.label_room, self.label)) for text in self.labels)
         rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.panels)
         row_ticks = max(text_width(style.tick_text(row), LABEL_TYPE) for row in rows)
         axis = label_lines * self.label * style.LINE + 0.04 + row_ticks + 0.06
         left = style.EDGE + axis
-        name_lines = max((len(row_name_lines(name, self.high)) for name in self.arrangement.rows), default=0)
+        name_lines = max((len(self.row_name_lines(name)) for name in self.arrangement.rows), default=0)
         if name_lines:
             left += name_lines * style.NAME_TYPE * style.LINE + 0.06
 
@@ -452,13 +461,3 @@ def heatmap_layout(
     # A panel alone has no numbers where they do not fit.
     layout.set_across(across or 1)
     return layout
-
-
-def label_room(high: float) -> float:
-    """Return the room for the label of the vertical axis: it may stand out a little beyond a low panel."""
-    return max(high, _PANEL_HEIGHT)
-
-
-def row_name_lines(name: str, high: float) -> list[str]:
-    """Return the lines of the name of a row of panels of this height."""
-    return wrapped(name, max(high, 0.6), style.NAME_TYPE, bold=True)

@@ -15,21 +15,11 @@ from kvatlas.report.as_data import Json
 from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import MapResult, Result
 from kvatlas.report.sentences import level_sentence, memory_lines
-from kvatlas.stats.choice import Choice, kv_tokens_of
+from kvatlas.stats.choice import Choice
 from kvatlas.stats.maps import SettingTable
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.run_data import setting_words
-from kvatlas.text import (
-    axis_label,
-    bytes_text,
-    counted,
-    interval_text,
-    limit_text,
-    model_name,
-    p_text,
-    percent_text,
-    points_text,
-)
+from kvatlas.text import axis_label, counted, interval_text, limit_text, model_name, p_text, percent_text, points_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -88,27 +78,19 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         loader=FunctionLoader(lambda name: (folder / name).read_text("utf-8")),
     )
+    # Functions have their names in templates, texts without `_text`.
+    texts = (percent_text, limit_text, at_most_text, brief, p_text, setting_text, recommendation, estimates_text)
+    filters = (*texts, level_sentence, memory_lines)
+    environment.filters |= {function.__name__.removesuffix("_text"): function for function in filters}
     environment.filters |= {
-        "percent": percent_text,
-        "points": points_text,
-        "limit": limit_text,
-        "at_most": at_most_text,
         "model": model_name,
         "label": axis_label,
-        "brief": brief,
-        "p": p_text,
         "count": counted,
         "listed": listed_items,
         "grouped": lambda items, *names: grouped(items, attrgetter(*names)).items(),
-        "setting": setting_text,
-        "memory": memory_text,
-        "recommendation": recommendation,
         "share": lambda share: f"{100 * share:g}",
         "times": lambda ratio: f"{100 * ratio:.0f} %",
         "at": place_on_axes,
-        "estimates": estimates_text,
-        "level_sentence": level_sentence,
-        "memory_lines": memory_lines,
     }
     tables = (added_tables, changes_table, limits_table, grid_table, benchmark_table, comparison_table, settings_table)
     others = (say, next_steps, marks_legend, settings_by_benchmark, setting_comparisons)
@@ -135,13 +117,6 @@ def listed_items(items: Iterable[str]) -> str:
     names = list(items)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return "; ".join(names[:_NAMED]) + more
-
-
-def memory_text(cell: Cell) -> str:
-    """Return the mean KV memory of a cell: bytes, where they are known and so decide, and tokens."""
-    tokens = f"{kv_tokens_of(cell) or 0:,.0f} KV tokens"
-    size = cell.number("kv_memory")
-    return tokens if size is None else f"{bytes_text(size)}, {tokens}"
 
 
 def place_on_axes(coord: CellCoord, one: Any) -> str:

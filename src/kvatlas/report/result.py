@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,9 @@ class Result(Evidence):
     def notes(self) -> tuple[Note, ...]:
         """Notes on the whole result, and on its tables of settings."""
         _, notes = self._means_and_notes
-        for table in self.tables:
-            notes = [*notes, *(note for note in table.notes if note not in notes)]
-        for run in self.runs:
-            notes = [*notes, *(note for note in run.claim_notes if note not in notes)]
-        return tuple(notes)
+        of_tables = chain.from_iterable(table.notes for table in self.tables)
+        of_runs = chain.from_iterable(run.claim_notes for run in self.runs)
+        return tuple(dict.fromkeys([*notes, *of_tables, *of_runs]))
 
     @property
     def map_notes(self) -> dict[str, list[MapResult]]:
@@ -79,13 +78,10 @@ class Result(Evidence):
     @property
     def models_with_differences(self) -> set[str]:
         """The models of which a difference between settings is proven: by an axis, at equal memory, or of a pair."""
-        models: set[str] = set()
-        for effect in self.effects:
-            if effect.is_proven:
-                models.update(name.model for name in effect.names)
-        models.update(one.map.model for one in self.grids if _has_pair(one))
-        models.update(one.model for one in self.comparisons if one.difference.is_proven)
-        return models
+        names = chain.from_iterable(effect.names for effect in self.effects if effect.is_proven)
+        models = {name.model for name in names}
+        models |= {one.map.model for one in self.grids if _has_pair(one)}
+        return models | {one.model for one in self.comparisons if one.difference.is_proven}
 
     def comparison_documents(self) -> list[Json]:
         """Return the comparisons as data: first minus second, in points."""
