@@ -142,9 +142,8 @@ _NAMES = 0.4
 class Row:
     """A row of a forest: a text for each column, what is lost in points with its interval, and the state.
 
-    Without a state it is a value, of which nothing is claimed, or whether it `is_proven` to differ from 0. `control` is
-    what the control of the same parameters loses, `note` a remark beside the interval. The `picked` row has the box,
-    the `nearest` one is bold.
+    Without a state it is a difference, filled where it `is_proven` to be one. `control` is what the control of the same
+    parameters loses, `note` a remark beside the interval. The `picked` row has the box, the `nearest` one is bold.
     """
 
     names: tuple[str, ...]
@@ -154,7 +153,7 @@ class Row:
     note: str = ""
     is_picked: bool = False
     is_nearest: bool = False
-    is_proven: bool | None = None
+    is_proven: bool = False
 
 
 @dataclass(frozen=True)
@@ -291,7 +290,7 @@ def _draw_panel(
         is_proven = any(row.state is State.WITHIN for row in panel.rows)
         colour = draw_margin(axes, axis, panel.margin, is_proven, palette)
         heads = [(0.0, options.named(sides[0]), palette.ink), (panel.margin, f"margin {panel.margin:g}", colour)]
-    if any(row.is_proven is not None for row in panel.rows):
+    else:
         axes.axvline(0, color=palette.ink, linewidth=0.6, zorder=1)
     if axis.closer > 1 and any(row.control is not None for row in panel.rows):
         heads.append(((axis.turn + axis.high) / 2, sides[1], palette.soft))
@@ -327,10 +326,8 @@ def _draw_row(axes: Axes, row: Row, place: int, options: FigureOptions) -> None:
         marks.draw_setting(axes, (value, place), row.state, palette, horizontal=ends)
     else:
         axes.plot(ends or (), (place, place) if ends else (), color=palette.ink, linewidth=1.0, zorder=3)
-        # Of differences filled marks are proven.
-        kind = "|" if row.is_proven is None else "o"
         face = palette.ink if row.is_proven else palette.ground
-        axes.plot(value, place, kind, color=palette.ink, mfc=face, markersize=6, markeredgewidth=1.2, zorder=4)
+        axes.plot(value, place, "o", color=palette.ink, mfc=face, markersize=6, markeredgewidth=1.2, zorder=4)
     if row.control is not None:
         marks.add_mark(axes, (row.control, place), CONTROL, palette, axes.transData, 6.5)
     if row.note:

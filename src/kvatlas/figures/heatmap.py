@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, Map, Note, grouped
+from kvatlas.core import KvatlasError, Map, Note, NoteKind, grouped
 from kvatlas.figures import colours, style
-from kvatlas.figures.heatmap_layout import (
-    BAR_GAP,
-    BAR_WIDTH,
-    LABEL_TYPE,
-    HeatmapLayout,
-    Tick,
-    arranged,
-    baseline_lines,
-    facts_of,
-    heatmap_layout,
-    key_of_panels,
-    marks_in_words,
-    notes_of,
-    on_bar,
-)
-from kvatlas.figures.marks import add_mark
-from kvatlas.figures.panels import NARROWEST, Panel, metric_panels, panels_title
+from kvatlas.figures.heatmap_layout import LABEL_TYPE, HeatmapLayout, Tick, arranged, heatmap_layout, name_of
+from kvatlas.figures.marks import BOX, KeyEntry, add_mark
+from kvatlas.figures.panels import BEST, NARROWEST, Baseline, Panel, metric_panels, panels_title, problem_count
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
+from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.arrays import Floats
-from kvatlas.text import axis_label, grouped_digits, signed
+from kvatlas.text import axis_label, fixed, grouped_digits, in_words, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,6 +36,11 @@ _RING_INSET = 0.035
 _TICK = 0.025
 #: Strips of a colour bar.
 _STRIPS = 96
+#: Points by which the intervals of panels may differ and still be told together.
+_LIKE_INTERVALS = 2.0
+#: Letters of a baseline's name beside a colour bar, and baselines there, at most.
+_SHORT = 12
+_MOST_ON_BAR = 3
 
 
 def map_figure(maps: Sequence[Map], options: FigureOptions | None = None) -> Figure:
@@ -243,6 +236,110 @@ def _lines_over_panels(layout: HeatmapLayout, baselines: Sequence[Sequence[str]]
     return above
 
 
+def facts_of(panel: Panel, panels: Sequence[Panel], options: FigureOptions) -> list[str]:
+    """Return what stands over a panel: n and ±, where panels do not share them."""
+    facts = []
+    problems = problem_count(panel.map)
+    if problems and common([problem_count(other.map) for other in panels]) is None:
+        facts.append(f"n {problems}")
+    if panel.half_interval and options.intervals is None and not _shared_interval(panels):
+        facts.append(f"± {fixed(panel.half_interval, panel.digits)}")
+    return facts
+
+
+def baseline_lines(panel: Panel, on_bar: Sequence[Baseline], options: FigureOptions) -> list[str]:
+    """Return the baselines of a panel that are not on a bar; policies with the same parameters stand together."""
+    # By the parameters in the name of a setting, `ratio=0.3` in `random(ratio=0.3)`; a label has none.
+    by_parameters: dict[str, list[Baseline]] = {}
+    for baseline in panel.baselines:
+        if baseline not in on_bar:
+            is_label = options.named(baseline.name) != in_words(baseline.name)
+            parameters = "" if is_label else in_words(baseline.name.partition("(")[2].removesuffix(")"))
+            by_parameters.setdefault(parameters, []).append(baseline)
+
+    lines = []
+    for parameters, baselines in by_parameters.items():
+        if parameters and len(baselines) > 1:
+            policies = [f"{item.name.partition('(')[0]} {_baseline_value(item, options)}" for item in baselines]
+            lines.append(f"{parameters}: {', '.join(policies)}")
+        else:
+            for item in baselines:
+                name = options.named(item.name)
+                # A value is told apart from those of parameters.
+                between = ": " if ", " in name else " "
+                lines.append(f"{name}{between}{_baseline_value(item, options)}")
+    return lines
+
+
+def _baseline_value(baseline: Baseline, options: FigureOptions) -> str:
+    return f"{baseline.text} ({baseline.interval})" if baseline.interval and options.intervals else baseline.text
+
+
+def _shared_interval(panels: Sequence[Panel]) -> str:
+    """Return half the interval of the panels' median cells in points, empty where it is unlike or unknown."""
+    halves = [panel.half_interval for panel in panels if panel.half_interval]
+    if len(halves) < len(panels) or max(halves) - min(halves) > _LIKE_INTERVALS:
+        return ""
+    digits = max(panel.digits for panel in panels)
+    ends = dict.fromkeys((fixed(min(halves), digits), fixed(max(halves), digits)))
+    return " to ".join(ends)
+
+
+def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: bool, options: FigureOptions) -> list[str]:
+    """Return what the marks and the small type of panels stand for, and how they tell their intervals."""
+    words: list[str] = list(chain.from_iterable(panel.about for panel in panels))
+    if not has_values:
+        words = [mark for mark in words if mark != BEST]
+    shared_interval = _shared_interval(panels)
+    if has_intervals:
+        words.append("small type: 95 % intervals")
+    elif options.intervals is None and shared_interval:
+        words.append(f"half the 95 % interval of the median cell: {shared_interval} points")
+    elif options.intervals is None and any(panel.half_interval for panel in panels):
+        words.append("±: half the 95 % interval of the median cell")
+    return words
+
+
+def key_of_panels(panels: Sequence[Panel]) -> list[KeyEntry]:
+    """Return the key of the marks of panels, of which the ring comes first."""
+    ringed = [panel.map for panel in panels if panel.map.recommended in panel.cells]
+    key = []
+    if ringed:
+        # Marks are of a panel's own benchmark, the ring may be of the mean.
+        others = {map_.recommended_for for map_ in ringed if map_.recommended_for != map_.benchmark}
+        key.append(KeyEntry(BOX, "recommended" + "".join(f" for the {name} benchmarks" for name in sorted(others))))
+    return [*key, *dict.fromkeys(chain.from_iterable(panel.key for panel in panels))]
+
+
+def notes_of(panels: Sequence[Panel], has_values: bool) -> list[Note]:
+    """Return the notes of panels; warnings that not all of them have name their panels, one of each kind in all."""
+    notes: list[Note] = []
+    warnings: dict[tuple[NoteKind, str], list[str]] = {}
+    for panel in panels:
+        for note in panel.map.remarks:
+            if not note.is_warning or all(note in other.map.remarks for other in panels):
+                notes.append(note)
+                continue
+            # The first word names the kind: `PARTIAL: 3 of 20 cells are missing`.
+            kind, _, text = note.text.partition(": ")
+            name = " ".join(filter(None, name_of(panel)[:3]))
+            warnings.setdefault((note.kind, kind), []).append(f"{text} ({name})")
+    notes += [Note(kind, f"{word}: {'; '.join(texts)}") for (kind, word), texts in warnings.items()]
+    if not has_values:
+        notes.append(Note(NoteKind.GRANULARITY, "The numbers are in the data next to the figure"))
+    return notes
+
+
+def on_bar(panels: Sequence[Panel], scale: tuple[float, float]) -> list[Baseline]:
+    """Return the baselines that are ticks on the bar of these panels: those on its scale that all of them share."""
+    found = []
+    for baseline in panels[0].baselines:
+        is_shared = len(baseline.name) <= _SHORT and all(baseline in panel.baselines for panel in panels)
+        if is_shared and baseline.value is not None and scale[0] - 1e-9 <= baseline.value <= scale[1] + 1e-9:
+            found.append(baseline)
+    return found[:_MOST_ON_BAR]
+
+
 # -- drawing ---------------------------------------------------------------------------------------------------------
 
 
@@ -371,8 +468,7 @@ def _draw_colour_bar(axes: Axes, lowest: Axes, index: int, ticks: Sequence[Tick]
     box = axes.get_position()
     bottom = (lowest.get_position().y0 - box.y0) / box.height
     high = 1 - bottom
-    left = 1 + BAR_GAP / layout.inner
-    right = left + BAR_WIDTH / layout.inner
+    left, right = layout.bar_sides
     # Each strip reaches to the top, so that no ground shows through between two of them.
     starts = bottom + high * np.arange(_STRIPS) / _STRIPS
     strips = [[(left, low), (right, low), (right, 1), (left, 1)] for low in starts]

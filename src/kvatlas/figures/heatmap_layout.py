@@ -7,21 +7,14 @@ from collections.abc import Sequence
 from itertools import chain, product
 from typing import NamedTuple
 
-from kvatlas.core import KvatlasError, Note, NoteKind
+from kvatlas.core import KvatlasError
 from kvatlas.figures import style
-from kvatlas.figures.marks import BOX, KeyEntry
-from kvatlas.figures.panels import BEST, Baseline, Panel, problem_count
+from kvatlas.figures.panels import Baseline, Panel, problem_count
 from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, text_width, wrapped
 from kvatlas.stats.estimates import common
-from kvatlas.text import axis_label, counted, fixed, in_words, model_name
+from kvatlas.text import axis_label, counted, model_name
 
 # -- arrangement -------------------------------------------------------------------------------------------------------
-
-#: Points by which the intervals of panels may differ and still be told together.
-_LIKE_INTERVALS = 2.0
-#: Letters of a baseline's name beside a colour bar, and baselines there, at most.
-_SHORT = 12
-_MOST_ON_BAR = 3
 
 
 class PanelName(NamedTuple):
@@ -132,110 +125,6 @@ def _names_that_differ(panels: Sequence[Panel], options: FigureOptions) -> list[
     return [_joined_name(name, differing or ["benchmark"], options) for name in by_panel]
 
 
-def facts_of(panel: Panel, panels: Sequence[Panel], options: FigureOptions) -> list[str]:
-    """Return what stands over a panel: n and ±, where panels do not share them."""
-    facts = []
-    problems = problem_count(panel.map)
-    if problems and common([problem_count(other.map) for other in panels]) is None:
-        facts.append(f"n {problems}")
-    if panel.half_interval and options.intervals is None and not _shared_interval(panels):
-        facts.append(f"± {fixed(panel.half_interval, panel.digits)}")
-    return facts
-
-
-def baseline_lines(panel: Panel, on_bar: Sequence[Baseline], options: FigureOptions) -> list[str]:
-    """Return the baselines of a panel that are not on a bar; policies with the same parameters stand together."""
-    # By the parameters in the name of a setting, `ratio=0.3` in `random(ratio=0.3)`; a label has none.
-    by_parameters: dict[str, list[Baseline]] = {}
-    for baseline in panel.baselines:
-        if baseline not in on_bar:
-            is_label = options.named(baseline.name) != in_words(baseline.name)
-            parameters = "" if is_label else in_words(baseline.name.partition("(")[2].removesuffix(")"))
-            by_parameters.setdefault(parameters, []).append(baseline)
-
-    lines = []
-    for parameters, baselines in by_parameters.items():
-        if parameters and len(baselines) > 1:
-            policies = [f"{item.name.partition('(')[0]} {_baseline_value(item, options)}" for item in baselines]
-            lines.append(f"{parameters}: {', '.join(policies)}")
-        else:
-            for item in baselines:
-                name = options.named(item.name)
-                # A value is told apart from those of parameters.
-                between = ": " if ", " in name else " "
-                lines.append(f"{name}{between}{_baseline_value(item, options)}")
-    return lines
-
-
-def _baseline_value(baseline: Baseline, options: FigureOptions) -> str:
-    return f"{baseline.text} ({baseline.interval})" if baseline.interval and options.intervals else baseline.text
-
-
-def _shared_interval(panels: Sequence[Panel]) -> str:
-    """Return half the interval of the panels' median cells in points, empty where it is unlike or unknown."""
-    halves = [panel.half_interval for panel in panels if panel.half_interval]
-    if len(halves) < len(panels) or max(halves) - min(halves) > _LIKE_INTERVALS:
-        return ""
-    digits = max(panel.digits for panel in panels)
-    ends = dict.fromkeys((fixed(min(halves), digits), fixed(max(halves), digits)))
-    return " to ".join(ends)
-
-
-def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: bool, options: FigureOptions) -> list[str]:
-    """Return what the marks and the small type of panels stand for, and how they tell their intervals."""
-    words: list[str] = list(chain.from_iterable(panel.about for panel in panels))
-    if not has_values:
-        words = [mark for mark in words if mark != BEST]
-    shared_interval = _shared_interval(panels)
-    if has_intervals:
-        words.append("small type: 95 % intervals")
-    elif options.intervals is None and shared_interval:
-        words.append(f"half the 95 % interval of the median cell: {shared_interval} points")
-    elif options.intervals is None and any(panel.half_interval for panel in panels):
-        words.append("±: half the 95 % interval of the median cell")
-    return words
-
-
-def key_of_panels(panels: Sequence[Panel]) -> list[KeyEntry]:
-    """Return the key of the marks of panels, of which the ring comes first."""
-    ringed = [panel.map for panel in panels if panel.map.recommended in panel.cells]
-    key = []
-    if ringed:
-        # Marks are of a panel's own benchmark, the ring may be of the mean.
-        others = {map_.recommended_for for map_ in ringed if map_.recommended_for != map_.benchmark}
-        key.append(KeyEntry(BOX, "recommended" + "".join(f" for the {name} benchmarks" for name in sorted(others))))
-    return [*key, *dict.fromkeys(chain.from_iterable(panel.key for panel in panels))]
-
-
-def notes_of(panels: Sequence[Panel], has_values: bool) -> list[Note]:
-    """Return the notes of panels; warnings that not all of them have name their panels, one of each kind in all."""
-    notes: list[Note] = []
-    warnings: dict[tuple[NoteKind, str], list[str]] = {}
-    for panel in panels:
-        for note in panel.map.remarks:
-            if not note.is_warning or all(note in other.map.remarks for other in panels):
-                notes.append(note)
-                continue
-            # The first word names the kind: `PARTIAL: 3 of 20 cells are missing`.
-            kind, _, text = note.text.partition(": ")
-            name = " ".join(filter(None, name_of(panel)[:3]))
-            warnings.setdefault((note.kind, kind), []).append(f"{text} ({name})")
-    notes += [Note(kind, f"{word}: {'; '.join(texts)}") for (kind, word), texts in warnings.items()]
-    if not has_values:
-        notes.append(Note(NoteKind.GRANULARITY, "The numbers are in the data next to the figure"))
-    return notes
-
-
-def on_bar(panels: Sequence[Panel], scale: tuple[float, float]) -> list[Baseline]:
-    """Return the baselines that are ticks on the bar of these panels: those on its scale that all of them share."""
-    found = []
-    for baseline in panels[0].baselines:
-        is_shared = len(baseline.name) <= _SHORT and all(baseline in panel.baselines for panel in panels)
-        if is_shared and baseline.value is not None and scale[0] - 1e-9 <= baseline.value <= scale[1] + 1e-9:
-            found.append(baseline)
-    return found[:_MOST_ON_BAR]
-
-
 # -- sizes -------------------------------------------------------------------------------------------------------------
 
 #: Inches of a cell's width where there is room.
@@ -257,8 +146,8 @@ _MOST_WITHOUT_GRID = 16
 #: Inches between panels.
 _GAP = 0.12
 #: Inches from a panel to its colour bar, and of the bar.
-BAR_GAP = 0.06
-BAR_WIDTH = 0.07
+_BAR_GAP = 0.06
+_BAR_WIDTH = 0.07
 
 
 class Tick(NamedTuple):
@@ -333,6 +222,12 @@ class HeatmapLayout:
         return self.margins.inner(self.width, self.across)
 
     @property
+    def bar_sides(self) -> tuple[float, float]:
+        """The sides of the colour bar right of a panel, in widths of the panel."""
+        left = 1 + _BAR_GAP / self.inner
+        return left, left + _BAR_WIDTH / self.inner
+
+    @property
     def label_room(self) -> float:
         """The room for the label of the vertical axis: it may stand out a little beyond a low panel."""
         return max(self.high, _PANEL_HEIGHT)
@@ -358,7 +253,7 @@ class HeatmapLayout:
             left += name_lines * style.NAME_TYPE * style.LINE + 0.06
 
         # Right: the colour bar with its texts.
-        bar = BAR_GAP + BAR_WIDTH + 0.055 + max(text_width(tick.text) for tick in chain.from_iterable(ticks))
+        bar = _BAR_GAP + _BAR_WIDTH + 0.055 + max(text_width(tick.text) for tick in chain.from_iterable(ticks))
         if self.options.plain:
             bar += style.SMALL_TYPE * style.LINE + 0.04
 

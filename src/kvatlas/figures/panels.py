@@ -368,7 +368,6 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
     panels = []
     for map_, map_widths in zip(compared.maps, widths, strict=True):
         paired = compared.differences.get(map_.name, {})
-        is_to_full = map_.keeps is not None and map_.full is map_.baselines.get(compared.name)
         cells = {}
         for coord, other in compared.cells(map_).items():
             contrast = paired.get(coord)
@@ -380,24 +379,23 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
             is_proven = contrast is not None and contrast.is_proven
             cells[coord] = CellText(value, signed(value, digits), limits, is_proven)
 
-        about: tuple[str, ...] = ("not paired",)
+        about = ["paired by problem" if paired else "not paired"]
         tested = None
         if paired:
-            about = ("paired by problem",)
             proven = [coord for coord, cell in cells.items() if cell.bold]
             if proven:
-                about = (*about, "bold: a difference is proven, allowing for all cells of the map")
+                about.append("bold: a difference is proven, allowing for all cells of the map")
             above = frozenset(coord for coord in proven if cells[coord].value > 0)
             reference = map_.reference if compared.name in (str(FULL), str(REFERENCE)) else compared.name
             tested = TestedCells(CellQuestion.DIFFERENCE, reference, above, frozenset(proven) - above)
 
         # The finding and the marks of the map itself.
         silent_loss = None
+        is_to_full = map_.keeps is not None and map_.full is map_.baselines.get(compared.name)
         if is_to_full and map_.margin is not None:
             tested = _metric_tests(map_)
             silent_loss = 100 * map_.margin
-            within = f"grey: within {margin_text(map_.margin)} of {map_.reference}"
-            about = (*about, within)
+            about.append(f"grey: within {margin_text(map_.margin)} of {map_.reference}")
 
         # The baseline that cells are compared with has the difference 0.
         baselines = [item for item in _percent_baselines(map_, digits) if item.name == compared.name]
@@ -407,7 +405,7 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
                 cells,
                 f"{axis_label(map_.metric)} minus {compared.name}",
                 "in points",
-                about,
+                tuple(about),
                 colours.DIFFERENCES,
                 centred=True,
                 silent_loss=silent_loss,

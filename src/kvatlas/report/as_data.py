@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvatlas.columns import cell_document
 from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.losses import LossFamily, Required
-from kvatlas.stats.map_tests import Effect, MapTests
+from kvatlas.stats.map_tests import Effect
 from kvatlas.stats.maps import SettingTable
 from kvatlas.stats.numerics.arrays import Difference
-from kvatlas.stats.numerics.equal_memory import Pair
 from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
-from kvatlas.stats.windows_at_memory import EqualMemory
 
 Json = dict[str, Any]
-
-
-def omnibus_document(tests: MapTests) -> Json:
-    """Return the test of "all settings behave alike"; unknown values where it was not made."""
-    test = tests.omnibus
-    if test is None or tests.basis is None:
-        return {"statistic": None, "p": None, "method": None}
-    return {"statistic": rounded(test.statistic, 4), "p": rounded_p(test.p), "method": tests.basis.method}
 
 
 def rounded_p(p: float | None) -> float | None:
@@ -160,6 +150,12 @@ def choice_document(choice: Choice) -> Json:
     }
 
 
+def recommendation_document(choices: Sequence[Choice]) -> Json:
+    """Return the recommendation for the first model, unknown values without one, and that of every model."""
+    documents = [choice_document(choice) for choice in choices]
+    return {**(documents[0] if documents else NO_SETTING), "all": documents}
+
+
 def control_document(setting: Setting, loss: Difference) -> Json:
     """Return the control of a run, and whether it is proven to lose."""
     return {"setting": str(setting), **contrast_document(loss, "loses"), "seen": loss.low > 0}
@@ -226,38 +222,4 @@ def pooled_document(effect: Effect) -> Json:
         ],
         "maps": effect.maps or None,
         "below": list(effect.below) or None,
-    }
-
-
-def memory_document(memory: EqualMemory) -> Json:
-    """Return local windows at equal memory as data."""
-    estimate = None
-    if memory.estimate is not None:
-        estimate = {
-            "wide": memory.windows[memory.estimate.wide],
-            "narrow": memory.windows[memory.estimate.narrow],
-            "low_tokens": round(memory.estimate.low, 3),
-            "high_tokens": round(memory.estimate.high, 3),
-            **contrast_document(memory.estimate.difference, "difference"),
-        }
-    return {
-        "pairs": len(memory.tests),
-        "proven": [_pair_document(memory, pair) for pair in memory.proven],
-        "strongest": _pair_document(memory, memory.best) if memory.best else None,
-        "estimate": estimate,
-        "nothing_in_common": [list(pair) for pair in memory.apart],
-    }
-
-
-def _pair_document(memory: EqualMemory, pair: Pair) -> Json:
-    difference = memory.tests[pair]
-    sides = {}
-    for name, index in zip(("better", "other"), pair, strict=True):
-        place = dict(zip(memory.axes, memory.coords[index], strict=True))
-        sides[name] = {**place, "stays_tokens": round(float(memory.tokens[index]), 3)}
-    return {
-        **sides,
-        "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in memory.keeps_more(pair).items()},
-        **contrast_document(difference, "difference"),
-        "adjusted_p": rounded_p(difference.p_holm),
     }

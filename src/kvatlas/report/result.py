@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import FULL, REFERENCE, KvatlasError, Map, Note
-from kvatlas.report.as_data import (
-    NO_SETTING,
-    Json,
-    choice_document,
-    comparison_document,
-    pooled_document,
-    table_document,
-)
+from kvatlas.report.as_data import Json, comparison_document, pooled_document, recommendation_document, table_document
 from kvatlas.report.evidence import Evidence, MapResult
 from kvatlas.report.sentences import headline
 from kvatlas.report.sources import ReadOptions, open_sources
@@ -107,9 +100,6 @@ class Result(Evidence):
         `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
         over all benchmarks (and models, for CSV maps), each level against the mean of the others.
         """
-        choices = [choice_document(choice) for choice in self.choices]
-        first_choice = choices[0] if choices else NO_SETTING
-
         return {
             "headline": self.headline or None,
             "claim": self.claim.value,
@@ -118,7 +108,7 @@ class Result(Evidence):
             "maps": [one.to_dict() for one in self.maps],
             "means": [one.to_dict() for one in self.means],
             "comparisons": self.comparison_documents(),
-            "recommendation": {**first_choice, "all": choices},
+            "recommendation": recommendation_document(self.choices),
             "effects": [pooled_document(effect) for effect in self.effects],
             "notes": [note.text for note in self.notes],
         }

@@ -12,19 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.columns import page_columns
-from kvatlas.core import (
-    FULL,
-    REFERENCE,
-    Cell,
-    CellCoord,
-    Claim,
-    Map,
-    Outcome,
-    Setting,
-    is_reference,
-    percent,
-    rounded,
-)
+from kvatlas.core import FULL, REFERENCE, Cell, CellCoord, Claim, Map, Outcome, Setting, is_reference, percent, rounded
 from kvatlas.figures.forest import LossAxis, LossSpan
 from kvatlas.figures.marks import states_of
 from kvatlas.figures.setting_rows import MOST_ROWS, rows_of_choice

@@ -91,14 +91,8 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None, measures: 
 
 def _colour_variables(palette: colours.Palette) -> str:
     """Return the colours of a palette that pages share with figures, as variables of a style sheet."""
-    named = {
-        "silent": palette.within_margin,
-        "picked": palette.picked,
-        "band": palette.band,
-        "closer": palette.closer,
-        **palette.states,
-    }
-    return " ".join(f"--{name}: {colour};" for name, colour in named.items())
+    shared = {"silent": palette.within_margin, "picked": palette.picked, "band": palette.band, "closer": palette.closer}
+    return " ".join(f"--{name}: {colour};" for name, colour in {**shared, **palette.states}.items())
 
 
 def measures_of_runs(runs: Iterable[AppRun]) -> list[Measure]:
