@@ -329,7 +329,7 @@ def _draw_row(axes: Axes, row: Row, place: int, options: FigureOptions) -> None:
         face = palette.ink if row.is_proven else palette.ground
         axes.plot(value, place, "o", color=palette.ink, mfc=face, markersize=6, markeredgewidth=1.2, zorder=4)
     if row.control is not None:
-        marks.add_mark(axes, (row.control, place), CONTROL, palette, axes.transData, 6.5)
+        marks.add_mark(axes, (row.control, place), CONTROL, palette, 6.5)
     if row.note:
         axes.annotate(
             row.note, (value if high is None else high, place), (4, 0), textcoords="offset points",

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvatlas.core import KvatlasError, Map, Note, NoteKind, grouped
 from kvatlas.figures import colours, style
-from kvatlas.figures.heatmap_layout import LABEL_TYPE, HeatmapLayout, Tick, arranged, heatmap_layout, name_of
+from kvatlas.figures.heatmap_layout import LABEL_TYPE, HeatmapLayout, Tick, arranged, name_of
 from kvatlas.figures.marks import BOX, KeyEntry, add_mark
 from kvatlas.figures.panels import BEST, NARROWEST, Baseline, Panel, metric_panels, panels_title, problem_count
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
@@ -84,7 +84,7 @@ def plot(
         panels = arrangement.panels
         scales = _colour_scales(panels, shared, one_bar)
         ticks = [_bar_ticks(panel, scale, options) for panel, scale in zip(panels, scales, strict=True)]
-        layout = heatmap_layout(arrangement, scales, ticks, options)
+        layout = HeatmapLayout(arrangement, scales, ticks, options)
         bars = _ticks_of_bars(layout, ticks)
         # One bar beside all rows, where they would have the same.
         is_single_bar = layout.one_bar and len(set(map(tuple, bars.values()))) == 1
@@ -166,7 +166,7 @@ def _colour_scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) 
                 # From the full cache on, and as far beyond the margin as within it, at least.
                 values += [0.0, 2 * other.silent_loss]
             if shared is not False:
-                values += [baseline.value for baseline in other.baselines if baseline.value is not None]
+                values += [baseline.value for baseline in other.baselines]
         if panel.silent_loss is not None and not panel.centred:
             values = [max(value, 0.0) for value in values]
         scales.append(colours.scale_limits(values, panel.centred, least))
@@ -191,7 +191,7 @@ def _bar_ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions)
         name = options.named(baseline.name)
         is_zero = panel.centred or (panel.silent_loss is not None and baseline.value == 0)
         text = f"0 = {name} {baseline.text}" if is_zero else f"{name} {baseline.text}"
-        ticks.append(Tick(baseline.value or 0.0, text, baseline))
+        ticks.append(Tick(baseline.value, text, baseline))
     return ticks
 
 
@@ -335,7 +335,7 @@ def on_bar(panels: Sequence[Panel], scale: tuple[float, float]) -> list[Baseline
     found = []
     for baseline in panels[0].baselines:
         is_shared = len(baseline.name) <= _SHORT and all(baseline in panel.baselines for panel in panels)
-        if is_shared and baseline.value is not None and scale[0] - 1e-9 <= baseline.value <= scale[1] + 1e-9:
+        if is_shared and scale[0] - 1e-9 <= baseline.value <= scale[1] + 1e-9:
             found.append(baseline)
     return found[:_MOST_ON_BAR]
 
@@ -387,7 +387,7 @@ def _draw_cells(axes: Axes, index: int, layout: HeatmapLayout) -> None:
         inset = _RING_INSET + 0.75 * size / 72
         for (row, column), state in panel.states.items():
             place = (columns.index(column) + 1 - inset / width, rows.index(row) + 1 - inset / height)
-            add_mark(axes, place, state, colours.LIGHT, axes.transData, size)
+            add_mark(axes, place, state, colours.LIGHT, size)
         recommended = panel.map.recommended
         if recommended is not None and recommended in panel.cells:
             # A ring between the numbers and the edge of the cell; the halo sets it off from the colour of the cell.

@@ -95,11 +95,10 @@ def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
         places[_joined_name(name, row_fields, options), _joined_name(name, column_fields, options)] = panel
     rows = list(dict.fromkeys(row for row, _ in places))
     columns = list(dict.fromkeys(column for _, column in places))
-    in_rows = [places.get(place) for place in product(rows, columns)]
-    panels_in_rows = [panel for panel in in_rows if panel is not None]
-    if not len(panels_in_rows) == len(in_rows) == len(panels):
+    in_rows = [places[place] for place in product(rows, columns) if place in places]
+    if not len(in_rows) == len(rows) * len(columns) == len(panels):
         return series
-    return series._replace(panels=panels_in_rows, names=columns * len(rows), rows=rows)
+    return series._replace(panels=in_rows, names=columns * len(rows), rows=rows)
 
 
 def name_of(panel: Panel) -> PanelName:
@@ -163,14 +162,12 @@ class HeatmapLayout:
 
     Panels of a row are `joined` if they share the vertical axis, those of a column `joined_below` if they share the
     horizontal one. They have `one_bar` at the end of each row, or one each. Points are those of the vertical axis'
-    `label`, of a `value` and of an `interval`, 0 for none. `above` has the lines over each panel.
+    `label`, of a `value` and of an `interval`, 0 for none. `above` has the lines over each panel. Raises KvatlasError
+    if there is no room for intervals that were asked for, and for a large grid that is too wide.
     """
 
-    across = 1
-    width = 0.0
     value = 0.0
     interval = 0.0
-    joined_below = False
     above: Sequence[Sequence[Line]] = ()
 
     def __init__(
@@ -195,14 +192,20 @@ class HeatmapLayout:
         self.labels = [options.named(axis_label(panel.map.axes[0][0])) for panel in self.panels]
         self.label = self._label_type(LABEL_TYPE)
         self.joined = len({panel.map.axes[0] for panel in self.panels}) == 1
+        self._set_sides(ticks)
+        self.across = self._panels_in_row(ticks)
+        # A panel over an empty place has its own values below it.
+        is_full = len(self.panels) % self.across == 0
+        self.joined_below = is_full and len({panel.map.axes[1] for panel in self.panels}) == 1
 
-        # One bar can have the baselines of a row as its ticks, if they are the same in all of its panels.
-        self.one_bar = self.has_one_scale and not options.plain
-        across = arrangement.columns if arrangement.is_grid else len(self.panels)
-        for start in range(0, len(self.panels), across):
-            on_bars = {panel.baselines for panel in self.panels[start : start + across] if not panel.centred}
-            self.one_bar = self.one_bar and len(on_bars) <= 1
-        self.margins = self._side_margins(ticks)
+        # The figure is as wide as it needs, or as the options say.
+        panel_width = max(_CELL_WIDTH * self.columns, _PANEL_WIDTH)
+        between = (self.across - 1) * self.margins.between
+        natural = self.margins.left + self.margins.right + self.across * panel_width + between
+        self.width = options.inches or min(max(natural, style.WIDTHS[1]), options.widest)
+        if self.fits(self.across):
+            self.value, interval = self.type_sizes(self.across, self.width)
+            self.interval = interval if self.intervals else 0.0
 
     @property
     def has_one_scale(self) -> bool:
@@ -240,8 +243,15 @@ class HeatmapLayout:
         """Return the points of the vertical axis' label."""
         return max(style.LEAST_TYPE, font_size(self.label_room, self.labels, largest))
 
-    def _side_margins(self, ticks: Sequence[Sequence[Tick]]) -> Margins:
-        """Return the margins at the sides of panels."""
+    def _set_sides(self, ticks: Sequence[Sequence[Tick]]) -> None:
+        """Have the bars and the margins at the sides of panels that their arrangement needs."""
+        # One bar can have the baselines of a row as its ticks, if they are the same in all of its panels.
+        self.one_bar = self.has_one_scale and not self.options.plain
+        across = self.arrangement.columns if self.arrangement.is_grid else len(self.panels)
+        for start in range(0, len(self.panels), across):
+            on_bars = {panel.baselines for panel in self.panels[start : start + across] if not panel.centred}
+            self.one_bar = self.one_bar and len(on_bars) <= 1
+
         # Left: the name of the row, the label of the axis, its values.
         label_lines = max(len(wrapped(text, self.label_room, self.label)) for text in self.labels)
         rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.panels)
@@ -262,7 +272,7 @@ class HeatmapLayout:
             between += style.EDGE + axis
         if not self.one_bar:
             between += bar
-        return Margins(left, style.EDGE + bar, between, 0, 0)
+        self.margins = Margins(left, style.EDGE + bar, between, 0, 0)
 
     def type_sizes(self, across: int, width: float) -> tuple[float, float]:
         """Return the points of values and of intervals."""
@@ -274,18 +284,37 @@ class HeatmapLayout:
         """Return whether numbers are legible with so many panels in a row."""
         return min(self.type_sizes(across, self.options.widest)) >= style.LEAST_TYPE
 
-    def set_across(self, across: int) -> None:
-        """Have so many panels in a row, of a figure as wide as they need or as the options say."""
-        panel_width = max(_CELL_WIDTH * self.columns, _PANEL_WIDTH)
-        natural = self.margins.left + self.margins.right + across * panel_width + (across - 1) * self.margins.between
-        self.across = across
-        self.width = self.options.inches or min(max(natural, style.WIDTHS[1]), self.options.widest)
-        # A panel over an empty place has its own values below it.
-        is_full = len(self.panels) % across == 0
-        self.joined_below = is_full and len({panel.map.axes[1] for panel in self.panels}) == 1
-        if self.fits(across):
-            self.value, interval = self.type_sizes(across, self.width)
-            self.interval = interval if self.intervals else 0.0
+    def _panels_in_row(self, ticks: Sequence[Sequence[Tick]]) -> int:
+        """Return as many panels in a row as leave numbers legible; rows of a grid stay whole.
+
+        A grid that is too wide becomes a series of panels under their whole names.
+        """
+        count = len(self.panels)
+        if self.arrangement.is_grid:
+            columns = self.arrangement.columns
+            if self.fits(columns):
+                return columns
+            if count > _MOST_WITHOUT_GRID:
+                raise KvatlasError(
+                    f"{count} maps have no room on one figure in rows of {columns}. Draw "
+                    "the means of benchmarks (--mean), or one policy at a time (--policy NAME)."
+                )
+            names = _names_that_differ(self.panels, self.options)
+            self.arrangement = self.arrangement._replace(names=names, rows=())
+            self._set_sides(ticks)
+
+        # Rows begin with the same policy, if there are several.
+        most = 4 if count <= 8 else math.ceil(math.sqrt(count))
+        policies = len({panel.map.policy for panel in self.panels})
+        if policies > 1:
+            whole_rows = [size for size in range(policies, most + 1, policies) if count % size == 0]
+            most = whole_rows[-1] if whole_rows else most
+
+        across = style.panels_in_row(count, most, self.fits)
+        if not across and self.intervals:
+            raise KvatlasError("--look intervals=true: the cells are too narrow for a second number; leave it out.")
+        # A panel alone has no numbers where they do not fit.
+        return across or 1
 
     def set_above(self, above: Sequence[Sequence[Line]]) -> None:
         """Have lines over the panels, and rows that fit a page with them."""
@@ -316,43 +345,3 @@ class HeatmapLayout:
         self.label = self._label_type(self.label)
         size = min(self.value, 72 * 0.62 * self.high / self.most_rows)
         self.value = size if size >= style.LEAST_TYPE else min(self.value, style.LEAST_TYPE)
-
-
-def heatmap_layout(
-    arrangement: Arrangement,
-    scales: Sequence[tuple[float, float]],
-    ticks: Sequence[Sequence[Tick]],
-    options: FigureOptions,
-) -> HeatmapLayout:
-    """Return the layout with as many panels in a row as leave numbers legible; rows of a grid stay whole.
-
-    A grid that is too wide becomes a series of panels under their whole names. Raises KvatlasError if there is no room
-    for intervals that were asked for, and for a large grid that is too wide.
-    """
-    panels = arrangement.panels
-    layout = HeatmapLayout(arrangement, scales, ticks, options)
-    if arrangement.is_grid and layout.fits(arrangement.columns):
-        layout.set_across(arrangement.columns)
-        return layout
-    if arrangement.is_grid:
-        if len(panels) > _MOST_WITHOUT_GRID:
-            raise KvatlasError(
-                f"{len(panels)} maps have no room on one figure in rows of {arrangement.columns}. Draw "
-                "the means of benchmarks (--mean), or one policy at a time (--policy NAME)."
-            )
-        in_series = arrangement._replace(names=_names_that_differ(panels, options), rows=())
-        layout = HeatmapLayout(in_series, scales, ticks, options)
-
-    # Rows begin with the same policy, if there are several.
-    most = 4 if len(panels) <= 8 else math.ceil(math.sqrt(len(panels)))
-    policies = len({panel.map.policy for panel in panels})
-    if policies > 1:
-        whole_rows = [size for size in range(policies, most + 1, policies) if len(panels) % size == 0]
-        most = whole_rows[-1] if whole_rows else most
-
-    across = style.panels_in_row(len(panels), most, layout.fits)
-    if not across and layout.intervals:
-        raise KvatlasError("--look intervals=true: the cells are too narrow for a second number; leave it out.")
-    # A panel alone has no numbers where they do not fit.
-    layout.set_across(across or 1)
-    return layout

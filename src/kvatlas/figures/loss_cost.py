@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvatlas.core import telling_parameters
 from kvatlas.figures import style
 from kvatlas.figures.forest import LossAxis, LossSpan, draw_margin, tick_number
-from kvatlas.figures.marks import RING, State, draw_setting
+from kvatlas.figures.marks import RING, RING_SIZE, State, add_mark, draw_setting
 from kvatlas.figures.setting_rows import ChoiceRow, about_choices, key_of_choices, nearest_words, rows_of_choice
 from kvatlas.figures.style import FigureOptions, Margins, finish_texts, make_panels, text_width
 from kvatlas.stats.choice import Choice
@@ -205,8 +205,9 @@ def _draw_points(
         y = point.row.points.value
         horizontal = _ends(point.cost) if with_ends else None
         vertical = _ends(point.row.points) if with_ends else None
-        draw_setting(panel, (x, y), point.row.state, palette, horizontal, vertical, is_ringed=point.is_picked)
+        draw_setting(panel, (x, y), point.row.state, palette, horizontal, vertical)
         if point.is_picked:
+            add_mark(panel, (x, y), RING, palette, RING_SIZE)
             panel.plot((x, x), (y, axis.high), color=palette.picked, linewidth=0.8, linestyle=":", zorder=1)
     _write_names(panel, points, (low, high), axis, options)
     if has_origin:

@@ -16,7 +16,6 @@ from kvatlas.core import CellCoord, Claim, Map
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Transform
 
     from kvatlas.figures.colours import Palette
     from kvatlas.stats.numerics.arrays import Difference
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 RING = "ring"
 BOX = "box"
 CONTROL = "control"
-#: Points of a mark's width, and of a ring's beside it.
+#: Points of a mark's width, and of a ring's around it.
 SIZE = 5.0
-_RING_SIZE = 2.4
+RING_SIZE = 12.0
 #: The widths of a mark's edge, of the line of an interval, and of a ring.
 _EDGE = 1.1
 _LINE = 1.3
@@ -110,14 +109,13 @@ def page_marks() -> dict[str, dict[str, str]]:
 
 
 def add_mark(
-    parent: Axes | Figure,
-    place: tuple[float, float],
-    kind: str,
-    palette: Palette,
-    transform: Transform,
-    size: float = SIZE,
+    parent: Axes | Figure, place: tuple[float, float], kind: str, palette: Palette, size: float = SIZE
 ) -> None:
-    """Add the mark of a state, a ring, a box or the tick of a control, so many points wide, above all lines."""
+    """Add the mark of a state, a ring, a box or the tick of a control, so many points wide, above all lines.
+
+    Places are on the axes of a panel, or in inches of a figure.
+    """
+    from matplotlib.axes import Axes
     from matplotlib.collections import PathCollection
     from matplotlib.markers import MarkerStyle
     from matplotlib.patheffects import withStroke
@@ -140,7 +138,7 @@ def add_mark(
         # A cross of the same width looks smaller.
         sizes=[(1.3 * size if kind == State.BEYOND else size) ** 2],
         offsets=[place],
-        offset_transform=transform,
+        offset_transform=parent.transData if isinstance(parent, Axes) else parent.dpi_scale_trans,
         facecolors=face,
         # An edge of the ground sets a cross off from lines below it.
         edgecolors=palette.ground if kind == State.BEYOND else colour,
@@ -164,7 +162,6 @@ def draw_setting(
     palette: Palette,
     horizontal: tuple[float, float] | None = None,
     vertical: tuple[float, float] | None = None,
-    is_ringed: bool = False,
 ) -> None:
     """Draw the mark of a setting with the ends of its intervals: solid where something is proven, else dashed."""
     line: dict[str, Any] = {"color": palette.states[state], "linewidth": _LINE, "zorder": 3, "solid_capstyle": "butt"}
@@ -173,6 +170,4 @@ def draw_setting(
         axes.plot(horizontal, (place[1], place[1]), **line)
     if vertical is not None:
         axes.plot((place[0], place[0]), vertical, **line)
-    add_mark(axes, place, state, palette, axes.transData)
-    if is_ringed:
-        add_mark(axes, place, RING, palette, axes.transData, _RING_SIZE * SIZE)
+    add_mark(axes, place, state, palette)

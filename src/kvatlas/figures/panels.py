@@ -38,12 +38,12 @@ class CellText(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """A baseline of a panel: its name and value as printed, its interval, and the value on the colour scale."""
+    """A baseline of a panel: its name and value as printed, the value on the colour scale, and its interval."""
 
     name: str
     text: str
+    value: float
     interval: str = ""
-    value: float | None = None
 
 
 class CellQuestion(StrEnum):
@@ -134,20 +134,19 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
         if map_.claim is Claim.THESE and samples > 1:
             about.append("intervals: these problems, sampled anew")
 
-        panels.append(
-            Panel(
-                map_,
-                texts,
-                axis_label(map_.metric),
-                "in %",
-                tuple(about),
-                least=max(NARROWEST, fmean(map_widths or [0])),
-                digits=digits,
-                tested=_metric_tests(map_),
-                half_interval=half_interval(map_widths),
-                baselines=_percent_baselines(map_, digits),
-            )
+        panel = Panel(
+            map_,
+            texts,
+            axis_label(map_.metric),
+            "in %",
+            tuple(about),
+            least=max(NARROWEST, fmean(map_widths or [0])),
+            digits=digits,
+            tested=_metric_tests(map_),
+            half_interval=half_interval(map_widths),
+            baselines=_percent_baselines(map_, digits),
         )
+        panels.append(panel)
     return panels
 
 
@@ -174,28 +173,26 @@ def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord,
         # The bar has the full cache at 0, with its metric, and what other baselines lose.
         baselines = []
         for baseline in metric.baselines:
-            assert baseline.value is not None
             is_full = map_.baselines[baseline.name] is map_.full
             lost = 0.0 if is_full else 100 * map_.full.estimate.value - baseline.value
             text = f"{baseline.text} %" if is_full else f"loses {_loss_text(lost, digits)}"
-            baselines.append(Baseline(baseline.name, text, value=lost))
+            baselines.append(Baseline(baseline.name, text, lost))
         colour = "grey: lost, and nothing proven" if is_noise else f"red: more than {margin_text(map_.margin)} lost"
         about = (colour, *(words for words in metric.about if words != BEST))
-        panels.append(
-            replace(
-                metric,
-                cells=cells,
-                label=f"{axis_label(map_.metric)} lost against {map_.reference}",
-                unit="in points",
-                about=about,
-                palette=colours.NOISE if is_noise else colours.LOSSES,
-                silent_loss=100 * map_.margin,
-                least=max(NARROWEST, fmean(map_widths or [0])),
-                digits=digits,
-                half_interval=half_interval(map_widths),
-                baselines=tuple(baselines),
-            )
+        panel = replace(
+            metric,
+            cells=cells,
+            label=f"{axis_label(map_.metric)} lost against {map_.reference}",
+            unit="in points",
+            about=about,
+            palette=colours.NOISE if is_noise else colours.LOSSES,
+            silent_loss=100 * map_.margin,
+            least=max(NARROWEST, fmean(map_widths or [0])),
+            digits=digits,
+            half_interval=half_interval(map_widths),
+            baselines=tuple(baselines),
         )
+        panels.append(panel)
     return panels
 
 
@@ -221,7 +218,7 @@ def _percent_baselines(map_: Map, digits: int) -> tuple[Baseline, ...]:
     for name, cell in map_.baselines.items():
         estimate = cell.estimate
         text = percent_text(estimate.value, digits)
-        baselines.append(Baseline(name, text, interval_text(estimate), 100 * estimate.value))
+        baselines.append(Baseline(name, text, 100 * estimate.value, interval_text(estimate)))
     return tuple(baselines)
 
 
@@ -319,19 +316,18 @@ def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
     for map_, values in zip(maps, costs, strict=True):
         baselines = []
         for baseline, value in cost.known(map_.baselines).items():
-            baselines.append(Baseline(baseline, unit.text(value), value=value / unit.size))
-        panels.append(
-            Panel(
-                map_,
-                {coord: CellText(value / unit.size, unit.text(value)) for coord, value in values.items()},
-                cost.column.title,
-                f"in {unit.name}" if unit.name else "",
-                palette=cost.column.scale,
-                least=0.02 * max(values.values()) / unit.size or 1.0,
-                digits=unit.digits,
-                baselines=tuple(baselines),
-            )
+            baselines.append(Baseline(baseline, unit.text(value), value / unit.size))
+        panel = Panel(
+            map_,
+            {coord: CellText(value / unit.size, unit.text(value)) for coord, value in values.items()},
+            cost.column.title,
+            f"in {unit.name}" if unit.name else "",
+            palette=cost.column.scale,
+            least=0.02 * max(values.values()) / unit.size or 1.0,
+            digits=unit.digits,
+            baselines=tuple(baselines),
         )
+        panels.append(panel)
     return panels
 
 
@@ -399,23 +395,22 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
 
         # The baseline that cells are compared with has the difference 0.
         baselines = [item for item in _percent_baselines(map_, digits) if item.name == compared.name]
-        panels.append(
-            Panel(
-                map_,
-                cells,
-                f"{axis_label(map_.metric)} minus {compared.name}",
-                "in points",
-                tuple(about),
-                colours.DIFFERENCES,
-                centred=True,
-                silent_loss=silent_loss,
-                least=max(NARROWEST, fmean(map_widths or [0])) / 2,
-                digits=digits,
-                tested=tested,
-                half_interval=half_interval(map_widths),
-                baselines=tuple(baseline._replace(value=0.0) for baseline in baselines),
-            )
+        panel = Panel(
+            map_,
+            cells,
+            f"{axis_label(map_.metric)} minus {compared.name}",
+            "in points",
+            tuple(about),
+            colours.DIFFERENCES,
+            centred=True,
+            silent_loss=silent_loss,
+            least=max(NARROWEST, fmean(map_widths or [0])) / 2,
+            digits=digits,
+            tested=tested,
+            half_interval=half_interval(map_widths),
+            baselines=tuple(baseline._replace(value=0.0) for baseline in baselines),
         )
+        panels.append(panel)
     return panels
 
 

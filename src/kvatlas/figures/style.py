@@ -360,31 +360,33 @@ def _figure_texts(
     return head, foot + text_lines(" ".join(sentences), room, SMALL_TYPE, options.colours.soft)
 
 
-def _key_rows(key: Iterable[KeyEntry], room: float) -> list[list[KeyEntry]]:
-    """Return the entries of a key in rows of a width in inches."""
-    rows: list[list[KeyEntry]] = []
-    taken = room
+def _key_rows(key: Iterable[KeyEntry], room: float) -> list[list[tuple[float, KeyEntry]]]:
+    """Return the entries of a key in rows of a width in inches, each after the inches where it begins."""
+    rows: list[list[tuple[float, KeyEntry]]] = []
+    x = room
     for entry in key:
-        inches = _KEY_MARK + text_width(entry.words) + _KEY_GAP
-        if taken + inches - _KEY_GAP > room:
+        inches = _KEY_MARK + text_width(entry.words)
+        if x + inches > room:
             rows.append([])
-            taken = 0.0
-        rows[-1].append(entry)
-        taken += inches
+            x = 0.0
+        rows[-1].append((x, entry))
+        x += inches + _KEY_GAP
     return rows
 
 
-def _write_key(figure: Figure, rows: Iterable[Sequence[KeyEntry]], top: float, options: FigureOptions) -> None:
+def _write_key(
+    figure: Figure, rows: Iterable[Sequence[tuple[float, KeyEntry]]], top: float, options: FigureOptions
+) -> None:
     """Write the rows of a key, each mark before its words, the first one below `top` inches."""
     width, height = figure.get_size_inches()
+    soft = options.colours.soft
     for row in rows:
         top -= _KEY_LINE
-        x = EDGE
-        for entry in row:
-            add_mark(figure, (x + 0.045, top + 0.075), entry.kind, options.colours, figure.dpi_scale_trans)
-            x += _KEY_MARK
-            figure.text(x / width, (top + 0.04) / height, entry.words, fontsize=SMALL_TYPE, color=options.colours.soft)
-            x += text_width(entry.words) + _KEY_GAP
+        for x, entry in row:
+            add_mark(figure, (EDGE + x + 0.045, top + 0.075), entry.kind, options.colours)
+            figure.text(
+                (EDGE + x + _KEY_MARK) / width, (top + 0.04) / height, entry.words, fontsize=SMALL_TYPE, color=soft
+            )
 
 
 def _write_lines(figure: Figure, lines: Iterable[Line], top: float) -> None:

@@ -22,7 +22,6 @@ from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.equal_memory import Pair
 from kvatlas.stats.pairs import Comparison, adjusted, comparisons
 from kvatlas.stats.run_data import RunData, shown_policies
-from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import Kind, Limitation, findings
 from kvatlas.stats.windows_at_memory import EqualMemory, level_stays
 from kvatlas.text import model_name
@@ -319,11 +318,9 @@ class Evidence(Sources):
                 text += "easier problems, or more new tokens where traces are truncated."
                 floors.append(Limitation(Kind.FLOOR, choice.model, choice.benchmark, text))
 
-        cells: list[CellTraces] = []
         policy = self.options.policy
-        for run in self.opened_runs:
-            cells += run.cells if policy is None else run.of_policy(policy).cells
-        return (*drifts, *floors, *findings(cells))
+        runs = self.opened_runs if policy is None else [run.of_policy(policy) for run in self.opened_runs]
+        return (*drifts, *floors, *findings(list(chain.from_iterable(run.cells for run in runs))))
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
@@ -386,9 +383,8 @@ def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, MapTests], margin
 
 def _check_policy(runs: Sequence[RunData], policy: str) -> None:
     """Raise KvatlasError if no setting of the runs is of a policy."""
-    settings = []
-    for run in runs:
-        settings += [cell.setting for cell in run.cells]
+    cells = chain.from_iterable(run.cells for run in runs)
+    settings = [cell.setting for cell in cells]
     if not any(setting.is_of(policy.partition("(")[0]) for setting in settings):
         policies = ", ".join(shown_policies(setting.policy for setting in settings).values())
         raise KvatlasError(f"There is no setting of the policy {policy!r}; there are: {policies}.")

@@ -90,9 +90,8 @@ def plot_sources(
     metric = None if cost else options.metric or "pass@1"
     read = replace(options, metric=metric)
     if metric:
-        opened = open_sources(
-            [replace(one, metric=metric) if isinstance(one, RunData) else one for one in opened], read
-        )
+        measured = [replace(one, metric=metric) if isinstance(one, RunData) else one for one in opened]
+        opened = open_sources(measured, read)
     result = Evidence(opened, read)
     if show.forest or show.cost:
         return _draw_answer(result, out, show)
@@ -408,11 +407,8 @@ def _compared_maps(
     Raises KvatlasError if no map has a partner.
     """
     by_name = {(map_.name, *_axis_names(map_)): map_ for map_ in others}
-    partners: dict[MapName, Map] = {}
-    for map_ in maps:
-        partner = by_name.get((partner_of(map_.name), *_axis_names(map_)))
-        if partner is not None:
-            partners[map_.name] = partner
+    found = {map_.name: by_name.get((partner_of(map_.name), *_axis_names(map_))) for map_ in maps}
+    partners = {map_name: partner for map_name, partner in found.items() if partner is not None}
     if not partners:
         raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
 

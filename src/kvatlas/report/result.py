@@ -61,9 +61,8 @@ class Result(Evidence):
     @property
     def has_two_families(self) -> bool:
         """Return whether a setting is proven to lose more while its difference from the full cache is not proven."""
-        broken = set()
-        for table in self.tables:
-            broken |= {row.name for row in table.rows if row.loss is not None and row.loss.breaks_any}
+        rows = chain.from_iterable(table.rows for table in self.tables)
+        broken = {row.name for row in rows if row.loss is not None and row.loss.breaks_any}
         open_pairs = [one for one in self.comparisons if not one.difference.is_proven]
         names = {str(FULL), str(REFERENCE)}
         return any(names & {one.first, one.second} and broken & {one.first, one.second} for one in open_pairs)

@@ -116,12 +116,9 @@ def write_bundle(runs: Sequence[AppRun], folder: Path) -> int:
         with Store.open(run.folder) as store:
             run.refresh(store)
 
-    page = app_page("files", measures=measures_of_runs(runs))
-    texts = {"index.html": page, "data/runs.json": json_for_script([run.summary() for run in runs])}
-    for name, text in texts.items():
-        _write_document(folder / name, text)
-
-    count = len(texts)
+    _write_document(folder / "index.html", app_page("files", measures=measures_of_runs(runs)))
+    _write_document(folder / "data" / "runs.json", json_for_script([run.summary() for run in runs]))
+    count = 2
     for run in runs:
         for address in ("run", "about", *run.addresses(), *map(trace_address, run.places())):
             _write_document(folder / "data" / run.name / f"{address}.json", json_for_script(run.answer(address)))
