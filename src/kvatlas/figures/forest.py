@@ -73,11 +73,10 @@ class LossAxis:
         return cls(low, turn, high, (high - turn) / width)
 
     @property
-    def words(self) -> list[str]:
+    def words(self) -> str:
         """A clause that says where the axis is closer, if it is."""
-        if self.closer <= 1:
-            return []
-        return [f"beyond {self.turn:.0f} points the axis is {self.closer:.0f} times closer (grey)"]
+        words = f"beyond {self.turn:.0f} points the axis is {self.closer:.0f} times closer (grey)"
+        return words if self.closer > 1 else ""
 
     def forward(self, values: Floats) -> Floats:
         """Return the places of losses on paper."""
@@ -212,7 +211,7 @@ def forest_figure(
             across,
             margins,
             title=title,
-            about=[*about, *axis.words],
+            about=[*about, axis.words],
             notes=notes,
             key=key,
         )
@@ -298,7 +297,7 @@ def _draw_panel(
 
     for place, row in enumerate(panel.rows):
         _draw_row(axes, row, place, options)
-        _write_names(axes, row, place, widths, inches, size, options)
+        _write_names(axes, row, place, widths, size, options)
 
 
 def _write_heads(axes: Axes, heads: Sequence[tuple[float, str, str]], axis: LossAxis, inches: float) -> None:
@@ -339,13 +338,7 @@ def _draw_row(axes: Axes, row: Row, place: int, options: FigureOptions) -> None:
 
 
 def _write_names(
-    axes: Axes,
-    row: Row,
-    place: int,
-    widths: Sequence[float],
-    inches: float,
-    size: float,
-    options: FigureOptions,
+    axes: Axes, row: Row, place: int, widths: Sequence[float], size: float, options: FigureOptions
 ) -> None:
     """Write the names of a row in type of a size left of its panel; a box is around the picked row and its mark."""
     from matplotlib.patches import Rectangle
@@ -353,6 +346,7 @@ def _write_names(
     palette = options.colours
     is_bold = row.is_picked or row.is_nearest
     if row.is_picked:
+        inches = axes.get_position().width * axes.figure.get_figwidth()  # type: ignore[union-attr]
         start = (-sum(widths) - _GAP * len(widths) - 0.02) / inches
         box = Rectangle(
             (start, place - 0.46), 1 - start, 0.92, transform=axes.get_yaxis_transform(), fill=False,

@@ -158,7 +158,7 @@ def cost_figure(
             across,
             margins._replace(above=above),
             title=cost_title(choices, cost, ratios) or title,
-            about=[*about_choices(choices), *about, *axis.words],
+            about=[*about_choices(choices), *about, axis.words],
             key=key if is_picked else [entry for entry in key if entry.kind != RING],
         )
         label = f"points of {options.named(axis_label(metric))} lost"
@@ -177,13 +177,11 @@ def _draw_points(
     """Draw the settings of a model beside its full cache, the margin as a band, and a line down from the pick."""
     palette = options.colours
     origin = 1.0 if cost == RATE else 0.0
-    ends = [origin]
-    for point in points:
-        ends += [end for end in point.cost if end is not None]
+    every_end = chain.from_iterable(point.cost for point in points)
+    costs = [end for end in every_end if end is not None]
     # From the full cache on, where that does not press all settings into a corner.
-    costs = ends[1:]
     has_origin = min(costs) - origin < 1.5 * (max(costs) - min(costs)) or min(costs) < origin
-    shown = ends if has_origin else costs
+    shown = [origin, *costs] if has_origin else costs
     room = 0.08 * (max(shown) - min(shown)) or 1.0
     low = min(shown) - room
     high = max(shown) + room

@@ -127,11 +127,7 @@ def add_mark(
     if mark is not None:
         colour = palette.states[kind]
         face = colour if mark.is_filled else palette.ground
-    edge = _EDGE * min(1.0, size / SIZE)
-    if kind in (RING, BOX):
-        edge = _RING
-    elif kind == State.BEYOND:
-        edge = 0.4
+    edge = {RING: _RING, BOX: _RING, State.BEYOND: 0.4}.get(kind, _EDGE * min(1.0, size / SIZE))
     style = MarkerStyle(_MARKERS[kind] if mark is None else mark.marker)
     collection = PathCollection(
         [style.get_path().transformed(style.get_transform())],

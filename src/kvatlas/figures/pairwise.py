@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvatlas.core import SERVED, KvatlasError, Note, telling_parameters
 from kvatlas.figures import colours, style
@@ -305,14 +304,12 @@ class _ValueBins(NamedTuple):
 
     def counts(self, pair: Pair) -> Floats:
         """Return [bins, bins] (rows: y) the number of problems in each pair of bins."""
-        counts = np.zeros((self.number, self.number))
-        np.add.at(counts, (self._numbers(pair.y), self._numbers(pair.x)), 1)
-        return counts
-
-    def _numbers(self, values: Floats) -> NDArray[np.int64]:
-        """Return the bin of each value; a bin holds its upper edge."""
+        # A bin holds its upper edge.
         edges = [*(n / self.inner for n in range(self.inner)), 1 - 1e-9]
-        return np.searchsorted(edges, values.round(9))
+        places = (np.searchsorted(edges, pair.y.round(9)), np.searchsorted(edges, pair.x.round(9)))
+        counts = np.zeros((self.number, self.number))
+        np.add.at(counts, places, 1)
+        return counts
 
 
 def _lead_text(difference: Difference) -> str:

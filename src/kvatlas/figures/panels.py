@@ -262,67 +262,63 @@ _UNITS = {"seconds": _TIMES, "bytes": _BYTES, "traces": (CostUnit("%"),)}
 _COUNTED = "traces"
 
 
-class Cost(NamedTuple):
-    """A cost that a map's cells carry: its column, and its units."""
-
-    column: Column
-    units: tuple[CostUnit, ...]
-
-    def of(self, cell: Cell) -> float | None:
-        """Return the cost of a cell, None if it is not known."""
-        if self.column.unit == _COUNTED:
-            return share_of_traces(self.column.read(cell), cell)
-        value: float | None = self.column.read(cell)
-        return 100 * value if self.column.is_share and value is not None else value
-
-    def known(self, cells: Mapping[K, Cell]) -> dict[K, float]:
-        """Return the costs of the cells of which they are known."""
-        costs = {key: self.of(cell) for key, cell in cells.items()}
-        return {key: value for key, value in costs.items() if value is not None}
-
-    def unit(self, values: Iterable[float]) -> CostUnit:
-        """Return the unit in which the largest of the values has at most three digits before the point.
-
-        It has three digits in all; tokens and traces have none behind the point.
-        """
-        largest = max(values, default=0.0)
-        unit = next((unit for unit in self.units if largest < 1000 * unit.size), self.units[-1])
-        if self.column.unit in ("tokens", _COUNTED) or largest <= 0:
-            return unit
-        return unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
+def _cost(column: Column, cell: Cell) -> float | None:
+    """Return the cost of a cell, None if it is not known."""
+    if column.unit == _COUNTED:
+        return share_of_traces(column.read(cell), cell)
+    value: float | None = column.read(cell)
+    return 100 * value if column.is_share and value is not None else value
 
 
-def cost_of(name: str, maps: Sequence[Map]) -> Cost:
+def _known_costs(column: Column, cells: Mapping[K, Cell]) -> dict[K, float]:
+    """Return the costs of the cells of which they are known."""
+    costs = {key: _cost(column, cell) for key, cell in cells.items()}
+    return {key: value for key, value in costs.items() if value is not None}
+
+
+def _cost_unit(column: Column, values: Iterable[float]) -> CostUnit:
+    """Return the unit in which the largest of the values has at most three digits before the point.
+
+    It has three digits in all; tokens and traces have none behind the point.
+    """
+    units = _UNITS.get(column.unit, (CostUnit("%" if column.is_share else column.unit),))
+    largest = max(values, default=0.0)
+    unit = next((unit for unit in units if largest < 1000 * unit.size), units[-1])
+    if column.unit in ("tokens", _COUNTED) or largest <= 0:
+        return unit
+    return unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
+
+
+def cost_of(name: str, maps: Sequence[Map]) -> Column:
     """Return the cost that `--metric` knows under a name; raises KvatlasError for one that the maps do not declare."""
     columns = cost_columns(measures_of(chain.from_iterable(map_.cells.values() for map_ in maps)))
     if name not in columns:
         raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join(columns)}.")
-    column = columns[name]
-    return Cost(column, _UNITS.get(column.unit, (CostUnit("%" if column.is_share else column.unit),)))
+    return columns[name]
 
 
 def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
     """Return maps of a cost (see `cost_of`), all in one unit; raises KvatlasError if the maps do not carry it."""
-    cost = cost_of(name, maps)
+    column = cost_of(name, maps)
     costs = []
     for map_ in maps:
-        values = cost.known(map_.cells)
+        values = _known_costs(column, map_.cells)
         if not values:
             raise KvatlasError(f"The map of {map_.model} on {map_.benchmark} does not tell {name} of its cells.")
         costs.append(values)
 
-    unit = cost.unit(list(chain.from_iterable(values.values() for values in costs)))
+    unit = _cost_unit(column, chain.from_iterable(values.values() for values in costs))
     panels = []
     for map_, values in zip(maps, costs, strict=True):
         baselines = []
-        for baseline, value in cost.known(map_.baselines).items():
+        for baseline, value in _known_costs(column, map_.baselines).items():
             baselines.append(Baseline(baseline, unit.text(value), value / unit.size))
         panel = Panel(
             map_,
             {coord: CellText(value / unit.size, unit.text(value)) for coord, value in values.items()},
-            cost.column.title,
+            column.title,
             f"in {unit.name}" if unit.name else "",
-            palette=cost.column.scale,
+            palette=column.scale,
             least=0.02 * max(values.values()) / unit.size or 1.0,
             digits=unit.digits,
             baselines=tuple(baselines),

@@ -144,8 +144,7 @@ class FigureOptions:
         """Set up matplotlib for figures that are drawn and written inside."""
         import matplotlib as mpl
 
-        ground = self.colours.ground
-        ink = self.colours.ink
+        palette = self.colours
         settings: Any = {
             "font.family": [self.font, *FONTS] if self.font else FONTS,
             "font.size": 8.0,
@@ -155,9 +154,9 @@ class FigureOptions:
             "svg.hashsalt": "kvatlas",
             "pdf.fonttype": 42,
             "text.parse_math": False,
-            **dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), ground),
-            **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor"), ink),
-            **dict.fromkeys(("xtick.color", "ytick.color"), ink),
+            **dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), palette.ground),
+            **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor"), palette.ink),
+            **dict.fromkeys(("xtick.color", "ytick.color"), palette.ink),
         }
         with mpl.rc_context(settings), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -473,7 +472,7 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | No
     Its data is written next to it as `NAME.data.csv`: `data` as it is, else `maps` as a CSV map. Equal figures give
     equal bytes. Raises KvatlasError for another suffix and for a path that cannot be written.
     """
-    from kvatlas.results.export import csv_text, replacing
+    from kvatlas.results.export import csv_text, replacing, write_text
 
     check_figure(path)
     content = rendered(figure, path.suffix.lower())
@@ -484,8 +483,7 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | No
     if data is None:
         return [path]
     data_path = path.with_suffix(".data.csv")
-    with replacing(data_path) as partial_file:
-        partial_file.write_text(data, "utf-8", newline="")
+    write_text(data, data_path)
     return [path, data_path]
 
 

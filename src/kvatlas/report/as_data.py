@@ -31,12 +31,9 @@ def contrast_document(contrast: Difference, name: str = "value") -> Json:
 
 def stays_document(stays: Stays | None) -> Json:
     """Return the tokens that stay after a compression, and their share in percent."""
-    if stays is None:
-        return {"stays_tokens": None, "stays_share": None}
-    return {
-        "stays_tokens": rounded(stays.tokens, 3),
-        "stays_share": percent(None if math.isnan(stays.share) else stays.share),
-    }
+    tokens = None if stays is None else round(stays.tokens, 3)
+    share = None if stays is None or math.isnan(stays.share) else percent(stays.share)
+    return {"stays_tokens": tokens, "stays_share": share}
 
 
 def loss_values(loss: Difference | None) -> Json:

@@ -36,9 +36,8 @@ def write_demo(folder: Path) -> tuple[Result, list[Path]]:
 
 def _draw_figures(result: Result, folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Draw the settings in rows, their maps side by side, then a figure for each model and policy but controls."""
-    metric = result.opened_runs[0].metric
     title = short_headline(result.choices, result.comparisons)
-    figure = answer_figure(result.choices, metric, title=title)
+    figure = answer_figure(result.choices, result.opened_runs[0].metric, title=title)
     written = [save(figure, folder / f"answer.{suffix}", data=answer_csv(result.choices))[0] for suffix in suffixes]
 
     means = [one.map for one in result.means]

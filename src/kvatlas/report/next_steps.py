@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Claim, KvatlasError
@@ -64,13 +63,12 @@ def next_steps(result: Result) -> list[NextStep]:
 
     judged = [choice for choice in result.choices if choice.losses and choice.vacuous is None]
     unproven = [choice for choice in judged if not choice.shown]
-    folder = run.folder or Path("RUN")
     steps: dict[str, NextStep] = {}
     for choice in unproven:
         spec_changes = [*_more_traces(choice), *_higher_ratio(choice, spec), *_larger_budget(spec)]
         for name, title, reason, changes in spec_changes:
             if name not in steps:
-                command = f"kvatlas sweep {name}.yaml --out {folder}"
+                command = f"kvatlas sweep {name}.yaml --out {run.folder or 'RUN'}"
                 steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)
     return list(steps.values())
 

@@ -123,15 +123,13 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
     differences = differences_of_run(run, baseline) if compared and baseline else {}
     documents = [_map_document(map_, differences.get(map_.name, {}), cells) for map_ in every_map]
 
-    metric = maps[0].metric if maps else run.metric
     against = baseline or "the first baseline"
-    # The margin of the losses against the full cache; None without one.
-    margin = next((map_.margin for map_ in every_map if map_.margin is not None), None)
     document: Json = {
-        "metric": axis_label(metric),
+        "metric": axis_label(maps[0].metric if maps else run.metric),
         "reference": result.reference,
         "against": result.reference if against in (str(FULL), str(REFERENCE)) else against,
-        "margin": percent(margin),
+        # That of the losses against the full cache; None without one.
+        "margin": percent(next((map_.margin for map_ in every_map if map_.margin is not None), None)),
         "maps": documents,
         **_UNTESTED,
     }

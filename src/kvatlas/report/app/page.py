@@ -22,7 +22,7 @@ from kvatlas.figures.marks import page_marks
 from kvatlas.report.app.documents import MARKS, RIGHT, Json, maps_of
 from kvatlas.report.app.run_source import AppRun, Place, address_name, trace_address
 from kvatlas.report.result import Result
-from kvatlas.results.export import check_target, replacing
+from kvatlas.results.export import check_target, write_text
 from kvatlas.results.store import Store
 from kvatlas.text import visible
 
@@ -149,8 +149,7 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
     documents |= {trace_address(place): trace for place, trace in traces.items()}
     named = {f"{run.name}/{address}": document for address, document in documents.items()}
     page = app_page("embedded", {"runs": [{**run.summary(), "held": len(traces)}], **named}, data.manifest.measures)
-    with replacing(out) as partial_file:
-        partial_file.write_text(page, "utf-8", newline="")
+    write_text(page, out)
     return len(traces) == run.done
 
 
