@@ -26,10 +26,6 @@ class PanelName(NamedTuple):
     measure: str
 
 
-#: The fields by which columns may be named: by the first that differs.
-_COLUMNS = ("benchmark", "policy", "measure")
-
-
 class Arrangement(NamedTuple):
     """Panels in their order on the figure, with the words around them.
 
@@ -85,8 +81,8 @@ def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
         return Arrangement(panels, names, (), subject, about)
     series = Arrangement(panels, _names_that_differ(panels, options), (), subject, about)
 
-    # A grid, where panels fill its rows and columns. All but the models may be columns.
-    column_fields = [field for field in _COLUMNS if field in differing][:1]
+    # A grid, where panels fill its rows and columns. The first field that differs names columns; models never do.
+    column_fields = [field for field in differing if field != "model"][:1]
     row_fields = [field for field in differing if field not in column_fields]
     if not column_fields or not row_fields:
         return series

@@ -265,9 +265,8 @@ def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
         cell = cells.numbers.get((choice.model, choice.benchmark, id_))
         if cell is None:
             continue
-        controls = []
-        for control, lost in (row.controls if row else {}).items():
-            controls.append([choice.settings[control].policy_name, percent(lost.value)])
+        of_controls = row.controls if row else {}
+        controls = [[choice.settings[name].policy_name, percent(lost.value)] for name, lost in of_controls.items()]
         document: Json = {
             "cell": cell,
             "name": in_words(names[id_]),
