@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -112,8 +112,8 @@ def pairwise_figure(
     proven = [p <= LEVEL for p in holm(p_values)]
 
     with options.applied():
-        bins = _ValueBins.of(pairs)
-        counts = [bins.counts(pair) for _, _, pair in pairs]
+        inner_bins = _inner_bins(pairs)
+        counts = [_bin_counts(pair, inner_bins) for _, _, pair in pairs]
         most = max(int(count.max()) for count in counts)
         about = _about_pairs(systems, pairs, options)
         shown = names
@@ -137,7 +137,7 @@ def pairwise_figure(
             about=about,
             notes=notes,
         )
-        _draw_counts(panels, counts, bins, inner, options)
+        _draw_counts(panels, counts, inner, options)
         for panel, (x, y, _), head in zip(panels, pairs, heads, strict=True):
             panel.set_xlabel("\n".join(labels[x]), labelpad=2, fontsize=style.SMALL_TYPE)
             panel.set_ylabel("\n".join(labels[y]), labelpad=2, fontsize=style.SMALL_TYPE)
@@ -168,15 +168,13 @@ def _pairs_title(
             return f"{label}: neither {names[x]} nor {names[y]} is proven to be ahead"
         return f"{label}: {ahead} is ahead by {_lead_text(difference)}, proven"
 
-    for index, name in enumerate(names):
-        # Whether it is proven to be ahead in each of its pairs.
-        wins = []
-        for (x, y, pair), is_proven in zip(pairs, proven, strict=True):
-            if index in (x, y):
-                is_behind = pair.difference.value < 0 if x == index else pair.difference.value > 0
-                wins.append(is_proven and not is_behind)
-        if all(wins):
-            return f"{label}: {name} is proven to be ahead of all others"
+    # Systems that are not proven to be ahead in one of their pairs.
+    behind: set[int] = set()
+    for (x, y, pair), is_proven in zip(pairs, proven, strict=True):
+        behind |= {y if pair.difference.value > 0 else x} if is_proven else {x, y}
+    leaders = [name for index, name in enumerate(names) if index not in behind]
+    if leaders:
+        return f"{label}: {leaders[0]} is proven to be ahead of all others"
 
     if not any(proven):
         return f"{label}: in none of {len(pairs)} pairs one is proven to be ahead"
@@ -250,24 +248,26 @@ def _pair_margins(names: Sequence[str], across: int, width: float) -> tuple[Marg
         lines += 1
 
 
-def _draw_counts(
-    panels: Sequence[Axes], counts: Sequence[Floats], bins: _ValueBins, inner: float, options: FigureOptions
-) -> None:
+def _draw_counts(panels: Sequence[Axes], counts: Sequence[Floats], inches: float, options: FigureOptions) -> None:
     """Draw the bins of all panels on one colour scale, with the number of problems in each."""
     from matplotlib.colors import PowerNorm
 
     most = max(int(count.max()) for count in counts)
     norm = PowerNorm(0.5, 0, most)
     palette = colours.colour_map(colours.COUNTS)
-    size = font_size(inner / bins.number, [str(most)], 7.0)
+    bins = len(counts[0])
+    size = font_size(inches / bins, [str(most)], 7.0)
     ink: dict[str, Any] = {"fontsize": size, "color": colours.ON_COLOUR, "ha": "center", "va": "center", "zorder": 4}
-    ends = (0, bins.number)
+    # Ticks: the middles of the bins of 0 and 1, and the edges of bins between.
+    ends = (0, bins)
+    places = [0.5, *range(2, bins - 1), bins - 0.5]
+    texts = ["0", *(f".{10 * n // (bins - 2)}" for n in range(1, bins - 2)), "1"]
     for panel, count in zip(panels, counts, strict=True):
         panel.pcolormesh(np.ma.masked_equal(count, 0), cmap=palette, norm=norm, snap=True)
         for row, column in np.argwhere(count > 0):
             panel.text(column + 0.5, row + 0.5, f"{count[row, column]:.0f}", **ink)
 
-        panel.set(xticks=bins.places, xticklabels=bins.texts, yticks=bins.places, yticklabels=bins.texts)
+        panel.set(xticks=places, xticklabels=texts, yticks=places, yticklabels=texts)
         # The line of equal values runs behind the numbers and their bins.
         soft = options.colours.soft
         panel.plot(ends, ends, linestyle=(0, (4, 3)), color=soft, linewidth=0.8, zorder=0.5)
@@ -275,41 +275,19 @@ def _draw_counts(
         panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
 
 
-class _ValueBins(NamedTuple):
-    """Bins of values: 0, so many `inner` equal ones up to 1, and 1."""
+def _inner_bins(pairs: Sequence[tuple[int, int, Pair]]) -> int:
+    """Return the number of equal bins between those of 0 and of 1: none where all values are 0 or 1."""
+    values = np.concatenate([np.concatenate((pair.x, pair.y)) for _, _, pair in pairs])
+    return _INNER if ((values > 1e-9) & (values < 1 - 1e-9)).any() else 0
 
-    inner: int
 
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[int, int, Pair]]) -> _ValueBins:
-        """Return the bins of the values of pairs, without inner ones where all are 0 or 1."""
-        values = np.concatenate([np.concatenate((pair.x, pair.y)) for _, _, pair in pairs])
-        is_middle = (values > 1e-9) & (values < 1 - 1e-9)
-        return cls(_INNER if is_middle.any() else 0)
-
-    @property
-    def number(self) -> int:
-        """The number of bins."""
-        return self.inner + 2
-
-    @property
-    def places(self) -> list[float]:
-        """The middles of the bins of 0 and 1, and the edges of bins between."""
-        return [0.5, *map(float, range(2, self.inner + 1)), self.number - 0.5]
-
-    @property
-    def texts(self) -> list[str]:
-        """The values at the places."""
-        return ["0", *(f".{10 * n // self.inner}" for n in range(1, self.inner)), "1"]
-
-    def counts(self, pair: Pair) -> Floats:
-        """Return [bins, bins] (rows: y) the number of problems in each pair of bins."""
-        # A bin holds its upper edge.
-        edges = [*(n / self.inner for n in range(self.inner)), 1 - 1e-9]
-        places = (np.searchsorted(edges, pair.y.round(9)), np.searchsorted(edges, pair.x.round(9)))
-        counts = np.zeros((self.number, self.number))
-        np.add.at(counts, places, 1)
-        return counts
+def _bin_counts(pair: Pair, inner: int) -> Floats:
+    """Return [bins, bins] (rows: y) the number of problems in each pair of bins; a bin holds its upper edge."""
+    edges = [*(n / inner for n in range(inner)), 1 - 1e-9]
+    places = (np.searchsorted(edges, pair.y.round(9)), np.searchsorted(edges, pair.x.round(9)))
+    counts = np.zeros((inner + 2, inner + 2))
+    np.add.at(counts, places, 1)
+    return counts
 
 
 def _lead_text(difference: Difference) -> str:
