@@ -185,7 +185,7 @@ def forest_figure(
         columns = [_column_widths(panel, options) for panel in panels]
         names_width = max(sum(widths) + _GAP * len(widths) for widths in columns)
         least = names_width + 0.2 + _LEAST_WIDTH
-        across = style.panels_in_row(len(panels), 3, lambda count: options.widest / count >= least) or 1
+        across = max(style.panels_in_row(len(panels), 3, lambda count: options.widest / count >= least), 1)
         width = options.inches or min(across * (names_width + _MOST_WIDTH), options.widest)
         left = style.EDGE + names_width + 0.04
         room = names_width + _LEAST_WIDTH

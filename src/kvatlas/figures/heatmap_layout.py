@@ -239,15 +239,18 @@ class HeatmapLayout:
         """Return the points of the vertical axis' label."""
         return max(style.LEAST_TYPE, font_size(self.label_room, self.labels, largest))
 
-    def _set_sides(self, ticks: Sequence[Sequence[Tick]]) -> None:
-        """Have the bars and the margins at the sides of panels that their arrangement needs."""
-        # One bar can have the baselines of a row as its ticks, if they are the same in all of its panels.
-        self.one_bar = self.has_one_scale and not self.options.plain
+    def _fits_one_bar(self) -> bool:
+        """Return whether one bar can stand for a row: if the baselines on it are the same in all panels of the row."""
         across = self.arrangement.columns if self.arrangement.is_grid else len(self.panels)
         for start in range(0, len(self.panels), across):
             on_bars = {panel.baselines for panel in self.panels[start : start + across] if not panel.centred}
-            self.one_bar = self.one_bar and len(on_bars) <= 1
+            if len(on_bars) > 1:
+                return False
+        return self.has_one_scale and not self.options.plain
 
+    def _set_sides(self, ticks: Sequence[Sequence[Tick]]) -> None:
+        """Have the bars and the margins at the sides of panels that their arrangement needs."""
+        self.one_bar = self._fits_one_bar()
         # Left: the name of the row, the label of the axis, its values.
         label_lines = max(len(wrapped(text, self.label_room, self.label)) for text in self.labels)
         rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.panels)

@@ -371,9 +371,10 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
             is_proven = contrast is not None and contrast.is_proven
             cells[coord] = CellText(value, signed(value, digits), limits, is_proven)
 
-        about = ["paired by problem" if paired else "not paired"]
+        about = ["not paired"]
         tested = None
         if paired:
+            about = ["paired by problem"]
             proven = [coord for coord, cell in cells.items() if cell.bold]
             if proven:
                 about.append("bold: a difference is proven, allowing for all cells of the map")

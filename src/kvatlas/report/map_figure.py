@@ -236,10 +236,12 @@ def metric_figure(result: Evidence, maps: Sequence[Map], show: MapOptions, losse
     panels = metric_panels(maps, exact=is_plain or show.shared is False)
     if losses and not is_plain:
         panels = loss_panels(maps, losses)
-    return _heatmap(result, panels, show, title, _comparison_notes(comparisons))
+    return _plot_panels(result, panels, show, title, _comparison_notes(comparisons))
 
 
-def _heatmap(result: Evidence, panels: Sequence[Panel], show: MapOptions, title: str, notes: Sequence[Note]) -> Figure:
+def _plot_panels(
+    result: Evidence, panels: Sequence[Panel], show: MapOptions, title: str, notes: Sequence[Note]
+) -> Figure:
     """Return panels as a heatmap; the notes stand after that on what is recommended on their maps."""
     notes = [*recommended_notes(result, [panel.map for panel in panels]), *notes]
     return plot(panels, shared=show.shared, one_bar=show.mean, title=title, notes=notes, options=show.figure)
@@ -264,7 +266,7 @@ def recommended_notes(result: Evidence, maps: Sequence[Map]) -> list[Note]:
 def _draw_panels(result: Evidence, panels: Sequence[Panel], out: Path, show: MapOptions, title: str = "") -> list[Path]:
     maps = with_recommended([panel.map for panel in panels], result.choices)
     panels = [replace(panel, map=map_) for panel, map_ in zip(panels, maps, strict=True)]
-    return save(_heatmap(result, panels, show, title, ()), out, data=panels_csv(panels))
+    return save(_plot_panels(result, panels, show, title, ()), out, data=panels_csv(panels))
 
 
 def _comparisons_of(result: Evidence, policies: Set[str]) -> list[Comparison]:

@@ -61,8 +61,7 @@ def next_steps(result: Result) -> list[NextStep]:
     except KvatlasError:
         return []
 
-    judged = [choice for choice in result.choices if choice.losses and choice.vacuous is None]
-    unproven = [choice for choice in judged if not choice.shown]
+    unproven = [choice for choice in result.choices if choice.losses and choice.vacuous is None and not choice.shown]
     steps: dict[str, NextStep] = {}
     for choice in unproven:
         spec_changes = [*_more_traces(choice), *_higher_ratio(choice, spec), *_larger_budget(spec)]

@@ -136,10 +136,11 @@ def _policy_ahead(comparisons: Sequence[Comparison]) -> str:
             continue
         ahead, behind = (first, second) if values[0] > 0 else (second, first)
 
-        points = [fixed(100 * abs(value)) for value in values]
+        points = []
         limits = []
         for one in of_pair:
             low, high = sorted((abs(one.difference.low), abs(one.difference.high)))
+            points.append(fixed(100 * abs(one.difference.value)))
             limits.append(f"{percent_text(low)} to {percent_text(high)}")
         text = f"{ahead} is {' and '.join(points)} points above {behind} ({' and '.join(limits)})"
         leads[min(map(abs, values))] = text
