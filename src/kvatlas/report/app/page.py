@@ -31,10 +31,7 @@ PAGE_SUFFIXES = (".html", ".htm")
 #: Bytes of traces that stand in the page itself, before compression.
 TRACES_LIMIT = 4_000_000
 #: The scripts in their order; each uses those before it.
-SCRIPTS = [
-    *("base.js", "source.js", "maps.js", "forest.js", "problems.js"),
-    *("maze.js", "tokens.js", "trace.js", "decide.js", "app.js"),
-]
+SCRIPTS = ("base", "source", "maps", "forest", "problems", "maze", "tokens", "trace", "decide", "app")
 
 
 def json_for_script(value: Any) -> str:
@@ -67,7 +64,7 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None, measures: 
     web = resources.files("kvatlas.report.app") / "web"
     palettes = {"light": _colour_variables(colours.LIGHT), "dark": _colour_variables(colours.DARK)}
     sheet = Template((web / "app.css").read_text("utf-8")).substitute(palettes)
-    script = "\n".join((web / name).read_text("utf-8") for name in SCRIPTS)
+    script = "\n".join((web / f"{name}.js").read_text("utf-8") for name in SCRIPTS)
     constants: dict[str, Any] = {
         "source": source,
         "scales": {scale: colours.colour_steps(scale) for scale in colours.SCALES},
