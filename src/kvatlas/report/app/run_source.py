@@ -137,9 +137,11 @@ class AppRun:
 
     def _publish(self, tested: bool) -> None:
         """Make the run's document anew; `tested` with the tests of a complete run."""
-        self.marks = []
-        for index, cell in enumerate(self.data.cells):
-            self.marks.append(outcome_letters(cell, self.problems[cell.benchmark], self.table_of[index].samples))
+        # At once: other threads read them.
+        self.marks = [
+            outcome_letters(cell, self.problems[cell.benchmark], self.table_of[index].samples)
+            for index, cell in enumerate(self.data.cells)
+        ]
         self.done = sum(cell.stored for cell in self.data.cells)
         # As they are now; None without the feature.
         autopsies = features.find("autopsy.page")
