@@ -172,7 +172,7 @@ def test_a_map_that_can_show_nothing_says_so(tmp_path):
         maps_of_run(run_of(plan, flat)),
     )
     for panels in (metric_panels(maps), cost_panels(maps, "mean_kv_tokens")):
-        assert all(panel.notes[0].text == words for panel in panels)
+        assert all(panel.map.remarks[0].text == words for panel in panels)
     assert words in " ".join(texts(plot(panels), tmp_path))
 
 
@@ -181,7 +181,7 @@ def test_cost_maps_show_every_cost_of_a_run(maps, tmp_path):
     for name, shown in costs.items():
         result = texts(plot(cost_panels(maps, name)), tmp_path)
         assert result.count(shown) + result.count("61") >= 18, name
-        assert cost_of(name, maps).column.title[1:] in " ".join(result)
+        assert cost_of(name, maps).title[1:] in " ".join(result)
     truncated = cost_panels(maps, "truncated")
     wanted = set()
     for cell in chain.from_iterable(map_.cells.values() for map_ in maps):

@@ -50,7 +50,7 @@ def test_marks_differ_by_their_shapes(dark: bool, eyes: str) -> None:
     kinds = [*map(str, State), RING, BOX, CONTROL]
     figure = Figure((0.2 * len(kinds), 0.2), facecolor=palette.ground)
     for index, kind in enumerate(kinds):
-        add_mark(figure, (0.2 * index + 0.1, 0.1), kind, palette, figure.dpi_scale_trans, 8)
+        add_mark(figure, (0.2 * index + 0.1, 0.1), kind, palette, 8)
     picture = seen(pixels_of(figure), eyes)
     side = DOTS // 5
     ground = seen(np.array(to_rgb(palette.ground)), eyes)

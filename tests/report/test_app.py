@@ -448,7 +448,7 @@ def test_a_page_that_sees_a_version_finds_its_document(run: AppRun, monkeypatch:
         told.append((self.summary()["version"], self.document["version"]))
 
     monkeypatch.setattr(AppRun, "first_lost", noted)
-    fresh = AppRun.open(run.folder, "fresh")
+    (fresh,) = open_runs([run.folder], {})
     with Store.open(run.folder) as store:
         fresh.refresh(store)
     assert told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -73,16 +73,10 @@ class LossAxis:
         return cls(low, turn, high, (high - turn) / width)
 
     @property
-    def words(self) -> list[str]:
+    def words(self) -> str:
         """A clause that says where the axis is closer, if it is."""
-        if self.closer <= 1:
-            return []
-        return [f"beyond {self.turn:.0f} points the axis is {self.closer:.0f} times closer (grey)"]
-
-    @property
-    def middle_beyond(self) -> float:
-        """The loss in the middle of the closer part."""
-        return float(self.inverse(np.atleast_1d(self.forward(np.array([self.turn, self.high])).mean()))[0])
+        words = f"beyond {self.turn:.0f} points the axis is {self.closer:.0f} times closer (grey)"
+        return words if self.closer > 1 else ""
 
     def forward(self, values: Floats) -> Floats:
         """Return the places of losses on paper."""
@@ -147,9 +141,8 @@ _NAMES = 0.4
 class Row:
     """A row of a forest: a text for each column, what is lost in points with its interval, and the state.
 
-    Without a state it is a value, of which nothing is claimed, or whether it `is_proven` to differ from 0. `control` is
-    what the control of the same parameters loses, `note` a remark beside the interval. The `picked` row has the box,
-    the `nearest` one is bold.
+    Without a state it is a difference, filled where it `is_proven` to be one. `control` is what the control of the same
+    parameters loses, `note` a remark beside the interval. The `picked` row has the box, the `nearest` one is bold.
     """
 
     names: tuple[str, ...]
@@ -159,7 +152,7 @@ class Row:
     note: str = ""
     is_picked: bool = False
     is_nearest: bool = False
-    is_proven: bool | None = None
+    is_proven: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,15 +184,12 @@ def forest_figure(
         # Columns are as wide as their widest value; long names break.
         columns = [_column_widths(panel, options) for panel in panels]
         names_width = max(sum(widths) + _GAP * len(widths) for widths in columns)
-        across = style.panels_in_row(
-            len(panels), 3, lambda count: options.widest / count - names_width - 0.2 >= _LEAST_WIDTH
-        )
-        across = max(across, 1)
+        least = names_width + 0.2 + _LEAST_WIDTH
+        across = max(style.panels_in_row(len(panels), 3, lambda count: options.widest / count >= least), 1)
         width = options.inches or min(across * (names_width + _MOST_WIDTH), options.widest)
         left = style.EDGE + names_width + 0.04
-        texts = [
-            _lines_above(panel, widths, names_width, options) for panel, widths in zip(panels, columns, strict=True)
-        ]
+        room = names_width + _LEAST_WIDTH
+        texts = [_lines_above(panel, widths, room, options) for panel, widths in zip(panels, columns, strict=True)]
         headings = max(map(style.height_of, chain.from_iterable(of_panel for _, of_panel in texts)))
         above = max(style.height_of(names) for names, _ in texts) + headings + 0.08
         margins = Margins(left, 0.12, names_width + 0.22, above, _BELOW)
@@ -221,7 +211,7 @@ def forest_figure(
             across,
             margins,
             title=title,
-            about=[*about, *axis.words],
+            about=[*about, axis.words],
             notes=notes,
             key=key,
         )
@@ -249,22 +239,16 @@ def _column_widths(panel: RowPanel, options: FigureOptions) -> list[float]:
 
 def _ends_of_columns(widths: Sequence[float]) -> list[float]:
     """Return the right ends of columns of names in inches from the panel, which is right of them."""
-    ends = []
-    end = -0.06
-    for width in reversed(widths):
-        ends.append(end)
-        end -= width + _GAP
-    return ends[::-1]
+    steps = [-0.06, *(-(width + _GAP) for width in reversed(widths[1:]))]
+    return list(accumulate(steps))[::-1]
 
 
 def _lines_above(
-    panel: RowPanel, widths: Sequence[float], names_width: float, options: FigureOptions
+    panel: RowPanel, widths: Sequence[float], room: float, options: FigureOptions
 ) -> tuple[list[Line], list[list[Line]]]:
-    """Return the name of a panel with its facts, and the heading of each column, in lines."""
-    ink = options.colours.ink
+    """Return the name of a panel with its facts, for a width in inches, and the heading of each column, in lines."""
     soft = options.colours.soft
-    room = names_width + _LEAST_WIDTH
-    names = style.text_lines(options.named(panel.name), room, style.NAME_TYPE, ink, "bold")
+    names = style.text_lines(options.named(panel.name), room, style.NAME_TYPE, options.colours.ink, "bold")
     names += style.text_lines(panel.facts, room, style.SMALL_TYPE, soft)
     headings = []
     for heading, width in zip(panel.columns, widths, strict=True):
@@ -300,22 +284,20 @@ def _draw_panel(
     axes.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE)
     axes.spines[["top", "left", "right"]].set_visible(False)
 
-    margin = panel.margin
     heads = []
-    if margin is not None:
+    if panel.margin is not None:
         is_proven = any(row.state is State.WITHIN for row in panel.rows)
-        colour = draw_margin(axes, axis, margin, is_proven, palette)
-        heads = [(0.0, options.named(sides[0]), palette.ink), (margin, f"margin {margin:g}", colour)]
-    if any(row.is_proven is not None for row in panel.rows):
+        colour = draw_margin(axes, axis, panel.margin, is_proven, palette)
+        heads = [(0.0, options.named(sides[0]), palette.ink), (panel.margin, f"margin {panel.margin:g}", colour)]
+    else:
         axes.axvline(0, color=palette.ink, linewidth=0.6, zorder=1)
-    controls = [row.control for row in panel.rows if row.control is not None]
-    if controls and axis.closer > 1:
-        heads.append((axis.middle_beyond, sides[1], palette.soft))
+    if axis.closer > 1 and any(row.control is not None for row in panel.rows):
+        heads.append(((axis.turn + axis.high) / 2, sides[1], palette.soft))
     _write_heads(axes, heads, axis, inches)
 
     for place, row in enumerate(panel.rows):
         _draw_row(axes, row, place, options)
-        _write_names(axes, row, place, widths, inches, size, options)
+        _write_names(axes, row, place, widths, size, options)
 
 
 def _write_heads(axes: Axes, heads: Sequence[tuple[float, str, str]], axis: LossAxis, inches: float) -> None:
@@ -343,12 +325,10 @@ def _draw_row(axes: Axes, row: Row, place: int, options: FigureOptions) -> None:
         marks.draw_setting(axes, (value, place), row.state, palette, horizontal=ends)
     else:
         axes.plot(ends or (), (place, place) if ends else (), color=palette.ink, linewidth=1.0, zorder=3)
-        # Of differences filled marks are proven.
-        kind = "|" if row.is_proven is None else "o"
         face = palette.ink if row.is_proven else palette.ground
-        axes.plot(value, place, kind, color=palette.ink, mfc=face, markersize=6, markeredgewidth=1.2, zorder=4)
+        axes.plot(value, place, "o", color=palette.ink, mfc=face, markersize=6, markeredgewidth=1.2, zorder=4)
     if row.control is not None:
-        marks.add_mark(axes, (row.control, place), CONTROL, palette, axes.transData, 6.5)
+        marks.add_mark(axes, (row.control, place), CONTROL, palette, 6.5)
     if row.note:
         axes.annotate(
             row.note, (value if high is None else high, place), (4, 0), textcoords="offset points",
@@ -358,13 +338,7 @@ def _draw_row(axes: Axes, row: Row, place: int, options: FigureOptions) -> None:
 
 
 def _write_names(
-    axes: Axes,
-    row: Row,
-    place: int,
-    widths: Sequence[float],
-    inches: float,
-    size: float,
-    options: FigureOptions,
+    axes: Axes, row: Row, place: int, widths: Sequence[float], size: float, options: FigureOptions
 ) -> None:
     """Write the names of a row in type of a size left of its panel; a box is around the picked row and its mark."""
     from matplotlib.patches import Rectangle
@@ -372,6 +346,7 @@ def _write_names(
     palette = options.colours
     is_bold = row.is_picked or row.is_nearest
     if row.is_picked:
+        inches = axes.get_position().width * axes.figure.get_figwidth()  # type: ignore[union-attr]
         start = (-sum(widths) - _GAP * len(widths) - 0.02) / inches
         box = Rectangle(
             (start, place - 0.46), 1 - start, 0.92, transform=axes.get_yaxis_transform(), fill=False,

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, Map, Note
+from kvatlas.core import KvatlasError, Map, Note, NoteKind, grouped
 from kvatlas.figures import colours, style
-from kvatlas.figures.heatmap_layout import (
-    BAR_GAP,
-    BAR_WIDTH,
-    LABEL_TYPE,
-    HeatmapLayout,
-    Tick,
-    arranged,
-    baseline_lines,
-    facts_of,
-    heatmap_layout,
-    key_of_panels,
-    label_room,
-    marks_in_words,
-    notes_of,
-    on_bar,
-    row_name_lines,
-)
-from kvatlas.figures.marks import add_mark
-from kvatlas.figures.panels import NARROWEST, Panel, metric_panels, panels_title
+from kvatlas.figures.heatmap_layout import LABEL_TYPE, HeatmapLayout, Tick, arranged, name_of
+from kvatlas.figures.marks import BOX, KeyEntry, add_mark
+from kvatlas.figures.panels import BEST, NARROWEST, Baseline, Panel, metric_panels, panels_title, problem_count
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
+from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.arrays import Floats
-from kvatlas.text import axis_label, grouped_digits, signed
+from kvatlas.text import axis_label, fixed, grouped_digits, in_words, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,6 +36,11 @@ _RING_INSET = 0.035
 _TICK = 0.025
 #: Strips of a colour bar.
 _STRIPS = 96
+#: Points by which the intervals of panels may differ and still be told together.
+_LIKE_INTERVALS = 2.0
+#: Letters of a baseline's name beside a colour bar, and baselines there, at most.
+_SHORT = 12
+_MOST_ON_BAR = 3
 
 
 def map_figure(maps: Sequence[Map], options: FigureOptions | None = None) -> Figure:
@@ -92,11 +83,9 @@ def plot(
         arrangement = arranged(panels, options)
         panels = arrangement.panels
         scales = _colour_scales(panels, shared, one_bar)
-        one_scale = len(set(scales)) == 1
         ticks = [_bar_ticks(panel, scale, options) for panel, scale in zip(panels, scales, strict=True)]
-        layout = heatmap_layout(arrangement, ticks, one_scale and not options.plain, options)
-        arrangement = layout.arrangement
-        bars = _ticks_of_bars(layout, scales, ticks)
+        layout = HeatmapLayout(arrangement, scales, ticks, options)
+        bars = _ticks_of_bars(layout, ticks)
         # One bar beside all rows, where they would have the same.
         is_single_bar = layout.one_bar and len(set(map(tuple, bars.values()))) == 1
         if is_single_bar:
@@ -107,18 +96,18 @@ def plot(
         about_all: Sequence[str] = ()
         baselines: list[tuple[str, ...]] = []
         for index, panel in enumerate(panels):
-            bar = bars.get(_bar_place(index, layout, scales), bars[min(bars)])
+            bar = bars.get(_bar_place(index, layout), bars[min(bars)])
             on_its_bar = [tick.baseline for tick in bar if tick.baseline is not None]
             baselines.append(() if options.plain else tuple(baseline_lines(panel, on_its_bar, options)))
         if len(set(baselines)) == 1:
             about_all = baselines[0]
             baselines = [()] * len(panels)
-        layout = layout.with_lines_above(_lines_over_panels(layout, baselines, options), options)
+        layout.set_above(_lines_over_panels(layout, baselines))
 
         # The words over all panels.
-        about = [*arrangement.about, *marks_in_words(panels, bool(layout.value), bool(layout.interval), options)]
+        about = [*layout.arrangement.about, *marks_in_words(panels, bool(layout.value), bool(layout.interval), options)]
         about += about_all
-        if not one_scale:
+        if not layout.has_one_scale:
             by_benchmark = len(set(scales)) < len(panels)
             about.append(f"each {'benchmark' if by_benchmark else 'panel'} has its own colour scale")
         if title:
@@ -138,16 +127,18 @@ def plot(
             notes=[*notes, *notes_of(panels, bool(layout.value))],
             key=key_of_panels(panels),
         )
-        for index, (axes, panel, scale) in enumerate(zip(grid, panels, scales, strict=True)):
-            _draw_cells(axes, panel, scale, layout, options)
-            _write_heatmap_axes(axes, panel, index, layout, options)
+        for index, axes in enumerate(grid):
+            _draw_cells(axes, index, layout)
+            _write_heatmap_axes(axes, index, layout)
             style.write_above(axes, layout.above[index])
             if index in bars:
-                is_column_bar = not is_single_bar and _has_column_bars(layout, scales)
-                end = index + len(grid) - layout.across if is_column_bar else index
-                lowest = grid[-1] if is_single_bar else grid[end]
-                _draw_colour_bar(axes, lowest, panel, scale, bars[index], layout, options)
-        _write_row_names(figure, grid, layout, options)
+                lowest = grid[index]
+                if is_single_bar:
+                    lowest = grid[-1]
+                elif layout.has_column_bars:
+                    lowest = grid[index + len(grid) - layout.across]
+                _draw_colour_bar(axes, lowest, index, bars[index], layout)
+        _write_row_names(figure, grid, layout)
         finish_texts(figure, options)
         return figure
 
@@ -175,7 +166,7 @@ def _colour_scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) 
                 # From the full cache on, and as far beyond the margin as within it, at least.
                 values += [0.0, 2 * other.silent_loss]
             if shared is not False:
-                values += [baseline.value for baseline in other.baselines if baseline.value is not None]
+                values += [baseline.value for baseline in other.baselines]
         if panel.silent_loss is not None and not panel.centred:
             values = [max(value, 0.0) for value in values]
         scales.append(colours.scale_limits(values, panel.centred, least))
@@ -200,50 +191,33 @@ def _bar_ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions)
         name = options.named(baseline.name)
         is_zero = panel.centred or (panel.silent_loss is not None and baseline.value == 0)
         text = f"0 = {name} {baseline.text}" if is_zero else f"{name} {baseline.text}"
-        ticks.append(Tick(baseline.value or 0.0, text, baseline))
+        ticks.append(Tick(baseline.value, text, baseline))
     return ticks
 
 
-def _ticks_of_bars(
-    layout: HeatmapLayout,
-    scales: Sequence[tuple[float, float]],
-    ticks: Sequence[Sequence[Tick]],
-) -> dict[int, list[Tick]]:
-    """Return the ticks of the bars by the panels that they stand beside."""
-    panels = layout.arrangement.panels
+def _ticks_of_bars(layout: HeatmapLayout, ticks: Sequence[Sequence[Tick]]) -> dict[int, list[Tick]]:
+    """Return the ticks of the bars by the panels that they stand beside: baselines that all panels of a bar share."""
+    by_bar = grouped(range(len(layout.panels)), lambda index: _bar_place(index, layout))
     bars = {}
-    for index in range(len(panels)):
-        place = _bar_place(index, layout, scales)
-        if place != index:
-            continue
-        bar_panels = [panel for at, panel in enumerate(panels) if _bar_place(at, layout, scales) == index]
-        shared = on_bar(bar_panels, scales[index])
-        bars[index] = [tick for tick in ticks[index] if tick.baseline is None or tick.baseline in shared]
+    for place, indices in sorted(by_bar.items()):
+        shared = on_bar([layout.panels[index] for index in indices], layout.scales[place])
+        bars[place] = [tick for tick in ticks[place] if tick.baseline is None or tick.baseline in shared]
     return bars
 
 
-def _bar_place(index: int, layout: HeatmapLayout, scales: Sequence[tuple[float, float]]) -> int:
+def _bar_place(index: int, layout: HeatmapLayout) -> int:
     """Return the panel beside which the bar of a panel stands: the last of a row, the first of a column, or its own."""
     row_start = index - index % layout.across
     if layout.one_bar:
-        return min(row_start + layout.across, len(scales)) - 1
-    return index % layout.across if _has_column_bars(layout, scales) else index
+        return min(row_start + layout.across, len(layout.panels)) - 1
+    return index % layout.across if layout.has_column_bars else index
 
 
-def _has_column_bars(layout: HeatmapLayout, scales: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the panels of each column of a grid have one scale."""
-    if not layout.arrangement.is_grid or layout.one_bar:
-        return False
-    return all(scale == scales[index % layout.across] for index, scale in enumerate(scales))
-
-
-def _lines_over_panels(
-    layout: HeatmapLayout, baselines: Sequence[Sequence[str]], options: FigureOptions
-) -> list[list[Line]]:
+def _lines_over_panels(layout: HeatmapLayout, baselines: Sequence[Sequence[str]]) -> list[list[Line]]:
     """Return the lines over each panel: its name, in a grid that of its column, and the facts that are its own."""
-    panels = layout.arrangement.panels
+    options = layout.options
     above = []
-    for index, panel in enumerate(panels):
+    for index, panel in enumerate(layout.panels):
         lines: list[Line] = []
         if not layout.arrangement.is_grid or index < layout.across:
             name = layout.arrangement.names[index]
@@ -251,7 +225,7 @@ def _lines_over_panels(
             room = layout.inner + layout.margins.between - 0.08
             lines = style.text_lines(name, room, style.NAME_TYPE, options.colours.ink, "bold")
 
-        facts = [] if options.plain else [*facts_of(panel, panels, options), *baselines[index]]
+        facts = [] if options.plain else [*facts_of(panel, layout.panels, options), *baselines[index]]
         unbroken = []
         for fact in facts:
             # A fact breaks only where it is wider than the panel.
@@ -262,20 +236,122 @@ def _lines_over_panels(
     return above
 
 
+def facts_of(panel: Panel, panels: Sequence[Panel], options: FigureOptions) -> list[str]:
+    """Return what stands over a panel: n and ±, where panels do not share them."""
+    facts = []
+    problems = problem_count(panel.map)
+    if problems and common([problem_count(other.map) for other in panels]) is None:
+        facts.append(f"n {problems}")
+    if panel.half_interval and options.intervals is None and not _shared_interval(panels):
+        facts.append(f"± {fixed(panel.half_interval, panel.digits)}")
+    return facts
+
+
+def baseline_lines(panel: Panel, on_bar: Sequence[Baseline], options: FigureOptions) -> list[str]:
+    """Return the baselines of a panel that are not on a bar; policies with the same parameters stand together."""
+    # By the parameters in the name of a setting, `ratio=0.3` in `random(ratio=0.3)`; a label has none.
+    by_parameters: dict[str, list[Baseline]] = {}
+    for baseline in panel.baselines:
+        if baseline not in on_bar:
+            is_label = options.named(baseline.name) != in_words(baseline.name)
+            parameters = "" if is_label else in_words(baseline.name.partition("(")[2].removesuffix(")"))
+            by_parameters.setdefault(parameters, []).append(baseline)
+
+    lines = []
+    for parameters, baselines in by_parameters.items():
+        if parameters and len(baselines) > 1:
+            policies = [f"{item.name.partition('(')[0]} {_baseline_value(item, options)}" for item in baselines]
+            lines.append(f"{parameters}: {', '.join(policies)}")
+        else:
+            for item in baselines:
+                name = options.named(item.name)
+                # A value is told apart from those of parameters.
+                between = ": " if ", " in name else " "
+                lines.append(f"{name}{between}{_baseline_value(item, options)}")
+    return lines
+
+
+def _baseline_value(baseline: Baseline, options: FigureOptions) -> str:
+    return f"{baseline.text} ({baseline.interval})" if baseline.interval and options.intervals else baseline.text
+
+
+def _shared_interval(panels: Sequence[Panel]) -> str:
+    """Return half the interval of the panels' median cells in points, empty where it is unlike or unknown."""
+    halves = [panel.half_interval for panel in panels if panel.half_interval]
+    if len(halves) < len(panels) or max(halves) - min(halves) > _LIKE_INTERVALS:
+        return ""
+    digits = max(panel.digits for panel in panels)
+    ends = dict.fromkeys((fixed(min(halves), digits), fixed(max(halves), digits)))
+    return " to ".join(ends)
+
+
+def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: bool, options: FigureOptions) -> list[str]:
+    """Return what the marks and the small type of panels stand for, and how they tell their intervals."""
+    words: list[str] = list(chain.from_iterable(panel.about for panel in panels))
+    if not has_values:
+        words = [mark for mark in words if mark != BEST]
+    shared_interval = _shared_interval(panels)
+    if has_intervals:
+        words.append("small type: 95 % intervals")
+    elif options.intervals is None and shared_interval:
+        words.append(f"half the 95 % interval of the median cell: {shared_interval} points")
+    elif options.intervals is None and any(panel.half_interval for panel in panels):
+        words.append("±: half the 95 % interval of the median cell")
+    return words
+
+
+def key_of_panels(panels: Sequence[Panel]) -> list[KeyEntry]:
+    """Return the key of the marks of panels, of which the ring comes first."""
+    ringed = [panel.map for panel in panels if panel.map.recommended in panel.cells]
+    key = []
+    if ringed:
+        # Marks are of a panel's own benchmark, the ring may be of the mean.
+        others = {map_.recommended_for for map_ in ringed if map_.recommended_for != map_.benchmark}
+        key.append(KeyEntry(BOX, "recommended" + "".join(f" for the {name} benchmarks" for name in sorted(others))))
+    return [*key, *dict.fromkeys(chain.from_iterable(panel.key for panel in panels))]
+
+
+def notes_of(panels: Sequence[Panel], has_values: bool) -> list[Note]:
+    """Return the notes of panels; warnings that not all of them have name their panels, one of each kind in all."""
+    notes: list[Note] = []
+    warnings: dict[tuple[NoteKind, str], list[str]] = {}
+    for panel in panels:
+        for note in panel.map.remarks:
+            if not note.is_warning or all(note in other.map.remarks for other in panels):
+                notes.append(note)
+                continue
+            # The first word names the kind: `PARTIAL: 3 of 20 cells are missing`.
+            kind, _, text = note.text.partition(": ")
+            name = " ".join(filter(None, name_of(panel)[:3]))
+            warnings.setdefault((note.kind, kind), []).append(f"{text} ({name})")
+    notes += [Note(kind, f"{word}: {'; '.join(texts)}") for (kind, word), texts in warnings.items()]
+    if not has_values:
+        notes.append(Note(NoteKind.GRANULARITY, "The numbers are in the data next to the figure"))
+    return notes
+
+
+def on_bar(panels: Sequence[Panel], scale: tuple[float, float]) -> list[Baseline]:
+    """Return the baselines that are ticks on the bar of these panels: those on its scale that all of them share."""
+    found = []
+    for baseline in panels[0].baselines:
+        is_shared = len(baseline.name) <= _SHORT and all(baseline in panel.baselines for panel in panels)
+        if is_shared and scale[0] - 1e-9 <= baseline.value <= scale[1] + 1e-9:
+            found.append(baseline)
+    return found[:_MOST_ON_BAR]
+
+
 # -- drawing ---------------------------------------------------------------------------------------------------------
 
 
-def _draw_cells(
-    axes: Axes,
-    panel: Panel,
-    scale: tuple[float, float],
-    layout: HeatmapLayout,
-    options: FigureOptions,
-) -> None:
+def _draw_cells(axes: Axes, index: int, layout: HeatmapLayout) -> None:
     """Draw the cells in their colours with their numbers and marks, the largest vertical value on top.
 
     Missing cells are hatched, best ones bold.
     """
+    from matplotlib.patches import Rectangle
+
+    options = layout.options
+    panel = layout.panels[index]
     (_, rows), (_, columns) = panel.map.axes
     values = np.full((len(rows), len(columns)), np.nan)
     for (row, column), cell in panel.cells.items():
@@ -285,7 +361,7 @@ def _draw_cells(
     axes.pcolormesh(
         np.ma.masked_invalid(values),
         cmap=_colour_map(panel, options),
-        norm=_colour_norm(panel, scale),
+        norm=_colour_norm(panel, layout.scales[index]),
         edgecolors=options.colours.ground,
         linewidth=0.8,
         snap=True,
@@ -298,9 +374,8 @@ def _draw_cells(
         has_interval = bool(layout.interval and cell.small)
         if layout.value:
             weight = "bold" if cell.bold and not options.plain else "normal"
-            axes.text(
-                x, y + (0.62 if has_interval else 0.5), cell.text, fontsize=layout.value, fontweight=weight, **ink
-            )
+            value_y = y + (0.62 if has_interval else 0.5)
+            axes.text(x, value_y, cell.text, fontsize=layout.value, fontweight=weight, **ink)
         if has_interval:
             axes.text(x, y + 0.25, cell.small, fontsize=layout.interval, **ink)
 
@@ -312,11 +387,20 @@ def _draw_cells(
         inset = _RING_INSET + 0.75 * size / 72
         for (row, column), state in panel.states.items():
             place = (columns.index(column) + 1 - inset / width, rows.index(row) + 1 - inset / height)
-            add_mark(axes, place, state, colours.LIGHT, axes.transData, size)
+            add_mark(axes, place, state, colours.LIGHT, size)
         recommended = panel.map.recommended
         if recommended is not None and recommended in panel.cells:
-            corner = (columns.index(recommended[1]), rows.index(recommended[0]))
-            _draw_ring(axes, corner, (width, height))
+            # A ring between the numbers and the edge of the cell; the halo sets it off from the colour of the cell.
+            inset = min(_RING_INSET, 0.05 * width, 0.12 * height)
+            across = inset / width
+            up = inset / height
+            corner = (columns.index(recommended[1]) + across, rows.index(recommended[0]) + up)
+            for colour, line in zip(reversed(colours.RING), (2 * _RING, _RING), strict=True):
+                ring = Rectangle(
+                    corner, 1 - 2 * across, 1 - 2 * up, fill=False, edgecolor=colour, linewidth=line, joinstyle="round",
+                    gid="ringed", zorder=_RING_ORDER,
+                )  # fmt: skip
+                axes.add_patch(ring)
 
 
 def _colour_map(panel: Panel, options: FigureOptions) -> Colormap:
@@ -347,32 +431,10 @@ def _colour_norm(panel: Panel, scale: tuple[float, float]) -> Normalize:
     return Normalize(start, scale[1])
 
 
-def _draw_ring(axes: Axes, corner: tuple[int, int], size: tuple[float, float]) -> None:
-    """Draw a ring inside the cell of the recommended setting, between its numbers and its edge."""
-    from matplotlib.patches import Rectangle
-
-    # The halo sets the ring off from the colour of the cell.
-    for colour, width in zip(reversed(colours.RING), (2 * _RING, _RING), strict=True):
-        inset = min(_RING_INSET, 0.05 * size[0], 0.12 * size[1])
-        x = inset / size[0]
-        y = inset / size[1]
-        ring = Rectangle(
-            (corner[0] + x, corner[1] + y),
-            1 - 2 * x,
-            1 - 2 * y,
-            fill=False,
-            edgecolor=colour,
-            linewidth=width,
-            joinstyle="round",
-            gid="ringed",
-            zorder=_RING_ORDER,
-        )
-        axes.add_patch(ring)
-
-
-def _write_heatmap_axes(axes: Axes, panel: Panel, index: int, layout: HeatmapLayout, options: FigureOptions) -> None:
+def _write_heatmap_axes(axes: Axes, index: int, layout: HeatmapLayout) -> None:
     """Write the values of both axes and their labels, those of a joined axis once."""
-    (vertical, rows), (horizontal, columns) = panel.map.axes
+    named = layout.options.named
+    (vertical, rows), (horizontal, columns) = layout.panels[index].map.axes
     axes.set(xlim=(0, len(columns)), ylim=(0, len(rows)))
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, pad=3, labelsize=LABEL_TYPE)
@@ -380,10 +442,10 @@ def _write_heatmap_axes(axes: Axes, panel: Panel, index: int, layout: HeatmapLay
 
     if not layout.joined or index % layout.across == 0:
         axes.set_yticks([y + 0.5 for y in range(len(rows))], [style.tick_text(value) for value in rows])
-        y_label = wrapped(options.named(axis_label(vertical)), label_room(layout.high), layout.label)
+        y_label = wrapped(named(axis_label(vertical)), layout.label_room, layout.label)
         axes.set_ylabel("\n".join(y_label), labelpad=3, fontsize=layout.label)
 
-    if layout.joined_below and index + layout.across < len(layout.arrangement.panels):
+    if layout.joined_below and index + layout.across < len(layout.panels):
         return
     column_width = layout.inner / len(columns)
     texts = [style.tick_text(value) for value in columns]
@@ -392,27 +454,21 @@ def _write_heatmap_axes(axes: Axes, panel: Panel, index: int, layout: HeatmapLay
     step = math.ceil(max(text_width(text, size) for text in texts) / column_width)
     axes.set_xticks([x + 0.5 for x in range(0, len(columns), step)], texts[::step])
     axes.tick_params(axis="x", labelsize=size)
-    x_label = wrapped(options.named(axis_label(horizontal)), layout.inner, LABEL_TYPE)
+    x_label = wrapped(named(axis_label(horizontal)), layout.inner, LABEL_TYPE)
     axes.set_xlabel("\n".join(x_label), labelpad=2, fontsize=LABEL_TYPE)
 
 
-def _draw_colour_bar(
-    axes: Axes,
-    lowest: Axes,
-    panel: Panel,
-    scale: tuple[float, float],
-    ticks: Sequence[Tick],
-    layout: HeatmapLayout,
-    options: FigureOptions,
-) -> None:
+def _draw_colour_bar(axes: Axes, lowest: Axes, index: int, ticks: Sequence[Tick], layout: HeatmapLayout) -> None:
     """Draw a colour bar right of a panel, down to the lowest one of its column; baselines are lines across it."""
     from matplotlib.collections import PolyCollection
 
+    options = layout.options
+    panel = layout.panels[index]
+    scale = layout.scales[index]
     box = axes.get_position()
     bottom = (lowest.get_position().y0 - box.y0) / box.height
     high = 1 - bottom
-    left = 1 + BAR_GAP / layout.inner
-    right = left + BAR_WIDTH / layout.inner
+    left, right = layout.bar_sides
     # Each strip reaches to the top, so that no ground shows through between two of them.
     starts = bottom + high * np.arange(_STRIPS) / _STRIPS
     strips = [[(left, low), (right, low), (right, 1), (left, 1)] for low in starts]
@@ -420,6 +476,7 @@ def _draw_colour_bar(
     shades = _colour_map(panel, options)(_colour_norm(panel, scale)(values))
     bar = PolyCollection(strips, facecolors=shades, edgecolors="none", transform=axes.transAxes, clip_on=False)
     axes.add_collection(bar, autolim=False)
+
     line = 1.2 * style.SMALL_TYPE / 72 / layout.high
     shares = {tick: (tick.value - scale[0]) / (scale[1] - scale[0]) for tick in sorted(ticks)}
     on_baselines = [share for tick, share in shares.items() if tick.baseline is not None]
@@ -431,55 +488,31 @@ def _draw_colour_bar(
         if tick.baseline is not None or is_margin or not is_told:
             heights[tick] = bottom + high * share
 
+    stroke: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False, "solid_capstyle": "butt"}
     for tick, height in heights.items():
         if tick.baseline is not None:
-            axes.plot(
-                (left, right), (height, height), color=colours.ON_COLOUR, lw=1.4, transform=axes.transAxes,
-                clip_on=False, solid_capstyle="butt",
-            )  # fmt: skip
-    # Labels stand at their values, half a line beyond the ends of the bar; only those that would overlap move.
-    floor = bottom - line / 2
-    moved = style.move_apart([height - floor for height in heights.values()], [line] * len(heights), high + line)
-    places = [place + floor for place in moved]
+            axes.plot((left, right), (height, height), color=colours.ON_COLOUR, lw=1.4, **stroke)
     outside = right + _TICK / layout.inner
     for height in heights.values():
-        axes.plot(
-            (right, outside), (height, height), color=options.colours.ink, lw=0.8, transform=axes.transAxes,
-            clip_on=False, solid_capstyle="butt",
-        )  # fmt: skip
+        axes.plot((right, outside), (height, height), color=options.colours.ink, lw=0.8, **stroke)
+
+    # Labels stand at their values, half a line beyond the ends of the bar; only those that would overlap move.
+    floor = bottom - line / 2
+    places = style.move_apart([height - floor for height in heights.values()], [line] * len(heights), high + line)
+    text: dict[str, Any] = {"transform": axes.transAxes, "fontsize": style.SMALL_TYPE}
     for tick, place in zip(heights, places, strict=True):
-        axes.text(
-            outside + 1.5 / 72 / layout.inner,
-            place,
-            tick.text,
-            transform=axes.transAxes,
-            fontsize=style.SMALL_TYPE,
-            va="center_baseline",
-        )
+        axes.text(outside + 1.5 / 72 / layout.inner, place + floor, tick.text, va="center_baseline", **text)
     if options.plain:
-        axes.text(
-            outside + (4 / 72 + max(text_width(tick.text) for tick in ticks)) / layout.inner,
-            0.5,
-            panel.label,
-            transform=axes.transAxes,
-            fontsize=style.SMALL_TYPE,
-            rotation=90,
-            va="center",
-        )
+        beyond = outside + (4 / 72 + max(text_width(tick.text) for tick in ticks)) / layout.inner
+        axes.text(beyond, 0.5, panel.label, rotation=90, va="center", **text)
 
 
-def _write_row_names(figure: Figure, grid: Sequence[Axes], layout: HeatmapLayout, options: FigureOptions) -> None:
+def _write_row_names(figure: Figure, grid: Sequence[Axes], layout: HeatmapLayout) -> None:
     """Write the name of each row of a grid at the left edge."""
     for row, name in enumerate(layout.arrangement.rows):
         box = grid[row * layout.across].get_position()
+        lines = "\n".join(layout.row_name_lines(name))
         figure.text(
-            style.EDGE / layout.width,
-            (box.y0 + box.y1) / 2,
-            "\n".join(row_name_lines(name, layout.high)),
-            fontsize=style.NAME_TYPE,
-            fontweight="bold",
-            color=options.colours.ink,
-            rotation=90,
-            va="center",
-            linespacing=1.1,
-        )
+            style.EDGE / layout.width, (box.y0 + box.y1) / 2, lines, fontsize=style.NAME_TYPE, fontweight="bold",
+            color=layout.options.colours.ink, rotation=90, va="center", linespacing=1.1,
+        )  # fmt: skip

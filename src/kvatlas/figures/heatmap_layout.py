@@ -7,21 +7,14 @@ from collections.abc import Sequence
 from itertools import chain, product
 from typing import NamedTuple
 
-from kvatlas.core import KvatlasError, Note, NoteKind
+from kvatlas.core import KvatlasError
 from kvatlas.figures import style
-from kvatlas.figures.marks import BOX, KeyEntry
-from kvatlas.figures.panels import BEST, Baseline, Panel, problem_count
+from kvatlas.figures.panels import Baseline, Panel, problem_count
 from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, text_width, wrapped
 from kvatlas.stats.estimates import common
-from kvatlas.text import axis_label, counted, fixed, in_words, model_name
+from kvatlas.text import axis_label, counted, model_name
 
 # -- arrangement -------------------------------------------------------------------------------------------------------
-
-#: Points by which the intervals of panels may differ and still be told together.
-_LIKE_INTERVALS = 2.0
-#: Letters of a baseline's name beside a colour bar, and baselines there, at most.
-_SHORT = 12
-_MOST_ON_BAR = 3
 
 
 class PanelName(NamedTuple):
@@ -31,10 +24,6 @@ class PanelName(NamedTuple):
     benchmark: str
     policy: str
     measure: str
-
-
-#: The fields by which columns may be named: by the first that differs.
-_COLUMNS = ("benchmark", "policy", "measure")
 
 
 class Arrangement(NamedTuple):
@@ -59,10 +48,6 @@ class Arrangement(NamedTuple):
     def columns(self) -> int:
         """The number of panels in a row of a grid."""
         return len(self.panels) // len(self.rows)
-
-    def without_grid(self, options: FigureOptions) -> Arrangement:
-        """Return the same panels each under its whole name."""
-        return self._replace(names=_names_that_differ(self.panels, options), rows=())
 
 
 def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
@@ -96,8 +81,8 @@ def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
         return Arrangement(panels, names, (), subject, about)
     series = Arrangement(panels, _names_that_differ(panels, options), (), subject, about)
 
-    # A grid, where panels fill its rows and columns. All but the models may be columns.
-    column_fields = [field for field in _COLUMNS if field in differing][:1]
+    # A grid, where panels fill its rows and columns. The first field that differs names columns; models never do.
+    column_fields = [field for field in differing if field != "model"][:1]
     row_fields = [field for field in differing if field not in column_fields]
     if not column_fields or not row_fields:
         return series
@@ -106,11 +91,10 @@ def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
         places[_joined_name(name, row_fields, options), _joined_name(name, column_fields, options)] = panel
     rows = list(dict.fromkeys(row for row, _ in places))
     columns = list(dict.fromkeys(column for _, column in places))
-    in_rows = [places.get(place) for place in product(rows, columns)]
-    panels_in_rows = [panel for panel in in_rows if panel is not None]
-    if not len(panels_in_rows) == len(in_rows) == len(panels):
+    in_rows = [places[place] for place in product(rows, columns) if place in places]
+    if not len(in_rows) == len(rows) * len(columns) == len(panels):
         return series
-    return series._replace(panels=panels_in_rows, names=columns * len(rows), rows=rows)
+    return series._replace(panels=in_rows, names=columns * len(rows), rows=rows)
 
 
 def name_of(panel: Panel) -> PanelName:
@@ -136,112 +120,6 @@ def _names_that_differ(panels: Sequence[Panel], options: FigureOptions) -> list[
     return [_joined_name(name, differing or ["benchmark"], options) for name in by_panel]
 
 
-def facts_of(panel: Panel, panels: Sequence[Panel], options: FigureOptions) -> list[str]:
-    """Return what stands over a panel: n and ±, where panels do not share them."""
-    facts = []
-    problems = problem_count(panel.map)
-    if problems and common([problem_count(other.map) for other in panels]) is None:
-        facts.append(f"n {problems}")
-    if panel.half_interval and options.intervals is None and not _shared_interval(panels):
-        facts.append(f"± {fixed(panel.half_interval, panel.digits)}")
-    return facts
-
-
-def baseline_lines(panel: Panel, on_bar: Sequence[Baseline], options: FigureOptions) -> list[str]:
-    """Return the baselines of a panel that are not on a bar; policies with the same parameters stand together."""
-    # By the parameters in the name of a setting, `ratio=0.3` in `random(ratio=0.3)`; a label has none.
-    by_parameters: dict[str, list[Baseline]] = {}
-    for baseline in panel.baselines:
-        if baseline not in on_bar:
-            is_label = options.named(baseline.name) != in_words(baseline.name)
-            parameters = "" if is_label else in_words(baseline.name.partition("(")[2].removesuffix(")"))
-            by_parameters.setdefault(parameters, []).append(baseline)
-
-    lines = []
-    for parameters, baselines in by_parameters.items():
-        if parameters and len(baselines) > 1:
-            policies = [f"{item.name.partition('(')[0]} {_baseline_value(item, options)}" for item in baselines]
-            lines.append(f"{parameters}: {', '.join(policies)}")
-        else:
-            for item in baselines:
-                name = options.named(item.name)
-                # A value is told apart from those of parameters.
-                between = ": " if ", " in name else " "
-                lines.append(f"{name}{between}{_baseline_value(item, options)}")
-    return lines
-
-
-def _baseline_value(baseline: Baseline, options: FigureOptions) -> str:
-    return f"{baseline.text} ({baseline.interval})" if baseline.interval and options.intervals else baseline.text
-
-
-def _shared_interval(panels: Sequence[Panel]) -> str:
-    """Return half the interval of the panels' median cells in points, empty where it is unlike or unknown."""
-    halves = [panel.half_interval for panel in panels if panel.half_interval]
-    if len(halves) < len(panels) or max(halves) - min(halves) > _LIKE_INTERVALS:
-        return ""
-    digits = max(panel.digits for panel in panels)
-    ends = dict.fromkeys((fixed(min(halves), digits), fixed(max(halves), digits)))
-    return " to ".join(ends)
-
-
-def marks_in_words(panels: Sequence[Panel], has_values: bool, has_intervals: bool, options: FigureOptions) -> list[str]:
-    """Return what the marks and the small type of panels stand for, and how they tell their intervals."""
-    words: list[str] = list(chain.from_iterable(panel.about for panel in panels))
-    if not has_values:
-        words = [mark for mark in words if mark != BEST]
-    shared_interval = _shared_interval(panels)
-    if has_intervals:
-        words.append("small type: 95 % intervals")
-    elif options.intervals is None and shared_interval:
-        words.append(f"half the 95 % interval of the median cell: {shared_interval} points")
-    elif options.intervals is None and any(panel.half_interval for panel in panels):
-        words.append("±: half the 95 % interval of the median cell")
-    return words
-
-
-def key_of_panels(panels: Sequence[Panel]) -> list[KeyEntry]:
-    """Return the key of the marks of panels, of which the ring comes first."""
-    ringed = [panel.map for panel in panels if panel.map.recommended in panel.cells]
-    key = []
-    if ringed:
-        # Marks are of a panel's own benchmark, the ring may be of the mean.
-        others = {map_.recommended_for for map_ in ringed if map_.recommended_for != map_.benchmark}
-        key.append(KeyEntry(BOX, "recommended" + "".join(f" for the {name} benchmarks" for name in sorted(others))))
-    return [*key, *dict.fromkeys(chain.from_iterable(panel.key for panel in panels))]
-
-
-def notes_of(panels: Sequence[Panel], has_values: bool) -> list[Note]:
-    """Return the notes of panels; warnings that not all of them have name their panels, one of each kind in all."""
-    notes: list[Note] = []
-    warnings: dict[tuple[NoteKind, str], list[str]] = {}
-    for panel in panels:
-        for note in panel.notes:
-            if not note.is_warning or all(note in other.notes for other in panels):
-                notes.append(note)
-                continue
-            # The first word names the kind: `PARTIAL: 3 of 20 cells are missing`.
-            kind, _, text = note.text.partition(": ")
-            name = " ".join(filter(None, name_of(panel)[:3]))
-            warnings.setdefault((note.kind, kind), []).append(f"{text} ({name})")
-    notes += [Note(kind, f"{word}: {'; '.join(texts)}") for (kind, word), texts in warnings.items()]
-    if not has_values:
-        notes.append(Note(NoteKind.GRANULARITY, "The numbers are in the data next to the figure"))
-    return notes
-
-
-def on_bar(panels: Sequence[Panel], scale: tuple[float, float]) -> list[Baseline]:
-    """Return the baselines that are ticks on the bar of these panels: those on its scale that all of them share."""
-    found = []
-    for baseline in panels[0].baselines:
-        is_shared = all(baseline in panel.baselines for panel in panels)
-        if baseline.value is None or len(baseline.name) > _SHORT or not is_shared:
-            continue
-        if scale[0] - 1e-9 <= baseline.value <= scale[1] + 1e-9:
-            found.append(baseline)
-    return found[:_MOST_ON_BAR]
-
-
 # -- sizes -------------------------------------------------------------------------------------------------------------
 
 #: Inches of a cell's width where there is room.
@@ -263,8 +141,8 @@ _MOST_WITHOUT_GRID = 16
 #: Inches between panels.
 _GAP = 0.12
 #: Inches from a panel to its colour bar, and of the bar.
-BAR_GAP = 0.06
-BAR_WIDTH = 0.07
+_BAR_GAP = 0.06
+_BAR_WIDTH = 0.07
 
 
 class Tick(NamedTuple):
@@ -275,162 +153,125 @@ class Tick(NamedTuple):
     baseline: Baseline | None = None
 
 
-class HeatmapLayout(NamedTuple):
-    """Panels in a row; inches of the figure's width and of a panel's height.
+class HeatmapLayout:
+    """The sizes of panels in rows and of their texts: inches of figure, panels and margins, points of type.
 
-    Points are those of the vertical axis' label, of values and of intervals, 0 for none. Panels of a row are `joined`
-    if they share the vertical axis, those of a column `joined_below` if they share the horizontal one. They have
-    `one_bar` at the end of each row, or one each. `above` has the lines over each panel.
+    Panels of a row are `joined` if they share the vertical axis, those of a column `joined_below` if they share the
+    horizontal one. They have `one_bar` at the end of each row, or one each. Points are those of the vertical axis'
+    `label`, of a `value` and of an `interval`, 0 for none. `above` has the lines over each panel. Raises KvatlasError
+    if there is no room for intervals that were asked for, and for a large grid that is too wide.
     """
 
-    arrangement: Arrangement
-    across: int
-    width: float
-    high: float
-    margins: Margins
-    joined: bool
-    joined_below: bool
-    one_bar: bool
-    label: float
-    value: float
-    interval: float
+    value = 0.0
+    interval = 0.0
     above: Sequence[Sequence[Line]] = ()
+
+    def __init__(
+        self,
+        arrangement: Arrangement,
+        scales: Sequence[tuple[float, float]],
+        ticks: Sequence[Sequence[Tick]],
+        options: FigureOptions,
+    ) -> None:
+        self.arrangement = arrangement
+        self.panels = arrangement.panels
+        self.scales = scales
+        self.options = options
+        cells = list(chain.from_iterable(panel.cells.values() for panel in self.panels))
+        self.columns = max(len(panel.map.axes[1][1]) for panel in self.panels)
+        self.most_rows = max(len(panel.map.axes[0][1]) for panel in self.panels)
+        self.values = [cell.text for cell in cells]
+        self.intervals = [cell.small for cell in cells if cell.small] if options.intervals else []
+
+        row_height = _TALL_ROW_HEIGHT if self.intervals else _ROW_HEIGHT
+        self.high = max(row_height * self.most_rows, _PANEL_HEIGHT)
+        self.labels = [options.named(axis_label(panel.map.axes[0][0])) for panel in self.panels]
+        self.label = self._label_type(LABEL_TYPE)
+        self.joined = len({panel.map.axes[0] for panel in self.panels}) == 1
+        self._set_sides(ticks)
+        self.across = self._panels_in_row(ticks)
+        # A panel over an empty place has its own values below it.
+        is_full = len(self.panels) % self.across == 0
+        self.joined_below = is_full and len({panel.map.axes[1] for panel in self.panels}) == 1
+
+        # The figure is as wide as it needs, or as the options say.
+        panel_width = max(_CELL_WIDTH * self.columns, _PANEL_WIDTH)
+        between = (self.across - 1) * self.margins.between
+        natural = self.margins.left + self.margins.right + self.across * panel_width + between
+        self.width = options.inches or min(max(natural, style.WIDTHS[1]), options.widest)
+        if self.fits(self.across):
+            self.value, interval = self.type_sizes(self.across, self.width)
+            self.interval = interval if self.intervals else 0.0
+
+    @property
+    def has_one_scale(self) -> bool:
+        """Return whether all panels have the same colour scale."""
+        return len(set(self.scales)) == 1
+
+    @property
+    def has_column_bars(self) -> bool:
+        """Return whether the panels of each column of a grid have one scale, and its bar."""
+        if not self.arrangement.is_grid or self.one_bar:
+            return False
+        return all(scale == self.scales[index % self.across] for index, scale in enumerate(self.scales))
 
     @property
     def inner(self) -> float:
         """Inches of a panel's width."""
         return self.margins.inner(self.width, self.across)
 
-    def with_lines_above(self, above: Sequence[Sequence[Line]], options: FigureOptions) -> HeatmapLayout:
-        """Return the layout with lines over the panels, and rows that fit a page with them."""
-        panels = self.arrangement.panels
-        # In a grid the first row has the names of columns, too.
-        first = 0.0
-        lines_above = max(map(style.height_of, above)) + 0.1
-        if self.arrangement.is_grid:
-            top = lines_above
-            lines_above = max(map(style.height_of, above[self.across :]), default=0.0) + 0.1
-            first = max(top - lines_above, 0.0)
+    @property
+    def bar_sides(self) -> tuple[float, float]:
+        """The sides of the colour bar right of a panel, in widths of the panel."""
+        left = 1 + _BAR_GAP / self.inner
+        return left, left + _BAR_WIDTH / self.inner
 
-        # The values and the label below a panel; joined panels have them once, below the last row.
-        labels = [options.named(axis_label(panel.map.axes[1][0])) for panel in panels]
-        label_lines = max(len(wrapped(text, self.inner, LABEL_TYPE)) for text in labels)
-        below = 0.12 + LABEL_TYPE / 72 + label_lines * LABEL_TYPE * style.LINE
-        last = 0.0
-        if self.joined_below:
-            last = below
-            below = 0.0
-        margins = self.margins._replace(above=lines_above, below=below, first=first, last=last)
+    @property
+    def label_room(self) -> float:
+        """The room for the label of the vertical axis: it may stand out a little beyond a low panel."""
+        return max(self.high, _PANEL_HEIGHT)
 
-        # All rows of panels fit a page, where their cells stay legible.
-        most_rows = max(len(panel.map.axes[0][1]) for panel in panels)
-        room = style.PAGE_HEIGHT - 0.6 - margins.first - margins.last
-        fitting = room / math.ceil(len(panels) / self.across) - margins.above - margins.below
-        least = _LEAST_ROW_HEIGHT * most_rows * (2 if self.interval else 1)
-        high = min(self.high, max(fitting, least))
+    def row_name_lines(self, name: str) -> list[str]:
+        """Return the lines of the name of a row of panels."""
+        return wrapped(name, max(self.high, 0.6), style.NAME_TYPE, bold=True)
 
-        size = min(self.value, 72 * 0.62 * high / most_rows)
-        value = size if size >= style.LEAST_TYPE else min(self.value, style.LEAST_TYPE)
-        label = max(style.LEAST_TYPE, font_size(label_room(high), _vertical_labels(panels, options), self.label))
-        return self._replace(margins=margins, above=above, high=high, value=value, label=label)
+    def _label_type(self, largest: float) -> float:
+        """Return the points of the vertical axis' label."""
+        return max(style.LEAST_TYPE, font_size(self.label_room, self.labels, largest))
 
+    def _fits_one_bar(self) -> bool:
+        """Return whether one bar can stand for a row: if the baselines on it are the same in all panels of the row."""
+        across = self.arrangement.columns if self.arrangement.is_grid else len(self.panels)
+        for start in range(0, len(self.panels), across):
+            on_bars = {panel.baselines for panel in self.panels[start : start + across] if not panel.centred}
+            if len(on_bars) > 1:
+                return False
+        return self.has_one_scale and not self.options.plain
 
-def heatmap_layout(
-    arrangement: Arrangement,
-    ticks: Sequence[Sequence[Tick]],
-    one_scale: bool,
-    options: FigureOptions,
-) -> HeatmapLayout:
-    """Return the layout with as many panels in a row as leave numbers legible; rows of a grid stay whole.
-
-    A grid that is too wide becomes a series of panels under their whole names. Raises KvatlasError if there is no room
-    for intervals that were asked for, and for a large grid that is too wide.
-    """
-    if arrangement.is_grid:
-        sizes = _PanelSizes(arrangement, ticks, one_scale, options)
-        if sizes.fits(arrangement.columns):
-            return sizes.layout(arrangement.columns)
-        if len(arrangement.panels) > _MOST_WITHOUT_GRID:
-            raise KvatlasError(
-                f"{len(arrangement.panels)} maps have no room on one figure in rows of {arrangement.columns}. Draw "
-                "the means of benchmarks (--mean), or one policy at a time (--policy NAME)."
-            )
-        arrangement = arrangement.without_grid(options)
-    sizes = _PanelSizes(arrangement, ticks, one_scale, options)
-
-    # Rows begin with the same policy, if there are several.
-    count = len(arrangement.panels)
-    most = 4 if count <= 8 else math.ceil(math.sqrt(count))
-    policies = len({panel.map.policy for panel in arrangement.panels})
-    if policies > 1:
-        whole_rows = [size for size in range(policies, most + 1, policies) if count % size == 0]
-        most = whole_rows[-1] if whole_rows else most
-
-    across = style.panels_in_row(count, most, sizes.fits)
-    if across:
-        return sizes.layout(across)
-    if sizes.intervals:
-        raise KvatlasError("--look intervals=true: the cells are too narrow for a second number; leave it out.")
-    # A panel alone, without numbers.
-    return sizes.layout(1)._replace(value=0.0, interval=0.0)
-
-
-class _PanelSizes:
-    """The sizes of an arrangement's panels and texts, which depend on the number of panels in a row."""
-
-    def __init__(
-        self,
-        arrangement: Arrangement,
-        ticks: Sequence[Sequence[Tick]],
-        one_scale: bool,
-        options: FigureOptions,
-    ) -> None:
-        self.arrangement = arrangement
-        self.options = options
-        panels = arrangement.panels
-        cells = list(chain.from_iterable(panel.cells.values() for panel in panels))
-        self.columns = max(len(panel.map.axes[1][1]) for panel in panels)
-        self.values = [cell.text for cell in cells]
-        self.intervals = [cell.small for cell in cells if cell.small] if options.intervals else []
-
-        row_height = _TALL_ROW_HEIGHT if self.intervals else _ROW_HEIGHT
-        self.high = max(row_height * max(len(panel.map.axes[0][1]) for panel in panels), _PANEL_HEIGHT)
-        labels = _vertical_labels(panels, options)
-        self.label = max(style.LEAST_TYPE, font_size(label_room(self.high), labels, LABEL_TYPE))
-        self.joined = len({panel.map.axes[0] for panel in panels}) == 1
-
-        # One bar can have the baselines of a row as its ticks, if they are the same in all of its panels.
-        self.one_bar = one_scale
-        across = arrangement.columns if arrangement.is_grid else len(panels)
-        for start in range(0, len(panels), across):
-            on_bars = {panel.baselines for panel in panels[start : start + across] if not panel.centred}
-            self.one_bar = self.one_bar and len(on_bars) <= 1
-        self.margins = self._side_margins(labels, ticks)
-
-    def _side_margins(self, labels: Sequence[str], ticks: Sequence[Sequence[Tick]]) -> Margins:
-        """Return the margins at the sides of panels."""
+    def _set_sides(self, ticks: Sequence[Sequence[Tick]]) -> None:
+        """Have the bars and the margins at the sides of panels that their arrangement needs."""
+        self.one_bar = self._fits_one_bar()
         # Left: the name of the row, the label of the axis, its values.
-        label_lines = max(len(wrapped(text, label_room(self.high), self.label)) for text in labels)
-        rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.arrangement.panels)
+        label_lines = max(len(wrapped(text, self.label_room, self.label)) for text in self.labels)
+        rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.panels)
         row_ticks = max(text_width(style.tick_text(row), LABEL_TYPE) for row in rows)
         axis = label_lines * self.label * style.LINE + 0.04 + row_ticks + 0.06
         left = style.EDGE + axis
-        name_lines = max((len(row_name_lines(name, self.high)) for name in self.arrangement.rows), default=0)
+        name_lines = max((len(self.row_name_lines(name)) for name in self.arrangement.rows), default=0)
         if name_lines:
             left += name_lines * style.NAME_TYPE * style.LINE + 0.06
 
         # Right: the colour bar with its texts.
-        bar = BAR_GAP + BAR_WIDTH + 0.055 + max(text_width(tick.text) for tick in chain.from_iterable(ticks))
+        bar = _BAR_GAP + _BAR_WIDTH + 0.055 + max(text_width(tick.text) for tick in chain.from_iterable(ticks))
         if self.options.plain:
             bar += style.SMALL_TYPE * style.LINE + 0.04
-        right = style.EDGE + bar
 
         between = _GAP
         if not self.joined:
             between += style.EDGE + axis
         if not self.one_bar:
             between += bar
-        return Margins(left, right, between, 0, 0)
+        self.margins = Margins(left, style.EDGE + bar, between, 0, 0)
 
     def type_sizes(self, across: int, width: float) -> tuple[float, float]:
         """Return the points of values and of intervals."""
@@ -442,41 +283,64 @@ class _PanelSizes:
         """Return whether numbers are legible with so many panels in a row."""
         return min(self.type_sizes(across, self.options.widest)) >= style.LEAST_TYPE
 
-    def layout(self, across: int) -> HeatmapLayout:
-        """Return the layout with so many panels in a row."""
-        # The width of a figure that has all the room that it needs.
-        panels = self.arrangement.panels
-        margins = self.margins
-        panel_width = max(_CELL_WIDTH * self.columns, _PANEL_WIDTH)
-        natural = margins.left + margins.right + across * panel_width + (across - 1) * margins.between
-        width = self.options.inches or min(max(natural, style.WIDTHS[1]), self.options.widest)
+    def _panels_in_row(self, ticks: Sequence[Sequence[Tick]]) -> int:
+        """Return as many panels in a row as leave numbers legible; rows of a grid stay whole.
 
-        value, interval = self.type_sizes(across, width)
-        return HeatmapLayout(
-            self.arrangement,
-            across,
-            width,
-            self.high,
-            margins,
-            self.joined,
-            # A panel over an empty place has its own values below it.
-            len({panel.map.axes[1] for panel in panels}) == 1 and len(panels) % across == 0,
-            self.one_bar,
-            self.label,
-            value,
-            interval if self.intervals else 0.0,
-        )
+        A grid that is too wide becomes a series of panels under their whole names.
+        """
+        count = len(self.panels)
+        if self.arrangement.is_grid:
+            columns = self.arrangement.columns
+            if self.fits(columns):
+                return columns
+            if count > _MOST_WITHOUT_GRID:
+                raise KvatlasError(
+                    f"{count} maps have no room on one figure in rows of {columns}. Draw "
+                    "the means of benchmarks (--mean), or one policy at a time (--policy NAME)."
+                )
+            names = _names_that_differ(self.panels, self.options)
+            self.arrangement = self.arrangement._replace(names=names, rows=())
+            self._set_sides(ticks)
 
+        # Rows begin with the same policy, if there are several.
+        most = 4 if count <= 8 else math.ceil(math.sqrt(count))
+        policies = len({panel.map.policy for panel in self.panels})
+        if policies > 1:
+            whole_rows = [size for size in range(policies, most + 1, policies) if count % size == 0]
+            most = whole_rows[-1] if whole_rows else most
 
-def label_room(high: float) -> float:
-    """Return the room for the label of the vertical axis: it may stand out a little beyond a low panel."""
-    return max(high, _PANEL_HEIGHT)
+        across = style.panels_in_row(count, most, self.fits)
+        if not across and self.intervals:
+            raise KvatlasError("--look intervals=true: the cells are too narrow for a second number; leave it out.")
+        # A panel alone has no numbers where they do not fit.
+        return across or 1
 
+    def set_above(self, above: Sequence[Sequence[Line]]) -> None:
+        """Have lines over the panels, and rows that fit a page with them."""
+        self.above = above
+        # In a grid the first row has the names of columns, too.
+        first = 0.0
+        lines_above = max(map(style.height_of, above)) + 0.1
+        if self.arrangement.is_grid:
+            top = lines_above
+            lines_above = max(map(style.height_of, above[self.across :]), default=0.0) + 0.1
+            first = max(top - lines_above, 0.0)
 
-def row_name_lines(name: str, high: float) -> list[str]:
-    """Return the lines of the name of a row of panels of this height."""
-    return wrapped(name, max(high, 0.6), style.NAME_TYPE, bold=True)
+        # The values and the label below a panel; joined panels have them once, below the last row.
+        labels = [self.options.named(axis_label(panel.map.axes[1][0])) for panel in self.panels]
+        label_lines = max(len(wrapped(text, self.inner, LABEL_TYPE)) for text in labels)
+        below = 0.12 + LABEL_TYPE / 72 + label_lines * LABEL_TYPE * style.LINE
+        last = 0.0
+        if self.joined_below:
+            last = below
+            below = 0.0
+        self.margins = self.margins._replace(above=lines_above, below=below, first=first, last=last)
 
-
-def _vertical_labels(panels: Sequence[Panel], options: FigureOptions) -> list[str]:
-    return [options.named(axis_label(panel.map.axes[0][0])) for panel in panels]
+        # All rows of panels fit a page, where their cells stay legible.
+        room = style.PAGE_HEIGHT - 0.6 - first - last
+        fitting = room / math.ceil(len(self.panels) / self.across) - lines_above - below
+        least = _LEAST_ROW_HEIGHT * self.most_rows * (2 if self.interval else 1)
+        self.high = min(self.high, max(fitting, least))
+        self.label = self._label_type(self.label)
+        size = min(self.value, 72 * 0.62 * self.high / self.most_rows)
+        self.value = size if size >= style.LEAST_TYPE else min(self.value, style.LEAST_TYPE)

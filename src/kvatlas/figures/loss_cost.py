@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvatlas.core import telling_parameters
 from kvatlas.figures import style
 from kvatlas.figures.forest import LossAxis, LossSpan, draw_margin, tick_number
-from kvatlas.figures.marks import RING, State, draw_setting
+from kvatlas.figures.marks import RING, RING_SIZE, State, add_mark, draw_setting
 from kvatlas.figures.setting_rows import ChoiceRow, about_choices, key_of_choices, nearest_words, rows_of_choice
 from kvatlas.figures.style import FigureOptions, Margins, finish_texts, make_panels, text_width
 from kvatlas.stats.choice import Choice
@@ -137,7 +137,8 @@ def cost_figure(
         about = [f"beside the marks: {' / '.join(options.named(axis_label(name)) for name in parameters)}"]
         if any(point.cost.low is not None for point in every_point):
             about.append("costs: of these problems on this machine")
-        axis = LossAxis.of([point.row.points for point in every_point], 100 * choices[0].margin)
+        margin = 100 * choices[0].margin
+        axis = LossAxis.of([point.row.points for point in every_point], margin)
         # What is recommended by memory may save no time.
         key = key_of_choices(choices, RING)
         is_picked = any(point.is_picked for point in every_point)
@@ -157,15 +158,14 @@ def cost_figure(
             across,
             margins._replace(above=above),
             title=cost_title(choices, cost, ratios) or title,
-            about=[*about_choices(choices), *about, *axis.words],
+            about=[*about_choices(choices), *about, axis.words],
             key=key if is_picked else [entry for entry in key if entry.kind != RING],
         )
+        label = f"points of {options.named(axis_label(metric))} lost"
         for panel, points, head in zip(grid, panels, heads, strict=True):
             style.write_above(panel, head)
-            _draw_points(panel, points, 100 * choices[0].margin, cost, axis, options)
-            panel.set_ylabel(
-                f"points of {options.named(axis_label(metric))} lost", fontsize=style.NAME_TYPE, labelpad=2
-            )
+            _draw_points(panel, points, margin, cost, axis, options)
+            panel.set_ylabel(label, fontsize=style.NAME_TYPE, labelpad=2)
             panel.set_xlabel(_LABELS[cost], fontsize=style.NAME_TYPE, labelpad=2)
         finish_texts(figure, options)
         return figure
@@ -177,13 +177,11 @@ def _draw_points(
     """Draw the settings of a model beside its full cache, the margin as a band, and a line down from the pick."""
     palette = options.colours
     origin = 1.0 if cost == RATE else 0.0
-    ends = [origin]
-    for point in points:
-        ends += [end for end in point.cost if end is not None]
+    every_end = chain.from_iterable(point.cost for point in points)
+    costs = [end for end in every_end if end is not None]
     # From the full cache on, where that does not press all settings into a corner.
-    costs = ends[1:]
     has_origin = min(costs) - origin < 1.5 * (max(costs) - min(costs)) or min(costs) < origin
-    shown = ends if has_origin else costs
+    shown = [origin, *costs] if has_origin else costs
     room = 0.08 * (max(shown) - min(shown)) or 1.0
     low = min(shown) - room
     high = max(shown) + room
@@ -199,22 +197,16 @@ def _draw_points(
     panel.get_yticklabels()[-1].set_color(colour)
     if has_origin:
         panel.plot(origin, 0, "D", color=palette.ink, markersize=4.5, zorder=4)
+    with_ends = options.intervals is not False
     for point in points:
-        with_ends = options.intervals is not False
-        draw_setting(
-            panel,
-            (point.cost.value, point.row.points.value),
-            point.row.state,
-            palette,
-            horizontal=_ends(point.cost) if with_ends else None,
-            vertical=_ends(point.row.points) if with_ends else None,
-            is_ringed=point.is_picked,
-        )
+        x = point.cost.value
+        y = point.row.points.value
+        horizontal = _ends(point.cost) if with_ends else None
+        vertical = _ends(point.row.points) if with_ends else None
+        draw_setting(panel, (x, y), point.row.state, palette, horizontal, vertical)
         if point.is_picked:
-            drop = (point.cost.value, point.cost.value)
-            panel.plot(
-                drop, (point.row.points.value, axis.high), color=palette.picked, linewidth=0.8, linestyle=":", zorder=1
-            )
+            add_mark(panel, (x, y), RING, palette, RING_SIZE)
+            panel.plot((x, x), (y, axis.high), color=palette.picked, linewidth=0.8, linestyle=":", zorder=1)
     _write_names(panel, points, (low, high), axis, options)
     if has_origin:
         panel.annotate("full", (origin, 0), (5, 3), textcoords="offset points", fontsize=style.SMALL_TYPE)
@@ -236,9 +228,8 @@ def _write_names(
     places = []
     for point in points:
         x = (point.cost.value - ends[0]) / (ends[1] - ends[0]) * width
-        places.append(
-            (x, *((1 - axis.place(loss)) * _HEIGHT for loss in (point.row.points.value, *_ends(point.row.points))))
-        )
+        losses = (point.row.points.value, *_ends(point.row.points))
+        places.append((x, *((1 - axis.place(loss)) * _HEIGHT for loss in losses)))
     # Middles and halves of what is not covered: marks, and the names that are written.
     taken = [(x, y, 0.06, 0.06) for x, y, _, _ in places]
     for point, (x, y, top, bottom) in sorted(zip(points, places, strict=True), key=lambda pair: pair[1]):
@@ -246,14 +237,13 @@ def _write_names(
         step = half + (0.11 if point.is_picked else 0.08)
         heights = [top + line / 2, bottom - line / 2, top + line, bottom - line, top + 1.5 * line, bottom - 1.5 * line]
         candidates = [(x + step, y), (x - step, y), *((x, height) for height in heights)]
-        free = [
-            place
-            for place in candidates
-            if half <= place[0] <= width - half
-            and line / 2 <= place[1] <= _HEIGHT - line / 2
-            and not _covers(place, (half, 0.45 * line), taken)
+        inside = [
+            (left, up)
+            for left, up in candidates
+            if half <= left <= width - half and line / 2 <= up <= _HEIGHT - line / 2
         ]
-        chosen = (free or candidates)[0]
+        free = (place for place in inside if not _covers(place, (half, 0.45 * line), taken))
+        chosen = next(free, candidates[0])
         taken.append((*chosen, half, 0.45 * line))
         panel.annotate(
             point.name, (chosen[0] / width, chosen[1] / _HEIGHT), xycoords="axes fraction", va="center", ha="center",

@@ -16,7 +16,6 @@ from kvatlas.core import CellCoord, Claim, Map
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Transform
 
     from kvatlas.figures.colours import Palette
     from kvatlas.stats.numerics.arrays import Difference
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 RING = "ring"
 BOX = "box"
 CONTROL = "control"
-#: Points of a mark's width, and of a ring's beside it.
+#: Points of a mark's width, and of a ring's around it.
 SIZE = 5.0
-_RING_SIZE = 2.4
+RING_SIZE = 12.0
 #: The widths of a mark's edge, of the line of an interval, and of a ring.
 _EDGE = 1.1
 _LINE = 1.3
@@ -57,15 +56,12 @@ class Mark(NamedTuple):
     is_dotted: bool = False
 
 
-MARKS: Mapping[State, Mark] = {
+MARKS: Mapping[str, Mark] = {
     State.WITHIN: Mark("●", "o", "proven within {}", is_filled=True),
     State.OPEN: Mark("○", "o", "not decided"),
     State.BEYOND: Mark("✕", "X", "proven beyond {}", is_filled=True),
     State.UNTESTED: Mark("◌", "o", "fits, not tested", is_dotted=True),
 }
-
-
-_STATES = frozenset(map(str, State))
 
 
 class KeyEntry(NamedTuple):
@@ -91,15 +87,9 @@ def states_of(map_: Map) -> dict[CellCoord, State]:
     is_of_these = map_.claim is Claim.THESE
     kept = map_.keeps if is_of_these else map_.keeps_like
     broken = (map_.breaks if is_of_these else map_.breaks_like) or frozenset()
-    states = {}
-    for coord in map_.cells:
-        states[coord] = State.OPEN
-        if coord in kept:
-            states[coord] = State.WITHIN
-        elif coord in broken:
-            states[coord] = State.BEYOND
-        elif coord in map_.fits:
-            states[coord] = State.UNTESTED
+    states = dict.fromkeys(map_.cells, State.OPEN)
+    for coords, state in ((map_.fits, State.UNTESTED), (broken, State.BEYOND), (kept, State.WITHIN)):
+        states |= dict.fromkeys(states.keys() & coords, state)
     return states
 
 
@@ -115,41 +105,36 @@ def key_of(states: Collection[State], margin: str, claim: str = "") -> list[KeyE
 
 def page_marks() -> dict[str, dict[str, str]]:
     """Return the sign and the words of each state, for pages."""
-    return {str(state): {"sign": mark.sign, "words": mark.words} for state, mark in MARKS.items()}
+    return {state: {"sign": mark.sign, "words": mark.words} for state, mark in MARKS.items()}
 
 
 def add_mark(
-    parent: Axes | Figure,
-    place: tuple[float, float],
-    kind: str,
-    palette: Palette,
-    transform: Transform,
-    size: float = SIZE,
+    parent: Axes | Figure, place: tuple[float, float], kind: str, palette: Palette, size: float = SIZE
 ) -> None:
-    """Add the mark of a state, a ring, a box or the tick of a control, so many points wide, above all lines."""
+    """Add the mark of a state, a ring, a box or the tick of a control, so many points wide, above all lines.
+
+    Places are on the axes of a panel, or in inches of a figure.
+    """
+    from matplotlib.axes import Axes
     from matplotlib.collections import PathCollection
     from matplotlib.markers import MarkerStyle
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import IdentityTransform
 
-    mark = MARKS[State(kind)] if kind in _STATES else None
+    mark = MARKS.get(kind)
     colour = palette.soft if kind == CONTROL else palette.picked
     face = "none"
     if mark is not None:
         colour = palette.states[kind]
         face = colour if mark.is_filled else palette.ground
-    edge = _EDGE * min(1.0, size / SIZE)
-    if kind in (RING, BOX):
-        edge = _RING
-    elif kind == State.BEYOND:
-        edge = 0.4
+    edge = {RING: _RING, BOX: _RING, State.BEYOND: 0.4}.get(kind, _EDGE * min(1.0, size / SIZE))
     style = MarkerStyle(_MARKERS[kind] if mark is None else mark.marker)
     collection = PathCollection(
         [style.get_path().transformed(style.get_transform())],
         # A cross of the same width looks smaller.
         sizes=[(1.3 * size if kind == State.BEYOND else size) ** 2],
         offsets=[place],
-        offset_transform=transform,
+        offset_transform=parent.transData if isinstance(parent, Axes) else parent.dpi_scale_trans,
         facecolors=face,
         # An edge of the ground sets a cross off from lines below it.
         edgecolors=palette.ground if kind == State.BEYOND else colour,
@@ -173,7 +158,6 @@ def draw_setting(
     palette: Palette,
     horizontal: tuple[float, float] | None = None,
     vertical: tuple[float, float] | None = None,
-    is_ringed: bool = False,
 ) -> None:
     """Draw the mark of a setting with the ends of its intervals: solid where something is proven, else dashed."""
     line: dict[str, Any] = {"color": palette.states[state], "linewidth": _LINE, "zorder": 3, "solid_capstyle": "butt"}
@@ -182,6 +166,4 @@ def draw_setting(
         axes.plot(horizontal, (place[1], place[1]), **line)
     if vertical is not None:
         axes.plot((place[0], place[0]), vertical, **line)
-    add_mark(axes, place, state, palette, axes.transData)
-    if is_ringed:
-        add_mark(axes, place, RING, palette, axes.transData, _RING_SIZE * SIZE)
+    add_mark(axes, place, state, palette)

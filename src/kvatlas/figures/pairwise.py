@@ -9,24 +9,13 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvatlas.core import SERVED, KvatlasError, Note, telling_parameters
 from kvatlas.figures import colours, style
-from kvatlas.figures.style import (
-    FigureOptions,
-    Line,
-    Margins,
-    finish_texts,
-    font_size,
-    make_panels,
-    save,
-    wrapped,
-    write_above,
-)
+from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, wrapped
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, holm
 from kvatlas.stats.run_data import shown_policies, whole_names
 from kvatlas.stats.systems import ModelSetting, Pair
@@ -96,16 +85,6 @@ def check_panels(systems: Sequence[ModelSetting]) -> None:
         )
 
 
-class _PairLayout(NamedTuple):
-    """Panels in a row: inches of the figure's width and of a panel's sides, and the labels of axes in lines."""
-
-    across: int
-    width: float
-    inner: float
-    margins: Margins
-    labels: Sequence[Sequence[str]]
-
-
 def pairwise_figure(
     systems: Sequence[ModelSetting],
     pairs: Sequence[tuple[int, int, Pair]],
@@ -133,8 +112,8 @@ def pairwise_figure(
     proven = [p <= LEVEL for p in holm(p_values)]
 
     with options.applied():
-        bins = _ValueBins.of(pairs)
-        counts = [bins.counts(pair) for _, _, pair in pairs]
+        inner_bins = _inner_bins(pairs)
+        counts = [_bin_counts(pair, inner_bins) for _, _, pair in pairs]
         most = max(int(count.max()) for count in counts)
         about = _about_pairs(systems, pairs, options)
         shown = names
@@ -142,29 +121,28 @@ def pairwise_figure(
             # In a narrow figure the names leave no room beside each other, so letters stand for them.
             shown = list(_LETTERS[: len(names)])
             about = [", ".join(f"{letter}: {name}" for letter, name in zip(shown, names, strict=True)), *about]
-        layout = _pair_layout(len(pairs), shown, most, options)
+        across, width, margins, labels = _pair_layout(len(pairs), shown, most, options)
+        inner = margins.inner(width, across)
 
         # The text above each panel says which system is ahead.
-        heads = []
-        for (_, _, pair), is_proven in zip(pairs, proven, strict=True):
-            heads.append(_lead_lines(pair, is_proven, layout.inner, options))
+        heads = [_lead_lines(pair, won, inner, options) for (_, _, pair), won in zip(pairs, proven, strict=True)]
 
-        figure, panels = make_panels(
+        figure, panels = style.make_panels(
             options,
-            (layout.width, layout.inner),
+            (width, inner),
             len(pairs),
-            layout.across,
-            layout.margins._replace(above=max(map(style.height_of, heads)) + 0.1),
+            across,
+            margins._replace(above=max(map(style.height_of, heads)) + 0.1),
             title=_pairs_title(pairs, proven, names, label),
             about=about,
             notes=notes,
         )
-        _draw_counts(panels, counts, bins, layout.inner, options)
+        _draw_counts(panels, counts, inner, options)
         for panel, (x, y, _), head in zip(panels, pairs, heads, strict=True):
-            panel.set_xlabel("\n".join(layout.labels[x]), labelpad=2, fontsize=style.SMALL_TYPE)
-            panel.set_ylabel("\n".join(layout.labels[y]), labelpad=2, fontsize=style.SMALL_TYPE)
-            write_above(panel, head)
-        finish_texts(figure, options)
+            panel.set_xlabel("\n".join(labels[x]), labelpad=2, fontsize=style.SMALL_TYPE)
+            panel.set_ylabel("\n".join(labels[y]), labelpad=2, fontsize=style.SMALL_TYPE)
+            style.write_above(panel, head)
+        style.finish_texts(figure, options)
     return figure
 
 
@@ -190,15 +168,13 @@ def _pairs_title(
             return f"{label}: neither {names[x]} nor {names[y]} is proven to be ahead"
         return f"{label}: {ahead} is ahead by {_lead_text(difference)}, proven"
 
-    for index, name in enumerate(names):
-        # Whether it is proven to be ahead in each of its pairs.
-        wins = []
-        for (x, y, pair), is_proven in zip(pairs, proven, strict=True):
-            if index in (x, y):
-                is_behind = pair.difference.value < 0 if x == index else pair.difference.value > 0
-                wins.append(is_proven and not is_behind)
-        if all(wins):
-            return f"{label}: {name} is proven to be ahead of all others"
+    # Systems that are not proven to be ahead in one of their pairs.
+    behind: set[int] = set()
+    for (x, y, pair), is_proven in zip(pairs, proven, strict=True):
+        behind |= {y if pair.difference.value > 0 else x} if is_proven else {x, y}
+    leaders = [name for index, name in enumerate(names) if index not in behind]
+    if leaders:
+        return f"{label}: {leaders[0]} is proven to be ahead of all others"
 
     if not any(proven):
         return f"{label}: in none of {len(pairs)} pairs one is proven to be ahead"
@@ -214,9 +190,8 @@ def _about_pairs(
     if len(models) == 1:
         about.append(options.named(model_name(models.pop())))
 
-    benchmarks: dict[str, None] = {}
-    for _, _, pair in pairs:
-        benchmarks |= dict.fromkeys(benchmark for benchmark, _ in pair.places)
+    places = chain.from_iterable(pair.places for _, _, pair in pairs)
+    benchmarks = dict.fromkeys(benchmark for benchmark, _ in places)
     about.append(", ".join(map(options.named, benchmarks)))
     shared = _shared_parameters(systems)
     policies = shown_policies(system.setting.policy for system in systems)
@@ -235,8 +210,13 @@ def _about_pairs(
     return [*about, "numbers: problems at these values"]
 
 
-def _pair_layout(count: int, names: Sequence[str], most: int, options: FigureOptions) -> _PairLayout:
-    """Return the layout of `count` panels whose largest number is `most`."""
+def _pair_layout(
+    count: int, names: Sequence[str], most: int, options: FigureOptions
+) -> tuple[int, float, Margins, list[list[str]]]:
+    """Return the layout of `count` panels whose largest number is `most`.
+
+    These are the number of panels in a row, the width of the figure, the margins, and the labels of axes in lines.
+    """
 
     def is_legible(across: int) -> bool:
         margins, _ = _pair_margins(names, across, options.widest)
@@ -251,7 +231,7 @@ def _pair_layout(count: int, names: Sequence[str], most: int, options: FigureOpt
     # One panel alone needs no whole page.
     inner = min(margins.inner(width, across), _PANEL_LIMIT)
     right = width - margins.left - across * inner - (across - 1) * margins.between
-    return _PairLayout(across, width, inner, margins._replace(right=right), labels)
+    return across, width, margins._replace(right=right), labels
 
 
 def _pair_margins(names: Sequence[str], across: int, width: float) -> tuple[Margins, list[list[str]]]:
@@ -268,32 +248,26 @@ def _pair_margins(names: Sequence[str], across: int, width: float) -> tuple[Marg
         lines += 1
 
 
-def _draw_counts(
-    panels: Sequence[Axes], counts: Sequence[Floats], bins: _ValueBins, inner: float, options: FigureOptions
-) -> None:
+def _draw_counts(panels: Sequence[Axes], counts: Sequence[Floats], inches: float, options: FigureOptions) -> None:
     """Draw the bins of all panels on one colour scale, with the number of problems in each."""
     from matplotlib.colors import PowerNorm
 
     most = max(int(count.max()) for count in counts)
     norm = PowerNorm(0.5, 0, most)
     palette = colours.colour_map(colours.COUNTS)
-    size = font_size(inner / bins.number, [str(most)], 7.0)
-    ends = (0, bins.number)
+    bins = len(counts[0])
+    size = font_size(inches / bins, [str(most)], 7.0)
+    ink: dict[str, Any] = {"fontsize": size, "color": colours.ON_COLOUR, "ha": "center", "va": "center", "zorder": 4}
+    # Ticks: the middles of the bins of 0 and 1, and the edges of bins between.
+    ends = (0, bins)
+    places = [0.5, *range(2, bins - 1), bins - 0.5]
+    texts = ["0", *(f".{10 * n // (bins - 2)}" for n in range(1, bins - 2)), "1"]
     for panel, count in zip(panels, counts, strict=True):
         panel.pcolormesh(np.ma.masked_equal(count, 0), cmap=palette, norm=norm, snap=True)
         for row, column in np.argwhere(count > 0):
-            panel.text(
-                column + 0.5,
-                row + 0.5,
-                f"{count[row, column]:.0f}",
-                fontsize=size,
-                color=colours.ON_COLOUR,
-                ha="center",
-                va="center",
-                zorder=4,
-            )
+            panel.text(column + 0.5, row + 0.5, f"{count[row, column]:.0f}", **ink)
 
-        panel.set(xticks=bins.places, xticklabels=bins.texts, yticks=bins.places, yticklabels=bins.texts)
+        panel.set(xticks=places, xticklabels=texts, yticks=places, yticklabels=texts)
         # The line of equal values runs behind the numbers and their bins.
         soft = options.colours.soft
         panel.plot(ends, ends, linestyle=(0, (4, 3)), color=soft, linewidth=0.8, zorder=0.5)
@@ -301,45 +275,19 @@ def _draw_counts(
         panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
 
 
-class _ValueBins(NamedTuple):
-    """Bins of values: 0, so many `inner` equal ones up to 1, and 1."""
+def _inner_bins(pairs: Sequence[tuple[int, int, Pair]]) -> int:
+    """Return the number of equal bins between those of 0 and of 1: none where all values are 0 or 1."""
+    values = np.concatenate([np.concatenate((pair.x, pair.y)) for _, _, pair in pairs])
+    return _INNER if ((values > 1e-9) & (values < 1 - 1e-9)).any() else 0
 
-    inner: int
 
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[int, int, Pair]]) -> _ValueBins:
-        """Return the bins of the values of pairs, without inner ones where all are 0 or 1."""
-        values = np.concatenate([np.concatenate((pair.x, pair.y)) for _, _, pair in pairs])
-        is_middle = (values > 1e-9) & (values < 1 - 1e-9)
-        return cls(_INNER if is_middle.any() else 0)
-
-    @property
-    def number(self) -> int:
-        """The number of bins."""
-        return self.inner + 2
-
-    @property
-    def places(self) -> list[float]:
-        """The middles of the bins of 0 and 1, and the edges of bins between."""
-        return [0.5, *map(float, range(2, self.inner + 1)), self.number - 0.5]
-
-    @property
-    def texts(self) -> list[str]:
-        """The values at the places."""
-        return ["0", *(f".{10 * n // self.inner}" for n in range(1, self.inner)), "1"]
-
-    def counts(self, pair: Pair) -> Floats:
-        """Return [bins, bins] (rows: y) the number of problems in each pair of bins."""
-        counts = np.zeros((self.number, self.number))
-        np.add.at(counts, (self._numbers(pair.y), self._numbers(pair.x)), 1)
-        return counts
-
-    def _numbers(self, values: Floats) -> NDArray[np.int64]:
-        """Return the bin of each value; a bin holds its upper edge."""
-        numbers = np.clip(np.ceil(values.round(9) * self.inner), 1, max(self.inner, 1))
-        numbers[values <= 1e-9] = 0
-        numbers[values >= 1 - 1e-9] = self.number - 1
-        return numbers.astype(int)
+def _bin_counts(pair: Pair, inner: int) -> Floats:
+    """Return [bins, bins] (rows: y) the number of problems in each pair of bins; a bin holds its upper edge."""
+    edges = [*(n / inner for n in range(inner)), 1 - 1e-9]
+    places = (np.searchsorted(edges, pair.y.round(9)), np.searchsorted(edges, pair.x.round(9)))
+    counts = np.zeros((inner + 2, inner + 2))
+    np.add.at(counts, places, 1)
+    return counts
 
 
 def _lead_text(difference: Difference) -> str:
@@ -379,4 +327,4 @@ def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], m
         facts = next((system.about[key] for system in systems if key in system.about), {})
         rows.append([*key, facts.get("L", ""), *values])
     guarded_rows = [list(map(guarded, row)) for row in rows]
-    return save(figure, path, data=style.rows_csv(guarded_rows))
+    return style.save(figure, path, data=style.rows_csv(guarded_rows))

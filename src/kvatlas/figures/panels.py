@@ -11,19 +11,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
 from kvatlas.columns import Column, cost_columns, measures_of, share_of_traces
-from kvatlas.core import (
-    FULL,
-    REFERENCE,
-    Cell,
-    CellCoord,
-    Claim,
-    Estimate,
-    KvatlasError,
-    Map,
-    MapName,
-    Note,
-    NoteKind,
-)
+from kvatlas.core import FULL, REFERENCE, Cell, CellCoord, Claim, Estimate, KvatlasError, Map, MapName, NoteKind
 from kvatlas.figures import colours, style
 from kvatlas.figures.marks import MARKS, KeyEntry, State, key_of, states_of
 from kvatlas.stats.estimates import common
@@ -50,12 +38,12 @@ class CellText(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """A baseline of a panel: its name and value as printed, its interval, and the value on the colour scale."""
+    """A baseline of a panel: its name and value as printed, the value on the colour scale, and its interval."""
 
     name: str
     text: str
+    value: float
     interval: str = ""
-    value: float | None = None
 
 
 class CellQuestion(StrEnum):
@@ -98,7 +86,6 @@ class Panel:
     tested: TestedCells | None = None
     half_interval: float | None = None
     baselines: tuple[Baseline, ...] = ()
-    notes: tuple[Note, ...] = ()
 
     @property
     def states(self) -> Mapping[CellCoord, State]:
@@ -147,21 +134,19 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
         if map_.claim is Claim.THESE and samples > 1:
             about.append("intervals: these problems, sampled anew")
 
-        panels.append(
-            Panel(
-                map_,
-                texts,
-                axis_label(map_.metric),
-                "in %",
-                tuple(about),
-                least=max(NARROWEST, fmean(map_widths or [0])),
-                digits=digits,
-                tested=_metric_tests(map_),
-                half_interval=half_interval(map_widths),
-                baselines=_percent_baselines(map_, digits),
-                notes=map_.remarks,
-            )
+        panel = Panel(
+            map_,
+            texts,
+            axis_label(map_.metric),
+            "in %",
+            tuple(about),
+            least=max(NARROWEST, fmean(map_widths or [0])),
+            digits=digits,
+            tested=_metric_tests(map_),
+            half_interval=half_interval(map_widths),
+            baselines=_percent_baselines(map_, digits),
         )
+        panels.append(panel)
     return panels
 
 
@@ -188,28 +173,26 @@ def loss_panels(maps: Sequence[Map], losses: Mapping[MapName, Mapping[CellCoord,
         # The bar has the full cache at 0, with its metric, and what other baselines lose.
         baselines = []
         for baseline in metric.baselines:
-            assert baseline.value is not None
             is_full = map_.baselines[baseline.name] is map_.full
             lost = 0.0 if is_full else 100 * map_.full.estimate.value - baseline.value
             text = f"{baseline.text} %" if is_full else f"loses {_loss_text(lost, digits)}"
-            baselines.append(Baseline(baseline.name, text, value=lost))
+            baselines.append(Baseline(baseline.name, text, lost))
         colour = "grey: lost, and nothing proven" if is_noise else f"red: more than {margin_text(map_.margin)} lost"
         about = (colour, *(words for words in metric.about if words != BEST))
-        panels.append(
-            replace(
-                metric,
-                cells=cells,
-                label=f"{axis_label(map_.metric)} lost against {map_.reference}",
-                unit="in points",
-                about=about,
-                palette=colours.NOISE if is_noise else colours.LOSSES,
-                silent_loss=100 * map_.margin,
-                least=max(NARROWEST, fmean(map_widths or [0])),
-                digits=digits,
-                half_interval=half_interval(map_widths),
-                baselines=tuple(baselines),
-            )
+        panel = replace(
+            metric,
+            cells=cells,
+            label=f"{axis_label(map_.metric)} lost against {map_.reference}",
+            unit="in points",
+            about=about,
+            palette=colours.NOISE if is_noise else colours.LOSSES,
+            silent_loss=100 * map_.margin,
+            least=max(NARROWEST, fmean(map_widths or [0])),
+            digits=digits,
+            half_interval=half_interval(map_widths),
+            baselines=tuple(baselines),
         )
+        panels.append(panel)
     return panels
 
 
@@ -235,7 +218,7 @@ def _percent_baselines(map_: Map, digits: int) -> tuple[Baseline, ...]:
     for name, cell in map_.baselines.items():
         estimate = cell.estimate
         text = percent_text(estimate.value, digits)
-        baselines.append(Baseline(name, text, interval_text(estimate), 100 * estimate.value))
+        baselines.append(Baseline(name, text, 100 * estimate.value, interval_text(estimate)))
     return tuple(baselines)
 
 
@@ -255,11 +238,8 @@ def _metric_tests(map_: Map) -> TestedCells | None:
 
 def interval_widths(estimates: Iterable[Estimate | Difference]) -> list[float]:
     """Return the widths of intervals in points: a scale narrower than their mean would show noise."""
-    return [
-        100 * (estimate.high - estimate.low)
-        for estimate in estimates
-        if estimate.low is not None and estimate.high is not None
-    ]
+    limits = [(estimate.low, estimate.high) for estimate in estimates]
+    return [100 * (high - low) for low, high in limits if low is not None and high is not None]
 
 
 class CostUnit(NamedTuple):
@@ -282,74 +262,68 @@ _UNITS = {"seconds": _TIMES, "bytes": _BYTES, "traces": (CostUnit("%"),)}
 _COUNTED = "traces"
 
 
-class Cost(NamedTuple):
-    """A cost that a map's cells carry: its column, and its units."""
-
-    column: Column
-    units: tuple[CostUnit, ...]
-
-    def of(self, cell: Cell) -> float | None:
-        """Return the cost of a cell, None if it is not known."""
-        if self.column.unit == _COUNTED:
-            return share_of_traces(self.column.read(cell), cell)
-        value: float | None = self.column.read(cell)
-        return 100 * value if self.column.is_share and value is not None else value
-
-    def known(self, cells: Mapping[K, Cell]) -> dict[K, float]:
-        """Return the costs of the cells of which they are known."""
-        costs = {key: self.of(cell) for key, cell in cells.items()}
-        return {key: value for key, value in costs.items() if value is not None}
-
-    def unit(self, values: Iterable[float]) -> CostUnit:
-        """Return the unit in which the largest of the values has at most three digits before the point.
-
-        It has three digits in all; tokens and traces have none behind the point.
-        """
-        largest = max(values, default=0.0)
-        unit = next((unit for unit in self.units if largest < 1000 * unit.size), self.units[-1])
-        if self.column.unit in ("tokens", _COUNTED) or largest <= 0:
-            return unit
-        return unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
+def _cost(column: Column, cell: Cell) -> float | None:
+    """Return the cost of a cell, None if it is not known."""
+    if column.unit == _COUNTED:
+        return share_of_traces(column.read(cell), cell)
+    value: float | None = column.read(cell)
+    return 100 * value if column.is_share and value is not None else value
 
 
-def cost_of(name: str, maps: Sequence[Map]) -> Cost:
+def _known_costs(column: Column, cells: Mapping[K, Cell]) -> dict[K, float]:
+    """Return the costs of the cells of which they are known."""
+    costs = {key: _cost(column, cell) for key, cell in cells.items()}
+    return {key: value for key, value in costs.items() if value is not None}
+
+
+def _cost_unit(column: Column, values: Iterable[float]) -> CostUnit:
+    """Return the unit in which the largest of the values has at most three digits before the point.
+
+    It has three digits in all; tokens and traces have none behind the point.
+    """
+    units = _UNITS.get(column.unit, (CostUnit("%" if column.is_share else column.unit),))
+    largest = max(values, default=0.0)
+    unit = next((unit for unit in units if largest < 1000 * unit.size), units[-1])
+    if column.unit in ("tokens", _COUNTED) or largest <= 0:
+        return unit
+    return unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
+
+
+def cost_of(name: str, maps: Sequence[Map]) -> Column:
     """Return the cost that `--metric` knows under a name; raises KvatlasError for one that the maps do not declare."""
     columns = cost_columns(measures_of(chain.from_iterable(map_.cells.values() for map_ in maps)))
     if name not in columns:
         raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join(columns)}.")
-    column = columns[name]
-    return Cost(column, _UNITS.get(column.unit, (CostUnit("%" if column.is_share else column.unit),)))
+    return columns[name]
 
 
 def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
     """Return maps of a cost (see `cost_of`), all in one unit; raises KvatlasError if the maps do not carry it."""
-    cost = cost_of(name, maps)
+    column = cost_of(name, maps)
     costs = []
     for map_ in maps:
-        values = cost.known(map_.cells)
+        values = _known_costs(column, map_.cells)
         if not values:
             raise KvatlasError(f"The map of {map_.model} on {map_.benchmark} does not tell {name} of its cells.")
         costs.append(values)
 
-    unit = cost.unit(list(chain.from_iterable(values.values() for values in costs)))
+    unit = _cost_unit(column, chain.from_iterable(values.values() for values in costs))
     panels = []
     for map_, values in zip(maps, costs, strict=True):
         baselines = []
-        for baseline, value in cost.known(map_.baselines).items():
-            baselines.append(Baseline(baseline, unit.text(value), value=value / unit.size))
-        panels.append(
-            Panel(
-                map_,
-                {coord: CellText(value / unit.size, unit.text(value)) for coord, value in values.items()},
-                cost.column.title,
-                f"in {unit.name}" if unit.name else "",
-                palette=cost.column.scale,
-                least=0.02 * max(values.values()) / unit.size or 1.0,
-                digits=unit.digits,
-                baselines=tuple(baselines),
-                notes=map_.remarks,
-            )
+        for baseline, value in _known_costs(column, map_.baselines).items():
+            baselines.append(Baseline(baseline, unit.text(value), value / unit.size))
+        panel = Panel(
+            map_,
+            {coord: CellText(value / unit.size, unit.text(value)) for coord, value in values.items()},
+            column.title,
+            f"in {unit.name}" if unit.name else "",
+            palette=column.scale,
+            least=0.02 * max(values.values()) / unit.size or 1.0,
+            digits=unit.digits,
+            baselines=tuple(baselines),
         )
+        panels.append(panel)
     return panels
 
 
@@ -386,7 +360,6 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
     panels = []
     for map_, map_widths in zip(compared.maps, widths, strict=True):
         paired = compared.differences.get(map_.name, {})
-        is_to_full = map_.keeps is not None and map_.full is map_.baselines.get(compared.name)
         cells = {}
         for coord, other in compared.cells(map_).items():
             contrast = paired.get(coord)
@@ -398,45 +371,43 @@ def difference_panels(compared: ComparedMaps) -> list[Panel]:
             is_proven = contrast is not None and contrast.is_proven
             cells[coord] = CellText(value, signed(value, digits), limits, is_proven)
 
-        about: tuple[str, ...] = ("not paired",)
+        about = ["not paired"]
         tested = None
         if paired:
-            about = ("paired by problem",)
+            about = ["paired by problem"]
             proven = [coord for coord, cell in cells.items() if cell.bold]
             if proven:
-                about = (*about, "bold: a difference is proven, allowing for all cells of the map")
+                about.append("bold: a difference is proven, allowing for all cells of the map")
             above = frozenset(coord for coord in proven if cells[coord].value > 0)
             reference = map_.reference if compared.name in (str(FULL), str(REFERENCE)) else compared.name
             tested = TestedCells(CellQuestion.DIFFERENCE, reference, above, frozenset(proven) - above)
 
         # The finding and the marks of the map itself.
         silent_loss = None
+        is_to_full = map_.keeps is not None and map_.full is map_.baselines.get(compared.name)
         if is_to_full and map_.margin is not None:
             tested = _metric_tests(map_)
             silent_loss = 100 * map_.margin
-            within = f"grey: within {margin_text(map_.margin)} of {map_.reference}"
-            about = (*about, within)
+            about.append(f"grey: within {margin_text(map_.margin)} of {map_.reference}")
 
         # The baseline that cells are compared with has the difference 0.
         baselines = [item for item in _percent_baselines(map_, digits) if item.name == compared.name]
-        panels.append(
-            Panel(
-                map_,
-                cells,
-                f"{axis_label(map_.metric)} minus {compared.name}",
-                "in points",
-                about,
-                colours.DIFFERENCES,
-                centred=True,
-                silent_loss=silent_loss,
-                least=max(NARROWEST, fmean(map_widths or [0])) / 2,
-                digits=digits,
-                tested=tested,
-                half_interval=half_interval(map_widths),
-                baselines=tuple(baseline._replace(value=0.0) for baseline in baselines),
-                notes=map_.remarks,
-            )
+        panel = Panel(
+            map_,
+            cells,
+            f"{axis_label(map_.metric)} minus {compared.name}",
+            "in points",
+            tuple(about),
+            colours.DIFFERENCES,
+            centred=True,
+            silent_loss=silent_loss,
+            least=max(NARROWEST, fmean(map_widths or [0])) / 2,
+            digits=digits,
+            tested=tested,
+            half_interval=half_interval(map_widths),
+            baselines=tuple(baseline._replace(value=0.0) for baseline in baselines),
         )
+        panels.append(panel)
     return panels
 
 

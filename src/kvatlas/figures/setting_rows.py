@@ -49,9 +49,7 @@ def states_of_choice(choice: Choice) -> dict[str, State]:
 
 def key_of_choices(choices: Sequence[Choice], recommended: str) -> list[KeyEntry]:
     """Return the key of the marks of choices; `recommended` is the kind of mark of what is recommended."""
-    states = set()
-    for choice in choices:
-        states |= set(states_of_choice(choice).values())
+    states = set(chain.from_iterable(states_of_choice(choice).values() for choice in choices))
     claims = {choice.family.claim for choice in choices if not choice.is_single}
     claim = "on these problems" if claims == {Claim.THESE} else ""
     key = []
@@ -109,6 +107,11 @@ class ChoiceRow(NamedTuple):
         """The loss in points."""
         return LossSpan(100 * self.loss.value, 100 * self.loss.low, 100 * self.loss.high)
 
+    @property
+    def control(self) -> float | None:
+        """The points that the first control with the same parameters loses."""
+        return next((100 * loss.value for loss in self.controls.values()), None)
+
 
 def rows_of_choice(choice: Choice) -> list[ChoiceRow]:
     """Return the settings that are no controls, what saves most first; in their own order where that is not known."""
@@ -147,23 +150,10 @@ def answer_panel(choice: Choice) -> RowPanel:
         names += [style.tick_text(one.setting.values.get(name, "")) for name in parameters]
         if has_savings and one.saved is not None:
             names.append(f"{fixed(one.saved, 0)} %".replace("-", "−"))
-        rows.append(
-            Row(
-                tuple(names),
-                one.points,
-                one.state,
-                _of_control(one),
-                "fits, not tested" if one.state is State.UNTESTED else "",
-                is_picked=one.is_picked,
-                is_nearest=one.setting == needed,
-            )
-        )
+        note = "fits, not tested" if one.state is State.UNTESTED else ""
+        is_nearest = one.setting == needed
+        rows.append(Row(tuple(names), one.points, one.state, one.control, note, one.is_picked, is_nearest))
     return RowPanel(model_name(choice.model), tuple(columns), rows, 100 * choice.margin, nearest_words(choice))
-
-
-def _of_control(row: ChoiceRow) -> float | None:
-    """Return the points that the first control with the same parameters loses."""
-    return next((100 * loss.value for loss in row.controls.values()), None)
 
 
 def answer_figure(
@@ -201,7 +191,7 @@ def answer_csv(choices: Sequence[Choice]) -> str:
     ]
     for choice in choices:
         for row in rows_of_choice(choice):
-            values = [row.saved, *row.points, _of_control(row)]
+            values = [row.saved, *row.points, row.control]
             texts = ["" if value is None else round(value, 4) for value in values]
             names = map(guarded, (choice.model, choice.benchmark, str(row.setting)))
             rows.append([*names, *texts, str(row.state), int(row.is_picked)])

@@ -70,6 +70,11 @@ class Line(NamedTuple):
         """The height of the line in inches."""
         return self.size * LINE
 
+    @property
+    def type(self) -> dict[str, Any]:
+        """Size, colour and weight as matplotlib names them."""
+        return {"fontsize": self.size, "color": self.colour, "fontweight": self.weight}
+
 
 def height_of(lines: Iterable[Line]) -> float:
     """Return the height of lines of text in inches."""
@@ -139,8 +144,7 @@ class FigureOptions:
         """Set up matplotlib for figures that are drawn and written inside."""
         import matplotlib as mpl
 
-        ground = self.colours.ground
-        ink = self.colours.ink
+        palette = self.colours
         settings: Any = {
             "font.family": [self.font, *FONTS] if self.font else FONTS,
             "font.size": 8.0,
@@ -150,9 +154,9 @@ class FigureOptions:
             "svg.hashsalt": "kvatlas",
             "pdf.fonttype": 42,
             "text.parse_math": False,
-            **dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), ground),
-            **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor"), ink),
-            **dict.fromkeys(("xtick.color", "ytick.color"), ink),
+            **dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), palette.ground),
+            **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor"), palette.ink),
+            **dict.fromkeys(("xtick.color", "ytick.color"), palette.ink),
         }
         with mpl.rc_context(settings), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -169,20 +173,20 @@ def text_width(text: str, size: float = SMALL_TYPE, bold: bool = False) -> float
 @lru_cache(100_000)
 def _unit_width(text: str, bold: bool, family: tuple[str, ...]) -> float:
     """Return the inches of a text in type of one point."""
-    renderer, fonts = _renderer(family)
+    from matplotlib.font_manager import FontProperties
+
+    font = FontProperties(family=list(family), size=100, weight="bold" if bold else "normal")
     # A fiftieth more, since small type is wider than its share of large type.
-    return 1.02 * float(renderer.get_text_width_height_descent(text, fonts[bold], False)[0]) / 7200
+    return 1.02 * float(_renderer().get_text_width_height_descent(text, font, False)[0]) / 7200
 
 
 @cache
-def _renderer(family: tuple[str, ...]) -> tuple[Any, list[Any]]:
-    """Return the renderer that measures texts, and the normal and the bold font at 100 points."""
+def _renderer() -> Any:
+    """Return the renderer that measures texts."""
     from matplotlib.backends.backend_agg import RendererAgg
-    from matplotlib.font_manager import FontProperties
 
     renderer: Any = RendererAgg
-    weights = ("normal", "bold")
-    return renderer(1, 1, 72), [FontProperties(family=list(family), size=100, weight=weight) for weight in weights]
+    return renderer(1, 1, 72)
 
 
 def wrapped(text: str, inches: float, size: float = SMALL_TYPE, bold: bool = False) -> list[str]:
@@ -355,31 +359,33 @@ def _figure_texts(
     return head, foot + text_lines(" ".join(sentences), room, SMALL_TYPE, options.colours.soft)
 
 
-def _key_rows(key: Iterable[KeyEntry], room: float) -> list[list[KeyEntry]]:
-    """Return the entries of a key in rows of a width in inches."""
-    rows: list[list[KeyEntry]] = []
-    taken = room
+def _key_rows(key: Iterable[KeyEntry], room: float) -> list[list[tuple[float, KeyEntry]]]:
+    """Return the entries of a key in rows of a width in inches, each after the inches where it begins."""
+    rows: list[list[tuple[float, KeyEntry]]] = []
+    x = room
     for entry in key:
-        inches = _KEY_MARK + text_width(entry.words) + _KEY_GAP
-        if taken + inches - _KEY_GAP > room:
+        inches = _KEY_MARK + text_width(entry.words)
+        if x + inches > room:
             rows.append([])
-            taken = 0.0
-        rows[-1].append(entry)
-        taken += inches
+            x = 0.0
+        rows[-1].append((x, entry))
+        x += inches + _KEY_GAP
     return rows
 
 
-def _write_key(figure: Figure, rows: Iterable[Sequence[KeyEntry]], top: float, options: FigureOptions) -> None:
+def _write_key(
+    figure: Figure, rows: Iterable[Sequence[tuple[float, KeyEntry]]], top: float, options: FigureOptions
+) -> None:
     """Write the rows of a key, each mark before its words, the first one below `top` inches."""
     width, height = figure.get_size_inches()
+    soft = options.colours.soft
     for row in rows:
         top -= _KEY_LINE
-        x = EDGE
-        for entry in row:
-            add_mark(figure, (x + 0.045, top + 0.075), entry.kind, options.colours, figure.dpi_scale_trans)
-            x += _KEY_MARK
-            figure.text(x / width, (top + 0.04) / height, entry.words, fontsize=SMALL_TYPE, color=options.colours.soft)
-            x += text_width(entry.words) + _KEY_GAP
+        for x, entry in row:
+            add_mark(figure, (EDGE + x + 0.045, top + 0.075), entry.kind, options.colours)
+            figure.text(
+                (EDGE + x + _KEY_MARK) / width, (top + 0.04) / height, entry.words, fontsize=SMALL_TYPE, color=soft
+            )
 
 
 def _write_lines(figure: Figure, lines: Iterable[Line], top: float) -> None:
@@ -387,14 +393,7 @@ def _write_lines(figure: Figure, lines: Iterable[Line], top: float) -> None:
     width, height = figure.get_size_inches()
     for line in lines:
         top -= line.high
-        figure.text(
-            EDGE / width,
-            (top + 0.3 * line.size / 72) / height,
-            line.text,
-            fontsize=line.size,
-            color=line.colour,
-            fontweight=line.weight,
-        )
+        figure.text(EDGE / width, (top + 0.3 * line.size / 72) / height, line.text, **line.type)
 
 
 def write_above(
@@ -407,9 +406,8 @@ def write_above(
     x, y = place
     for line in reversed(lines):
         panel.annotate(
-            line.text, (0, 1), (x, y), xycoords="axes fraction", textcoords="offset points", va="baseline", ha=align,
-            fontsize=line.size, color=line.colour, fontweight=line.weight,
-        )  # fmt: skip
+            line.text, (0, 1), (x, y), "axes fraction", "offset points", va="baseline", ha=align, **line.type
+        )
         y += 72 * line.high
 
 
@@ -474,7 +472,7 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | No
     Its data is written next to it as `NAME.data.csv`: `data` as it is, else `maps` as a CSV map. Equal figures give
     equal bytes. Raises KvatlasError for another suffix and for a path that cannot be written.
     """
-    from kvatlas.results.export import csv_text, replacing
+    from kvatlas.results.export import csv_text, replacing, write_text
 
     check_figure(path)
     content = rendered(figure, path.suffix.lower())
@@ -485,8 +483,7 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | No
     if data is None:
         return [path]
     data_path = path.with_suffix(".data.csv")
-    with replacing(data_path) as partial_file:
-        partial_file.write_text(data, "utf-8", newline="")
+    write_text(data, data_path)
     return [path, data_path]
 
 

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvatlas.columns import cell_document
 from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
-from kvatlas.stats.controls import Changes
 from kvatlas.stats.losses import LossFamily, Required
-from kvatlas.stats.map_tests import Effect, MapTests
+from kvatlas.stats.map_tests import Effect
 from kvatlas.stats.maps import SettingTable
 from kvatlas.stats.numerics.arrays import Difference
-from kvatlas.stats.numerics.equal_memory import Pair
 from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
-from kvatlas.stats.windows_at_memory import EqualMemory
 
 Json = dict[str, Any]
-
-
-def omnibus_document(tests: MapTests) -> Json:
-    """Return the test of "all settings behave alike"; unknown values where it was not made."""
-    if tests.omnibus is None or tests.basis is None:
-        return {"statistic": None, "p": None, "method": None}
-    test = tests.omnibus
-    return {"statistic": rounded(test.statistic, 4), "p": rounded_p(test.p), "method": tests.basis.method}
 
 
 def rounded_p(p: float | None) -> float | None:
@@ -42,12 +31,9 @@ def contrast_document(contrast: Difference, name: str = "value") -> Json:
 
 def stays_document(stays: Stays | None) -> Json:
     """Return the tokens that stay after a compression, and their share in percent."""
-    if stays is None:
-        return {"stays_tokens": None, "stays_share": None}
-    return {
-        "stays_tokens": rounded(stays.tokens, 3),
-        "stays_share": percent(None if math.isnan(stays.share) else stays.share),
-    }
+    tokens = None if stays is None else round(stays.tokens, 3)
+    share = None if stays is None or math.isnan(stays.share) else percent(stays.share)
+    return {"stays_tokens": tokens, "stays_share": share}
 
 
 def loss_values(loss: Difference | None) -> Json:
@@ -86,21 +72,17 @@ def setting_loss_document(setting: Setting, loss: Difference, family: LossFamily
 
 def limits_document(loss: Difference, refused: str = "") -> Json:
     """Return the limits of a loss by each claim, or why a claim cannot be made."""
-    found: Json = {}
-    for claim in Claim:
-        of_claim = loss.claims.get(claim)
-        if of_claim is None:
-            found[claim.value] = {"refused": refused}
-        else:
-            found[claim.value] = {
-                "low": percent(of_claim.low),
-                "high": percent(of_claim.high),
-                "limit": None if loss.is_control else percent(of_claim.limit),
-                "joint_limit": None if loss.is_control else percent(of_claim.joint_limit),
-                "p": rounded_p(of_claim.p),
-                "kept": of_claim.is_kept,
-                "broken": of_claim.is_broken,
-            }
+    found: Json = {claim.value: {"refused": refused} for claim in Claim}
+    for claim, of_claim in loss.claims.items():
+        found[claim] = {
+            "low": percent(of_claim.low),
+            "high": percent(of_claim.high),
+            "limit": None if loss.is_control else percent(of_claim.limit),
+            "joint_limit": None if loss.is_control else percent(of_claim.joint_limit),
+            "p": rounded_p(of_claim.p),
+            "kept": of_claim.is_kept,
+            "broken": of_claim.is_broken,
+        }
     return found
 
 
@@ -119,17 +101,15 @@ def required_document(required: Required) -> Json:
 def comparison_document(comparison: Comparison) -> Json:
     """Return a paired comparison: first minus second, in points."""
     names = ("model", "benchmark", "metric", "first", "second", "cells")
+    difference = comparison.difference
     return {
         **{name: getattr(comparison, name) for name in names},
-        **contrast_document(comparison.difference, "difference"),
-        "limits": {
-            str(claim): contrast_document(contrast, "difference")
-            for claim, contrast in comparison.difference.claims.items()
-        },
-        "problems": comparison.difference.problems,
-        "pairs": comparison.difference.pairs or None,
+        **contrast_document(difference, "difference"),
+        "limits": {str(claim): contrast_document(one, "difference") for claim, one in difference.claims.items()},
+        "problems": difference.problems,
+        "pairs": difference.pairs or None,
         "note": comparison.note or None,
-        "p_holm": rounded_p(comparison.difference.p_holm),
+        "p_holm": rounded_p(difference.p_holm),
     }
 
 
@@ -153,7 +133,7 @@ def choice_document(choice: Choice) -> Json:
         "withheld": choice.withheld or None,
         "proven": [str(setting) for setting, _ in choice.proven],
         "last_in_order": choice.is_last,
-        "changes": [changes_document(one) for one in choice.changes],
+        "changes": [{**vars(one), "setting": str(one.setting), "p": rounded_p(one.p)} for one in choice.changes],
         "margin": percent(choice.margin),
         **loss_values(choice.loss),
         "shown": choice.shown,
@@ -167,14 +147,15 @@ def choice_document(choice: Choice) -> Json:
     }
 
 
+def recommendation_document(choices: Sequence[Choice]) -> Json:
+    """Return the recommendation for the first model, unknown values without one, and that of every model."""
+    documents = [choice_document(choice) for choice in choices]
+    return {**(documents[0] if documents else NO_SETTING), "all": documents}
+
+
 def control_document(setting: Setting, loss: Difference) -> Json:
     """Return the control of a run, and whether it is proven to lose."""
     return {"setting": str(setting), **contrast_document(loss, "loses"), "seen": loss.low > 0}
-
-
-def changes_document(changes: Changes) -> Json:
-    """Return the changed answers of a setting to the first sample of each problem, beside the reference's."""
-    return {**vars(changes), "setting": str(changes.setting), "p": rounded_p(changes.p)}
 
 
 def saving_document(saving: Saving | None) -> Json | None:
@@ -211,19 +192,11 @@ def table_document(table: SettingTable) -> Json:
     """Return a table of settings: each with its value, costs and loss, and its value on each benchmark."""
     settings = []
     for row in table.rows:
+        loss = row.loss
+        decided = {"shown": loss.is_kept if loss else None, "broken": loss.is_broken if loss else None}
+        values = {**cell_document(row.cell), **loss_values(loss), **decided}
         by_benchmark = {name: cell.estimate.to_dict() for name, cell in row.by_benchmark.items()}
-        decided: Json = {"shown": None, "broken": None}
-        if row.loss is not None:
-            decided = {"shown": row.loss.is_kept, "broken": row.loss.is_broken}
-        settings.append(
-            {
-                "name": row.name,
-                **cell_document(row.cell),
-                **loss_values(row.loss),
-                **decided,
-                "benchmarks": by_benchmark,
-            }
-        )
+        settings.append({"name": row.name, **values, "benchmarks": by_benchmark})
     return {
         "model": table.model,
         "benchmark": table.benchmark,
@@ -241,47 +214,9 @@ def pooled_document(effect: Effect) -> Json:
         "p": rounded_p(effect.p),
         "adjusted_p": rounded_p(effect.adjusted_p),
         "levels": [
-            {
-                "level": level,
-                **contrast_document(contrast, "difference"),
-                **stays_document(effect.stays.get(level)),
-            }
+            {"level": level, **contrast_document(contrast, "difference"), **stays_document(effect.stays.get(level))}
             for level, contrast in effect.levels
         ],
         "maps": effect.maps or None,
         "below": list(effect.below) or None,
-    }
-
-
-def memory_document(memory: EqualMemory) -> Json:
-    """Return local windows at equal memory as data."""
-    estimate = memory.estimate
-    return {
-        "pairs": len(memory.tests),
-        "proven": [_pair_document(memory, pair) for pair in memory.proven],
-        "strongest": _pair_document(memory, memory.best) if memory.best else None,
-        "estimate": None
-        if estimate is None
-        else {
-            "wide": memory.windows[estimate.wide],
-            "narrow": memory.windows[estimate.narrow],
-            "low_tokens": round(estimate.low, 3),
-            "high_tokens": round(estimate.high, 3),
-            **contrast_document(estimate.difference, "difference"),
-        },
-        "nothing_in_common": [list(pair) for pair in memory.apart],
-    }
-
-
-def _pair_document(memory: EqualMemory, pair: Pair) -> Json:
-    difference = memory.tests[pair]
-    sides = {}
-    for name, index in zip(("better", "other"), pair, strict=True):
-        place = dict(zip(memory.axes, memory.coords[index], strict=True))
-        sides[name] = {**place, "stays_tokens": round(float(memory.tokens[index]), 3)}
-    return {
-        **sides,
-        "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in memory.keeps_more(pair).items()},
-        **contrast_document(difference, "difference"),
-        "adjusted_p": rounded_p(difference.p_holm),
     }

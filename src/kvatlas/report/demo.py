@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kvatlas.core import Map, grouped
+from kvatlas.core import grouped
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.setting_rows import answer_csv, answer_figure
 from kvatlas.figures.style import save
@@ -16,9 +15,6 @@ from kvatlas.report.result import Result, open_result
 from kvatlas.report.sentences import short_headline
 from kvatlas.results.export import write_maps
 from kvatlas.text import model_name
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Kinds of files of each figure.
 FIGURES = ("png", "svg", "pdf")
@@ -40,20 +36,16 @@ def write_demo(folder: Path) -> tuple[Result, list[Path]]:
 
 def _draw_figures(result: Result, folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Draw the settings in rows, their maps side by side, then a figure for each model and policy but controls."""
-    metric = result.opened_runs[0].metric
     title = short_headline(result.choices, result.comparisons)
-    figure = answer_figure(result.choices, metric, title=title)
+    figure = answer_figure(result.choices, result.opened_runs[0].metric, title=title)
     written = [save(figure, folder / f"answer.{suffix}", data=answer_csv(result.choices))[0] for suffix in suffixes]
 
     means = [one.map for one in result.means]
     figure = metric_figure(result, means, MapOptions(mean=True), losses_of_means(result))
-    written += _save_figure(figure, "means", means, folder, suffixes)
+    written += [save(figure, folder / f"means.{suffix}", means)[0] for suffix in suffixes]
     maps = [one.map for one in result.maps if not one.map.is_control]
     for (model, policy), series in grouped(maps, lambda map_: (map_.model, map_.policy)).items():
-        written += _save_figure(map_figure(series), f"{model_name(model)}-{policy}", series, folder, suffixes)
+        figure = map_figure(series)
+        name = f"{model_name(model)}-{policy}"
+        written += [save(figure, folder / f"{name}.{suffix}", series)[0] for suffix in suffixes]
     return written
-
-
-def _save_figure(figure: Figure, name: str, maps: Sequence[Map], folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Write a figure and the numbers of its maps; return the pictures."""
-    return [save(figure, folder / f"{name}.{suffix}", maps)[0] for suffix in suffixes]

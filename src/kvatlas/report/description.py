@@ -15,21 +15,11 @@ from kvatlas.report.as_data import Json
 from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import MapResult, Result
 from kvatlas.report.sentences import level_sentence, memory_lines
-from kvatlas.stats.choice import Choice, kv_tokens_of
+from kvatlas.stats.choice import Choice
 from kvatlas.stats.maps import SettingTable
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.run_data import setting_words
-from kvatlas.text import (
-    axis_label,
-    bytes_text,
-    counted,
-    interval_text,
-    limit_text,
-    model_name,
-    p_text,
-    percent_text,
-    points_text,
-)
+from kvatlas.text import axis_label, counted, interval_text, limit_text, model_name, p_text, percent_text, points_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -55,7 +45,7 @@ def every_map(result: Result) -> str:
 
 def as_document(result: Result) -> Json:
     """Return the document of `kvatlas describe --json`: the result as data, and what to try next, with specs."""
-    return {**result.to_dict(), "next_steps": [step.to_dict() for step in next_steps(result)]}
+    return {**result.to_dict(), "next_steps": [vars(step) for step in next_steps(result)]}
 
 
 def say(macro: str, about: Any, *others: Any) -> list[str]:
@@ -88,27 +78,19 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         loader=FunctionLoader(lambda name: (folder / name).read_text("utf-8")),
     )
+    # Functions have their names in templates, texts without `_text`.
+    texts = (percent_text, limit_text, at_most_text, brief, p_text, setting_text, recommendation, estimates_text)
+    filters = (*texts, level_sentence, memory_lines)
+    environment.filters |= {function.__name__.removesuffix("_text"): function for function in filters}
     environment.filters |= {
-        "percent": percent_text,
-        "points": points_text,
-        "limit": limit_text,
-        "at_most": at_most_text,
         "model": model_name,
         "label": axis_label,
-        "brief": brief,
-        "p": p_text,
         "count": counted,
         "listed": listed_items,
         "grouped": lambda items, *names: grouped(items, attrgetter(*names)).items(),
-        "setting": setting_text,
-        "memory": memory_text,
-        "recommendation": recommendation,
         "share": lambda share: f"{100 * share:g}",
         "times": lambda ratio: f"{100 * ratio:.0f} %",
         "at": place_on_axes,
-        "estimates": estimates_text,
-        "level_sentence": level_sentence,
-        "memory_lines": memory_lines,
     }
     tables = (added_tables, changes_table, limits_table, grid_table, benchmark_table, comparison_table, settings_table)
     others = (say, next_steps, marks_legend, settings_by_benchmark, setting_comparisons)
@@ -135,13 +117,6 @@ def listed_items(items: Iterable[str]) -> str:
     names = list(items)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return "; ".join(names[:_NAMED]) + more
-
-
-def memory_text(cell: Cell) -> str:
-    """Return the mean KV memory of a cell: bytes, where they are known and so decide, and tokens."""
-    tokens = f"{kv_tokens_of(cell) or 0:,.0f} KV tokens"
-    size = cell.number("kv_memory")
-    return tokens if size is None else f"{bytes_text(size)}, {tokens}"
 
 
 def place_on_axes(coord: CellCoord, one: Any) -> str:
@@ -236,12 +211,10 @@ def _table_on_axes(one: MapResult, title: str, texts: Mapping[CellCoord, str]) -
 
 def _loss_mark(loss: Difference | None) -> str:
     """Return `*` where a loss of at most the margin is proven, `!` where a larger one is; twice by every claim."""
-    if loss is None:
+    if loss is None or not (loss.keeps_any or loss.breaks_any):
         return ""
-    if loss.keeps_any or loss.breaks_any:
-        sign = "*" if loss.keeps_any else "!"
-        return 2 * sign if loss.keeps_like or loss.breaks_like else sign
-    return ""
+    sign = "*" if loss.keeps_any else "!"
+    return 2 * sign if loss.keeps_like or loss.breaks_like else sign
 
 
 def marks_legend(margin: str, reference: str) -> str:
@@ -278,9 +251,8 @@ def changes_table(choice: Choice) -> str:
     rows = []
     for one in choice.changes:
         name = "asked again" if one.setting == AGAIN else setting_words(one.setting, settings)
-        rows.append(
-            [name, str(one.pairs), "–" if one.texts is None else str(one.texts), str(one.lost), str(one.gained)]
-        )
+        texts = "–" if one.texts is None else str(one.texts)
+        rows.append([name, str(one.pairs), texts, str(one.lost), str(one.gained)])
     return markdown_table(["Setting", "Problems", "Texts changed", "Answers lost", "Gained"], rows)
 
 
@@ -292,24 +264,16 @@ def benchmark_table(result: Result) -> str:
     for (model, benchmark), maps in grouped(single, attrgetter("map.model", "map.benchmark")).items():
         full = maps[0].map.full
         problems = maps[0].problems
-        ranges = {
-            one.map.policy: f"{_exact_percent(one, min(one.values))} to {_exact_percent(one, max(one.values))}"
-            for one in maps
-        }
-        rows.append(
-            [
-                model_name(model),
-                benchmark,
-                "–" if problems is None else str(problems),
-                "–" if full is None else percent_text(full.estimate.value),
-                *(ranges.get(policy, "–") for policy in policies),
-            ]
-        )
+        ranges = {}
+        for one in maps:
+            ranges[one.map.policy] = f"{_exact_percent(one, min(one.values))} to {_exact_percent(one, max(one.values))}"
+        count = "–" if problems is None else str(problems)
+        full_text = "–" if full is None else percent_text(full.estimate.value)
+        rows.append([model_name(model), benchmark, count, full_text, *(ranges.get(policy, "–") for policy in policies)])
 
     columns = [f"{policy or 'cells'}, lowest to highest" for policy in policies]
-    return markdown_table(
-        ["Model", "Benchmark", "Problems", result.reference.removeprefix("the ").removesuffix(" cache"), *columns], rows
-    )
+    reference = result.reference.removeprefix("the ").removesuffix(" cache")
+    return markdown_table(["Model", "Benchmark", "Problems", reference, *columns], rows)
 
 
 def settings_table(table: SettingTable) -> str:
@@ -324,11 +288,8 @@ def settings_table(table: SettingTable) -> str:
     rows = []
     for row in table.rows:
         cell = row.cell
-        fields = [
-            row.name,
-            percent_text(cell.estimate.value) + _loss_mark(row.loss),
-            interval_text(cell.estimate) or "–",
-        ]
+        value = percent_text(cell.estimate.value) + _loss_mark(row.loss)
+        fields = [row.name, value, interval_text(cell.estimate) or "–"]
         if row.loss is not None:
             fields += [percent_text(row.loss.value), f"{percent_text(row.loss.low)} to {percent_text(row.loss.high)}"]
         elif has_losses:
@@ -381,21 +342,10 @@ _COMPARISON_COLUMNS = (
 def comparison_table(result: Result) -> str:
     """Return the paired comparisons: first minus second in points."""
     rows = []
-    for comparison in result.comparisons:
-        difference = comparison.difference
-        rows.append(
-            [
-                comparison.model,
-                comparison.benchmark,
-                comparison.first,
-                comparison.second,
-                str(comparison.cells),
-                str(difference.problems),
-                points_text(difference.value),
-                f"{points_text(difference.low)} to {points_text(difference.high)}",
-                p_text(difference.p),
-                p_text(difference.p_holm),
-                comparison.note,
-            ]
-        )
+    for one in result.comparisons:
+        difference = one.difference
+        names = [one.model, one.benchmark, one.first, one.second, str(one.cells), str(difference.problems)]
+        limits = f"{points_text(difference.low)} to {points_text(difference.high)}"
+        p_values = [p_text(difference.p), p_text(difference.p_holm)]
+        rows.append([*names, points_text(difference.value), limits, *p_values, one.note])
     return markdown_table(_COMPARISON_COLUMNS, rows)

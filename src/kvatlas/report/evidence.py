@@ -9,16 +9,7 @@ from itertools import chain
 
 from kvatlas.columns import cell_document
 from kvatlas.core import CellCoord, Claim, KvatlasError, Map, MapName, Note, NoteKind, grouped, is_of_policy, percent
-from kvatlas.report.as_data import (
-    Json,
-    contrast_document,
-    limits_document,
-    loss_values,
-    memory_document,
-    omnibus_document,
-    rounded_p,
-    stays_document,
-)
+from kvatlas.report.as_data import Json, contrast_document, limits_document, loss_values, rounded_p, stays_document
 from kvatlas.report.sources import Sources
 from kvatlas.stats.choice import Choice, choices, floor_reason
 from kvatlas.stats.controls import drift_reason
@@ -28,11 +19,11 @@ from kvatlas.stats.losses import GridLosses, losses_of
 from kvatlas.stats.map_tests import Basis, Effect, MapTests, fixed_run_tests
 from kvatlas.stats.maps import SettingTable, setting_tables
 from kvatlas.stats.numerics.arrays import Difference
+from kvatlas.stats.numerics.equal_memory import Pair
 from kvatlas.stats.pairs import Comparison, adjusted, comparisons
 from kvatlas.stats.run_data import RunData, shown_policies
-from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import Kind, Limitation, findings
-from kvatlas.stats.windows_at_memory import level_stays
+from kvatlas.stats.windows_at_memory import EqualMemory, level_stays
 from kvatlas.text import model_name
 
 #: Values nearer than this are the same peak.
@@ -125,21 +116,25 @@ class MapResult:
             "lowest": [self._estimate(coord) for coord in self.lowest],
             "estimates": [self._cell(coord) for coord in map_.cells],
             "baselines": [{**cell_document(cell), "setting": name} for name, cell in map_.baselines.items()],
-            "omnibus": omnibus_document(verdict),
+            "omnibus": self._omnibus(),
             "evidence_of_difference": verdict.evidence,
             "plateau": [self._coord(coord) for coord in verdict.plateau] or None,
             "may_lose": percent(verdict.most_lost),
             "claim": map_.claim.value if map_.claim else None,
             "effects": [self._effect(effect) for effect in verdict.effects],
-            "stability": {
-                "spread": percent(verdict.spread),
-                "noise": percent(verdict.noise),
-            },
-            "equal_memory": memory_document(verdict.memory) if verdict.memory else None,
+            "stability": {"spread": percent(verdict.spread), "noise": percent(verdict.noise)},
+            "equal_memory": _memory_document(verdict.memory) if verdict.memory else None,
             "method": verdict.basis.value if verdict.basis else None,
             "validity": map_.validity.to_dict() if map_.validity else None,
             "notes": [note.text for note in self.notes],
         }
+
+    def _omnibus(self) -> Json:
+        """Return the test of "all settings behave alike"; unknown values where it was not made."""
+        test = self.verdict.omnibus
+        if test is None or self.verdict.basis is None:
+            return {"statistic": None, "p": None, "method": None}
+        return {"statistic": round(test.statistic, 4), "p": rounded_p(test.p), "method": self.verdict.basis.method}
 
     def _coord(self, coord: CellCoord) -> Json:
         return dict(zip(self.axes, coord, strict=True))
@@ -168,6 +163,39 @@ class MapResult:
         return {"axis": effect.axis, "levels": levels, "p": rounded_p(effect.p), "missed": percent(effect.hidden)}
 
 
+def _memory_document(memory: EqualMemory) -> Json:
+    """Return local windows at equal memory as data."""
+
+    def pair_document(pair: Pair) -> Json:
+        sides = {}
+        for name, index in zip(("better", "other"), pair, strict=True):
+            place = dict(zip(memory.axes, memory.coords[index], strict=True))
+            sides[name] = {**place, "stays_tokens": round(float(memory.tokens[index]), 3)}
+        return {
+            **sides,
+            "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in memory.keeps_more(pair).items()},
+            **contrast_document(memory.tests[pair], "difference"),
+            "adjusted_p": rounded_p(memory.tests[pair].p_holm),
+        }
+
+    estimate = None
+    if memory.estimate is not None:
+        estimate = {
+            "wide": memory.windows[memory.estimate.wide],
+            "narrow": memory.windows[memory.estimate.narrow],
+            "low_tokens": round(memory.estimate.low, 3),
+            "high_tokens": round(memory.estimate.high, 3),
+            **contrast_document(memory.estimate.difference, "difference"),
+        }
+    return {
+        "pairs": len(memory.tests),
+        "proven": list(map(pair_document, memory.proven)),
+        "strongest": pair_document(memory.best) if memory.best else None,
+        "estimate": estimate,
+        "nothing_in_common": [list(pair) for pair in memory.apart],
+    }
+
+
 class Evidence(Sources):
     """The evidence of runs and CSV maps, each part made on first use and kept. Shares in [0, 1].
 
@@ -179,7 +207,15 @@ class Evidence(Sources):
     @cached_property
     def joined_runs(self) -> list[RunData]:
         """The runs, those with the same axes as one."""
-        return join_runs(self.opened_runs)
+        joined = []
+        # A run without maps has the parameters that it varies in place of axes.
+        by_axes = grouped(self.opened_runs, lambda run: run.axes if run.has_maps else ("", *run.varied))
+        for alike in by_axes.values():
+            first = alike[0]
+            if len(alike) > 1:
+                first = first.with_cells(list(chain.from_iterable(run.cells for run in alike)))
+            joined.append(first)
+        return joined
 
     @cached_property
     def runs(self) -> list[RunData]:
@@ -270,23 +306,21 @@ class Evidence(Sources):
 
         First of all a full cache that solves too little for a loss to be seen.
         """
+        drifts = []
         floors = []
         for choice in self.choices:
+            drift = drift_reason(choice.changes)
+            if drift:
+                text = f"{model_name(choice.model)}: {drift}."
+                drifts.append(Limitation(Kind.DRIFT, choice.model, choice.benchmark, text))
             if choice.family.is_floor:
                 text = f"{model_name(choice.model)} on {choice.benchmark}: {floor_reason(choice.family)}; take "
                 text += "easier problems, or more new tokens where traces are truncated."
                 floors.append(Limitation(Kind.FLOOR, choice.model, choice.benchmark, text))
 
-        cells: list[CellTraces] = []
         policy = self.options.policy
-        for run in self.opened_runs:
-            cells += run.cells if policy is None else run.of_policy(policy).cells
-        drifts = [
-            Limitation(Kind.DRIFT, one.model, one.benchmark, f"{model_name(one.model)}: {drift_reason(one.changes)}.")
-            for one in self.choices
-            if drift_reason(one.changes)
-        ]
-        return (*drifts, *floors, *findings(cells))
+        runs = self.opened_runs if policy is None else [run.of_policy(policy) for run in self.opened_runs]
+        return (*drifts, *floors, *findings(list(chain.from_iterable(run.cells for run in runs))))
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
@@ -307,31 +341,14 @@ class Evidence(Sources):
     def comparisons(self) -> tuple[Comparison, ...]:
         """The comparisons of the policy that the options name, p-values adjusted over all of them."""
         policy = self.shown_policy
-        return adjusted(
-            [
-                pair
-                for pair in self.unadjusted_comparisons
-                if policy is None or is_of_policy(pair.first, policy) or is_of_policy(pair.second, policy)
-            ]
-        )
-
-
-def join_runs(runs: Sequence[RunData]) -> list[RunData]:
-    """Return the runs, those with the same axes as one."""
-    joined = []
-    # A run without maps has the parameters that it varies in place of axes.
-    for alike in grouped(runs, lambda run: run.axes if run.has_maps else ("", *run.varied)).values():
-        first = alike[0]
-        if len(alike) > 1:
-            first = first.with_cells(list(chain.from_iterable(run.cells for run in alike)))
-        joined.append(first)
-    return joined
+        pairs = self.unadjusted_comparisons
+        if policy is not None:
+            pairs = [pair for pair in pairs if is_of_policy(pair.first, policy) or is_of_policy(pair.second, policy)]
+        return adjusted(pairs)
 
 
 def run_tests(run: RunData, losses: GridLosses, maps: Sequence[Map]) -> Mapping[MapName, MapTests]:
     """Return the tests of each of the run's maps and means; of maps without a full cache with the bound's plateau."""
-    if not run.has_maps:
-        return {}
     found = fixed_run_tests(run, losses)
     without_full = [map_ for map_ in maps if map_.name in found and found[map_.name].losses is None]
     for name, bound in bound_tests_of_maps(without_full).items():
@@ -366,9 +383,8 @@ def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, MapTests], margin
 
 def _check_policy(runs: Sequence[RunData], policy: str) -> None:
     """Raise KvatlasError if no setting of the runs is of a policy."""
-    settings = []
-    for run in runs:
-        settings += [cell.setting for cell in run.cells]
+    cells = chain.from_iterable(run.cells for run in runs)
+    settings = [cell.setting for cell in cells]
     if not any(setting.is_of(policy.partition("(")[0]) for setting in settings):
         policies = ", ".join(shown_policies(setting.policy for setting in settings).values())
         raise KvatlasError(f"There is no setting of the policy {policy!r}; there are: {policies}.")

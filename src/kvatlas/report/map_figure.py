@@ -35,7 +35,7 @@ from kvatlas.report.sentences import effect_title, recommended_words, short_head
 from kvatlas.report.sources import ReadOptions, Source, bare_maps, every_map, of_policy, open_sources
 from kvatlas.results.csv_maps import PUBLISHED
 from kvatlas.results.export import marked_csv
-from kvatlas.stats.choice import Choice, with_recommended
+from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.costs import cost_ratios
 from kvatlas.stats.csv_tests import unpaired_losses
 from kvatlas.stats.maps import check_complete, mean_maps, run_notes
@@ -90,9 +90,8 @@ def plot_sources(
     metric = None if cost else options.metric or "pass@1"
     read = replace(options, metric=metric)
     if metric:
-        opened = open_sources(
-            [replace(one, metric=metric) if isinstance(one, RunData) else one for one in opened], read
-        )
+        measured = [replace(one, metric=metric) if isinstance(one, RunData) else one for one in opened]
+        opened = open_sources(measured, read)
     result = Evidence(opened, read)
     if show.forest or show.cost:
         return _draw_answer(result, out, show)
@@ -145,11 +144,9 @@ def _with_states(map_: Map, losses: Mapping[CellCoord, Difference], margin: floa
         return map_
     keeps = frozenset(coord for coord, loss in losses.items() if loss.is_kept)
     breaks = frozenset(coord for coord, loss in losses.items() if loss.is_broken)
-    note = Note(NoteKind.INTERVAL, "losses are not paired by problem, so their limits are wide")
-    notes = (*map_.notes, note)
-    return replace(
-        map_, keeps=keeps, breaks=breaks, keeps_like=keeps, breaks_like=breaks, margin=margin, notes=notes
-    )  # fmt: skip
+    notes = (*map_.notes, Note(NoteKind.INTERVAL, "losses are not paired by problem, so their limits are wide"))
+    map_ = replace(map_, margin=margin, notes=notes)
+    return replace(map_, keeps=keeps, breaks=breaks, keeps_like=keeps, breaks_like=breaks)
 
 
 def _costs_of(sources: Sequence[Source]) -> dict[str, Column]:
@@ -163,11 +160,6 @@ def _costs_of(sources: Sequence[Source]) -> dict[str, Column]:
     return cost_columns(measures)
 
 
-def judged_choices(result: Evidence) -> list[Choice]:
-    """Return the recommendations that rest on losses against a full cache."""
-    return [choice for choice in result.choices if choice.losses]
-
-
 def _draw_answer(result: Evidence, out: Path, show: MapOptions) -> list[Path]:
     """Draw what settings save and lose: as rows, or against a cost."""
     option = "--forest" if show.forest else f"--cost {show.cost}"
@@ -175,7 +167,8 @@ def _draw_answer(result: Evidence, out: Path, show: MapOptions) -> list[Path]:
     for other, is_given in others.items():
         if is_given:
             raise KvatlasError(f"{option} draws what settings lose, and {other} another figure; leave one of them out.")
-    choices = judged_choices(result)
+    # Those that rest on losses against a full cache.
+    choices = [choice for choice in result.choices if choice.losses]
     if not choices:
         raise KvatlasError(
             "What settings save and lose is told against a full cache, and no run here has one; `kvatlas describe` "
@@ -209,12 +202,7 @@ def _draw_answer(result: Evidence, out: Path, show: MapOptions) -> list[Path]:
 
 def _check_heatmap_options(show: MapOptions, figure: str) -> None:
     """Raise KvatlasError for options of heatmaps beside another `figure`, which would go without a word."""
-    given = {
-        "--mean": show.mean,
-        "--shared": show.shared is True,
-        "--own": show.shared is False,
-    }
-
+    given = {"--mean": show.mean, "--shared": show.shared is True, "--own": show.shared is False}
     for option, is_given in given.items():
         if is_given:
             raise KvatlasError(f"{option} is for runs with two axes, and this figure shows {figure}; leave it out.")
@@ -248,14 +236,15 @@ def metric_figure(result: Evidence, maps: Sequence[Map], show: MapOptions, losse
     panels = metric_panels(maps, exact=is_plain or show.shared is False)
     if losses and not is_plain:
         panels = loss_panels(maps, losses)
-    return plot(
-        panels,
-        shared=show.shared,
-        one_bar=show.mean,
-        title=title,
-        notes=[*recommended_notes(result, maps), *_comparison_notes(comparisons)],
-        options=show.figure,
-    )
+    return _plot_panels(result, panels, show, title, _comparison_notes(comparisons))
+
+
+def _plot_panels(
+    result: Evidence, panels: Sequence[Panel], show: MapOptions, title: str, notes: Sequence[Note]
+) -> Figure:
+    """Return panels as a heatmap; the notes stand after that on what is recommended on their maps."""
+    notes = [*recommended_notes(result, [panel.map for panel in panels]), *notes]
+    return plot(panels, shared=show.shared, one_bar=show.mean, title=title, notes=notes, options=show.figure)
 
 
 def recommended_notes(result: Evidence, maps: Sequence[Map]) -> list[Note]:
@@ -277,15 +266,7 @@ def recommended_notes(result: Evidence, maps: Sequence[Map]) -> list[Note]:
 def _draw_panels(result: Evidence, panels: Sequence[Panel], out: Path, show: MapOptions, title: str = "") -> list[Path]:
     maps = with_recommended([panel.map for panel in panels], result.choices)
     panels = [replace(panel, map=map_) for panel, map_ in zip(panels, maps, strict=True)]
-    figure = plot(
-        panels,
-        shared=show.shared,
-        one_bar=show.mean,
-        title=title,
-        notes=recommended_notes(result, maps),
-        options=show.figure,
-    )
-    return save(figure, out, data=panels_csv(panels))
+    return save(_plot_panels(result, panels, show, title, ()), out, data=panels_csv(panels))
 
 
 def _comparisons_of(result: Evidence, policies: Set[str]) -> list[Comparison]:
@@ -341,9 +322,7 @@ def _draw_against(result: Evidence, out: Path, cost: str | None, policy: str | N
     _check_heatmap_options(show, f"the settings of a run against {show.against}")
     runs = result.opened_runs
     for run in runs:
-        cells = list(filter(run.fits, run.cells))
-        check_complete(cells, run.partial, "figure")
-
+        check_complete(list(filter(run.fits, run.cells)), run.partial, "figure")
     tables = list(chain.from_iterable(against_policy(run, show.against) for run in runs))
     if policy:
         tables = rows_of_policy(tables, policy)
@@ -363,10 +342,7 @@ def _panels_against(result: Evidence, against: str, mean: bool) -> list[Panel]:
 
     tested = {one.map.name: one.map for one in (*result.maps, *result.means)}
     if mean:
-        others = []
-        for map_ in compared.maps:
-            partner = compared.others[map_.name]
-            others.append(replace(partner, model=map_.model, benchmark=map_.benchmark, policy=map_.policy))
+        others = [replace(compared.others[map_.name], **map_.name._asdict()) for map_ in compared.maps]
         means = {of_others.name: of_others for of_others in mean_maps(others)}
         compared = replace(compared, maps=mean_maps(compared.maps), others=means)
     # Maps with the outcomes of their tests.
@@ -411,9 +387,7 @@ def maps_against(maps: Sequence[Map], runs: Sequence[RunData], against: str, oth
         compared = [map_ for map_ in maps if map_.model != model]
         return _compared_maps(compared, model_name(model), maps, lambda name: name._replace(model=model), runs, runs)
 
-    valid: dict[str, None] = {}
-    for map_ in maps:
-        valid |= dict.fromkeys(map_.baselines)
+    valid = dict.fromkeys(chain.from_iterable(map_.baselines for map_ in maps))
     valid |= dict.fromkeys(map_.policy for map_ in maps)
     valid |= dict.fromkeys(map_.model for map_ in maps)
     raise KvatlasError(
@@ -435,11 +409,8 @@ def _compared_maps(
     Raises KvatlasError if no map has a partner.
     """
     by_name = {(map_.name, *_axis_names(map_)): map_ for map_ in others}
-    partners: dict[MapName, Map] = {}
-    for map_ in maps:
-        partner = by_name.get((partner_of(map_.name), *_axis_names(map_)))
-        if partner is not None:
-            partners[map_.name] = partner
+    found = {map_.name: by_name.get((partner_of(map_.name), *_axis_names(map_))) for map_ in maps}
+    partners = {map_name: partner for map_name, partner in found.items() if partner is not None}
     if not partners:
         raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
 

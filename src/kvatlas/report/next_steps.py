@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Claim, KvatlasError
 from kvatlas.stats.choice import Choice
-from kvatlas.stats.losses import Required
 from kvatlas.stats.run_data import setting_words
 from kvatlas.text import margin_text, model_name
 
@@ -43,10 +40,6 @@ class NextStep:
     spec: str
     command: str
 
-    def to_dict(self) -> Json:
-        """Return plain data."""
-        return dict(vars(self))
-
 
 def next_steps(result: Result) -> list[NextStep]:
     """Return the next steps after a run that proved no setting: more traces, a larger budget, higher ratios.
@@ -68,13 +61,14 @@ def next_steps(result: Result) -> list[NextStep]:
     except KvatlasError:
         return []
 
-    judged = [choice for choice in result.choices if choice.losses and choice.vacuous is None]
-    folder = run.folder or Path("RUN")
+    unproven = [choice for choice in result.choices if choice.losses and choice.vacuous is None and not choice.shown]
     steps: dict[str, NextStep] = {}
-    for name, title, reason, changes in chain.from_iterable(_changes_for(choice, spec) for choice in judged):
-        if name not in steps:
-            command = f"kvatlas sweep {name}.yaml --out {folder}"
-            steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)
+    for choice in unproven:
+        spec_changes = [*_more_traces(choice), *_higher_ratio(choice, spec), *_larger_budget(spec)]
+        for name, title, reason, changes in spec_changes:
+            if name not in steps:
+                command = f"kvatlas sweep {name}.yaml --out {run.folder or 'RUN'}"
+                steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)
     return list(steps.values())
 
 
@@ -98,18 +92,11 @@ def spec_text(spec: Mapping[str, Any]) -> str:
 _SpecChange = tuple[str, str, str, Json]
 
 
-def _changes_for(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
-    """Yield what to try next for a model, by what is proven of it."""
-    if choice.shown:
+def _more_traces(choice: Choice) -> Iterator[_SpecChange]:
+    """Yield the samples, and the problems, that would prove the setting at which testing stopped, if it did."""
+    required = choice.required
+    if required is None:
         return
-    if choice.required is not None:
-        yield from _more_traces(choice, choice.required)
-    yield from _higher_ratio(choice, spec)
-    yield from _larger_budget(choice, spec)
-
-
-def _more_traces(choice: Choice, required: Required) -> Iterator[_SpecChange]:
-    """Yield the samples, and the problems, that would prove the setting at which testing stopped."""
     setting = setting_words(required.setting, list(choice.settings.values()))
     model = model_name(choice.model)
     again = "Traces that are there are not decoded again; limits then allow for a second look."
@@ -138,7 +125,7 @@ def _more_traces(choice: Choice, required: Required) -> Iterator[_SpecChange]:
         yield "more-problems", f"{problems:,} problems of each benchmark", reason, {"problems": problems}
 
 
-def _larger_budget(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
+def _larger_budget(spec: Json) -> Iterator[_SpecChange]:
     """Yield larger KV budgets, where all settings name one in tokens."""
     settings = [dict(entry) for entry in spec.get("settings", ())]
     budgets = [entry["kv_budget"] for entry in settings if isinstance(entry.get("kv_budget"), int)]
@@ -151,17 +138,12 @@ def _larger_budget(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     yield "larger-budget", f"a KV budget of {largest:,}", reason, {"settings": settings}
 
 
-def _ratios_of(spec: Json) -> list[float]:
-    return sorted(value for value in spec.get("axes", {}).get("ratio", ()) if isinstance(value, int | float))
-
-
 def _higher_ratio(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     """Yield ratios above the highest one of the run."""
-    ratios = _ratios_of(spec)
+    ratios = sorted(value for value in spec.get("axes", {}).get("ratio", ()) if isinstance(value, int | float))
     if not ratios or ratios[-1] >= _HIGHEST_RATIO:
         return
-    middle = round((ratios[-1] + _HIGHEST_RATIO) / 2, 2)
-    higher = list(dict.fromkeys([middle, _HIGHEST_RATIO]))
+    higher = dict.fromkeys([round((ratios[-1] + _HIGHEST_RATIO) / 2, 2), _HIGHEST_RATIO])
     reason = (
         f"The highest ratio of this run is {ratios[-1]:g}, and no setting of "
         f"{model_name(choice.model)} is proven within {margin_text(choice.margin)}."

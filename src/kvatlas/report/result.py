@@ -6,18 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from kvatlas.core import FULL, REFERENCE, KvatlasError, Map, Note
-from kvatlas.report.as_data import (
-    NO_SETTING,
-    Json,
-    choice_document,
-    comparison_document,
-    pooled_document,
-    table_document,
-)
+from kvatlas.report.as_data import Json, comparison_document, pooled_document, recommendation_document, table_document
 from kvatlas.report.evidence import Evidence, MapResult
 from kvatlas.report.sentences import headline
 from kvatlas.report.sources import ReadOptions, open_sources
@@ -38,11 +32,9 @@ class Result(Evidence):
     def notes(self) -> tuple[Note, ...]:
         """Notes on the whole result, and on its tables of settings."""
         _, notes = self._means_and_notes
-        for table in self.tables:
-            notes = [*notes, *(note for note in table.notes if note not in notes)]
-        for run in self.runs:
-            notes = [*notes, *(note for note in run.claim_notes if note not in notes)]
-        return tuple(notes)
+        of_tables = chain.from_iterable(table.notes for table in self.tables)
+        of_runs = chain.from_iterable(run.claim_notes for run in self.runs)
+        return tuple(dict.fromkeys([*notes, *of_tables, *of_runs]))
 
     @property
     def map_notes(self) -> dict[str, list[MapResult]]:
@@ -69,9 +61,8 @@ class Result(Evidence):
     @property
     def has_two_families(self) -> bool:
         """Return whether a setting is proven to lose more while its difference from the full cache is not proven."""
-        broken = set()
-        for table in self.tables:
-            broken |= {row.name for row in table.rows if row.loss is not None and row.loss.breaks_any}
+        rows = chain.from_iterable(table.rows for table in self.tables)
+        broken = {row.name for row in rows if row.loss is not None and row.loss.breaks_any}
         open_pairs = [one for one in self.comparisons if not one.difference.is_proven]
         names = {str(FULL), str(REFERENCE)}
         return any(names & {one.first, one.second} and broken & {one.first, one.second} for one in open_pairs)
@@ -79,13 +70,10 @@ class Result(Evidence):
     @property
     def models_with_differences(self) -> set[str]:
         """The models of which a difference between settings is proven: by an axis, at equal memory, or of a pair."""
-        models: set[str] = set()
-        for effect in self.effects:
-            if effect.is_proven:
-                models.update(name.model for name in effect.names)
-        models.update(one.map.model for one in self.grids if _has_pair(one))
-        models.update(one.model for one in self.comparisons if one.difference.is_proven)
-        return models
+        names = chain.from_iterable(effect.names for effect in self.effects if effect.is_proven)
+        models = {name.model for name in names}
+        models |= {one.map.model for one in self.grids if _has_pair(one)}
+        return models | {one.model for one in self.comparisons if one.difference.is_proven}
 
     def comparison_documents(self) -> list[Json]:
         """Return the comparisons as data: first minus second, in points."""
@@ -111,9 +99,6 @@ class Result(Evidence):
         `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
         over all benchmarks (and models, for CSV maps), each level against the mean of the others.
         """
-        choices = [choice_document(choice) for choice in self.choices]
-        first_choice = choices[0] if choices else NO_SETTING
-
         return {
             "headline": self.headline or None,
             "claim": self.claim.value,
@@ -122,7 +107,7 @@ class Result(Evidence):
             "maps": [one.to_dict() for one in self.maps],
             "means": [one.to_dict() for one in self.means],
             "comparisons": self.comparison_documents(),
-            "recommendation": {**first_choice, "all": choices},
+            "recommendation": recommendation_document(self.choices),
             "effects": [pooled_document(effect) for effect in self.effects],
             "notes": [note.text for note in self.notes],
         }

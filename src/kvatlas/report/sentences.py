@@ -16,7 +16,6 @@ from kvatlas.text import fixed, in_words, limit_text, margin_text, model_name, p
 if TYPE_CHECKING:
     from kvatlas.report.evidence import MapResult
     from kvatlas.stats.map_tests import Effect
-    from kvatlas.stats.numerics.arrays import Difference
 
 
 # -- the headline ------------------------------------------------------------------------------------------------------
@@ -110,9 +109,8 @@ def _saved(keeping: Sequence[Choice]) -> list[int]:
 
 def _nothing_kept(choices: Sequence[Choice]) -> str:
     """Return that no setting is proven to keep the margin, or that all are proven to lose more."""
-    losses: list[Difference] = []
-    for choice in choices:
-        losses += [loss for loss in choice.losses.values() if not loss.is_control]
+    every_loss = chain.from_iterable(choice.losses.values() for choice in choices)
+    losses = [loss for loss in every_loss if not loss.is_control]
     broken = sum(loss.is_broken for loss in losses)
 
     margin = margin_text(choices[0].margin)

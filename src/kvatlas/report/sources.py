@@ -47,11 +47,6 @@ class ReadOptions:
     def __post_init__(self) -> None:
         margin_from_points(self.lose_at_most)
 
-    @property
-    def margin(self) -> float:
-        """The margin of maps without a run, in (0, 1)."""
-        return margin_from_points(self.lose_at_most)
-
     def open_run(self, folder: str | Path) -> RunData:
         """Return the run in a folder. Raises KvatlasError for a folder without a run."""
         return RunData.open(folder, self.metric, self.partial, self.fix, self.lose_at_most, self.claim)
@@ -98,7 +93,7 @@ class Sources:
     @property
     def margin(self) -> float:
         """The loss against the full cache that a setting may have, in (0, 1)."""
-        return self.opened_runs[0].margin if self.opened_runs else self.options.margin
+        return self.opened_runs[0].margin if self.opened_runs else margin_from_points(self.options.lose_at_most)
 
     @cached_property
     def reference(self) -> str:

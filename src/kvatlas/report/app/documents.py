@@ -12,26 +12,13 @@ from typing import Any
 import numpy as np
 
 from kvatlas.columns import page_columns
-from kvatlas.core import (
-    FULL,
-    REFERENCE,
-    Cell,
-    CellCoord,
-    Claim,
-    Map,
-    Outcome,
-    Setting,
-    is_reference,
-    percent,
-    reference_words,
-    rounded,
-)
+from kvatlas.core import FULL, REFERENCE, Cell, CellCoord, Claim, Map, Outcome, Setting, is_reference, percent, rounded
 from kvatlas.figures.forest import LossAxis, LossSpan
 from kvatlas.figures.marks import states_of
 from kvatlas.figures.setting_rows import MOST_ROWS, rows_of_choice
 from kvatlas.report.description import recommendation, say
 from kvatlas.report.next_steps import next_steps
-from kvatlas.report.result import MapResult, Result
+from kvatlas.report.result import Result
 from kvatlas.report.sentences import headline
 from kvatlas.results import Expected
 from kvatlas.stats.choice import Choice, with_recommended
@@ -82,17 +69,16 @@ class PageCells:
     def _add(self, model: str, benchmark: str, setting: Setting) -> int:
         index = len(self.documents)
         self.numbers[model, benchmark, setting.id] = index
-        self.documents.append(
-            {
-                "name": self.whole.get(setting.id, str(setting)),
-                "policy": self.policies.get(setting.policy, setting.policy_name),
-                "model": model,
-                "benchmark": benchmark,
-                "short": self.short.get(setting.id, str(setting)),
-                **dict.fromkeys(column.page for column in page_columns()),
-                "difference": None,
-            }
-        )
+        document: Json = {
+            "name": self.whole.get(setting.id, str(setting)),
+            "policy": self.policies.get(setting.policy, setting.policy_name),
+            "model": model,
+            "benchmark": benchmark,
+            "short": self.short.get(setting.id, str(setting)),
+            **dict.fromkeys(column.page for column in page_columns()),
+            "difference": None,
+        }
+        self.documents.append(document)
         return index
 
     def number(self, place: Map | SettingTable, cell: Cell, difference: Difference | None = None) -> int:
@@ -118,11 +104,7 @@ def maps_of(result: Result, tested: bool = True) -> list[Map]:
     run = result.only_run
     if not run.has_maps:
         return curves_of_run(run)
-    return _as_maps(result.maps) if tested else result.untested
-
-
-def _as_maps(results: Sequence[MapResult]) -> list[Map]:
-    return [one.map for one in results]
+    return [one.map for one in result.maps] if tested else result.untested
 
 
 def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageCells) -> Json:
@@ -132,8 +114,7 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
     """
     run = result.only_run
     compared = tested and run.has_maps
-    every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]
-
+    every_map = [*([one.map for one in result.means] if compared else mean_maps(maps)), *maps]
     if tested:
         every_map = with_recommended(every_map, result.choices)
 
@@ -142,16 +123,13 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
     differences = differences_of_run(run, baseline) if compared and baseline else {}
     documents = [_map_document(map_, differences.get(map_.name, {}), cells) for map_ in every_map]
 
-    metric = maps[0].metric if maps else run.metric
     against = baseline or "the first baseline"
-    reference = reference_words(cell.setting for cell in run.manifest.expected)
-    # The margin of the losses against the full cache; None without one.
-    margin = next((map_.margin for map_ in every_map if map_.margin is not None), None)
     document: Json = {
-        "metric": axis_label(metric),
-        "reference": reference,
-        "against": reference if against in (str(FULL), str(REFERENCE)) else against,
-        "margin": percent(margin),
+        "metric": axis_label(maps[0].metric if maps else run.metric),
+        "reference": result.reference,
+        "against": result.reference if against in (str(FULL), str(REFERENCE)) else against,
+        # That of the losses against the full cache; None without one.
+        "margin": percent(next((map_.margin for map_ in every_map if map_.margin is not None), None)),
         "maps": documents,
         **_UNTESTED,
     }
@@ -159,7 +137,7 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool, cells: PageC
         cards = [_card(choice, result, cells) for choice in result.choices]
         document |= {
             "headline": result.headline,
-            "next": [step.to_dict() for step in next_steps(result)],
+            "next": [vars(step) for step in next_steps(result)],
             "tables": [_settings_document(table, cells) for table in result.tables],
             "cards": cards,
             "axis": _axis_of_cards(cards),
@@ -174,18 +152,17 @@ _UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "axis"
 
 def _map_document(map_: Map, differences: Mapping[CellCoord, Difference], cells: PageCells) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
-    # Without a full cache cells have no state but that of the plateau.
     places = list(product(reversed(rows), columns))
+    # Without a full cache cells have no state but that of the plateau.
     states: Mapping[CellCoord, str] = states_of(map_) or dict.fromkeys(map_.plateau or (), "tied")
-    numbers: list[list[int | None]] = []
-    in_rows = []
-    for row in reversed(rows):
-        in_rows.append([states.get((row, column)) for column in columns])
-        in_row: list[int | None] = []
-        for column in columns:
-            cell = map_.cells.get((row, column))
-            in_row.append(None if cell is None else cells.number(map_, cell, differences.get((row, column))))
-        numbers.append(in_row)
+    numbers: dict[CellCoord, int] = {}
+    for place in places:
+        if place in map_.cells:
+            numbers[place] = cells.number(map_, map_.cells[place], differences.get(place))
+
+    def in_rows(values: Mapping[CellCoord, Any]) -> list[list[Any]]:
+        found = list(map(values.get, places))
+        return [found[start : start + len(columns)] for start in range(0, len(found), len(columns))]
 
     return {
         "model": map_.model,
@@ -197,8 +174,8 @@ def _map_document(map_: Map, differences: Mapping[CellCoord, Difference], cells:
         "horizontal": axis_label(horizontal),
         "rows": [str(value) for value in reversed(rows)],
         "columns": [str(value) for value in columns],
-        "cells": numbers,
-        "states": in_rows,
+        "cells": in_rows(numbers),
+        "states": in_rows(states),
         "recommended": None if map_.recommended is None else places.index(map_.recommended),
         "recommendedFor": "" if map_.recommended_for == map_.benchmark else map_.recommended_for,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
@@ -212,23 +189,16 @@ def _settings_document(table: SettingTable, cells: PageCells) -> Json:
     rows = []
     for row in table.rows:
         loss = row.loss
-        rows.append(
-            {
-                "cell": cells.number(table, row.cell),
-                "values": [percent(cell.estimate.value) for cell in row.by_benchmark.values()],
-                "loss": None if loss is None else _points_and_limits(loss),
-                "kept": loss is not None and loss.is_kept,
-                "broken": loss is not None and loss.is_broken,
-            }
-        )
-
-    return {
-        "model": table.model,
-        "short": model_name(table.model),
-        "benchmark": table.benchmark,
-        "benchmarks": table.benchmarks,
-        "rows": rows,
-    }
+        document: Json = {
+            "cell": cells.number(table, row.cell),
+            "values": [percent(cell.estimate.value) for cell in row.by_benchmark.values()],
+            "loss": None if loss is None else _points_and_limits(loss),
+            "kept": loss is not None and loss.is_kept,
+            "broken": loss is not None and loss.is_broken,
+        }
+        rows.append(document)
+    names = {"model": table.model, "short": model_name(table.model), "benchmark": table.benchmark}
+    return {**names, "benchmarks": table.benchmarks, "rows": rows}
 
 
 def _card(choice: Choice, result: Result, cells: PageCells) -> Json:
@@ -288,27 +258,26 @@ def _loss_rows(choice: Choice, cells: PageCells) -> list[Json]:
     shown = [id_ for id_ in choice.losses if id_ not in drawn]
 
     rows = []
-    for id_ in sorted(shown, key=lambda id_: choice.savings[id_].memory if id_ in choice.savings else math.inf):
+    memory = {id_: saving.memory for id_, saving in choice.savings.items()}
+    for id_ in sorted(shown, key=lambda id_: memory.get(id_, math.inf)):
         loss = choice.losses[id_]
         row = settings.get(id_)
         cell = cells.numbers.get((choice.model, choice.benchmark, id_))
         if cell is None:
             continue
-        controls = []
-        for control, lost in (row.controls if row else {}).items():
-            controls.append([choice.settings[control].policy_name, percent(lost.value)])
-        rows.append(
-            {
-                "cell": cell,
-                "name": in_words(names[id_]),
-                "memory": rounded(choice.savings[id_].memory, 4) if id_ in choice.savings else None,
-                "loss": _points_and_limits(loss),
-                "state": str(row.state) if row else "control",
-                "controls": controls,
-                "claims": _claim_rows(choice, id_, loss),
-                "risk": " ".join(say("risk", choice, id_)),
-            }
-        )
+        of_controls = row.controls if row else {}
+        controls = [[choice.settings[name].policy_name, percent(lost.value)] for name, lost in of_controls.items()]
+        document: Json = {
+            "cell": cell,
+            "name": in_words(names[id_]),
+            "memory": rounded(memory.get(id_), 4),
+            "loss": _points_and_limits(loss),
+            "state": str(row.state) if row else "control",
+            "controls": controls,
+            "claims": _claim_rows(choice, id_, loss),
+            "risk": " ".join(say("risk", choice, id_)),
+        }
+        rows.append(document)
     return rows
 
 
@@ -377,16 +346,15 @@ def decision_document(
         tokens = float(np.mean([cell.cell.number("mean_kv_tokens") or np.nan for cell in full]))
         prompts = list(chain.from_iterable(cell.prompts.values() for cell in full))
         size = weights.get(choice.model)
-        models.append(
-            {
-                "card": card,
-                "full": cells.get((choice.model, choice.benchmark, full[0].setting.id)),
-                "token_bytes": (full[0].expected.kv_bytes or (None, None))[0],
-                "tokens": None if np.isnan(tokens) else rounded(tokens, 1),
-                "weights": size if size is not None and size >= LARGE else None,
-                "unmeasured": say("not_measured", max(prompts, default=None)),
-            }
-        )
+        document: Json = {
+            "card": card,
+            "full": cells.get((choice.model, choice.benchmark, full[0].setting.id)),
+            "token_bytes": (full[0].expected.kv_bytes or (None, None))[0],
+            "tokens": None if np.isnan(tokens) else rounded(tokens, 1),
+            "weights": size if size is not None and size >= LARGE else None,
+            "unmeasured": say("not_measured", max(prompts, default=None)),
+        }
+        models.append(document)
     if not models:
         return None
     return {**json.loads((resources.files("kvatlas.report.app") / "cards.json").read_text("utf-8")), "models": models}

@@ -117,15 +117,14 @@ class AppServer(ThreadingHTTPServer):
             raise LookupError(path)
 
         name, address = found.groups()
-        if name not in self.runs:
-            raise LookupError(name)
+        run = self.runs[name]
         if address != "find":
-            return self.runs[name].answer(address)
+            return run.answer(address)
 
         given = {name: values[-1] for name, values in parse_qs(query).items()}
         table = _request_number(given.get("table"))
         start = _request_number(given.get("start"))
-        return self.runs[name].find(given.get("text", "")[:400], given.get("what", ""), table, start or 0)
+        return run.find(given.get("text", "")[:400], given.get("what", ""), table, start or 0)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -22,7 +22,7 @@ from kvatlas.figures.marks import page_marks
 from kvatlas.report.app.documents import MARKS, RIGHT, Json, maps_of
 from kvatlas.report.app.run_source import AppRun, Place, address_name, trace_address
 from kvatlas.report.result import Result
-from kvatlas.results.export import check_target, replacing
+from kvatlas.results.export import check_target, write_text
 from kvatlas.results.store import Store
 from kvatlas.text import visible
 
@@ -31,18 +31,7 @@ PAGE_SUFFIXES = (".html", ".htm")
 #: Bytes of traces that stand in the page itself, before compression.
 TRACES_LIMIT = 4_000_000
 #: The scripts in their order; each uses those before it.
-SCRIPTS = (
-    "base.js",
-    "source.js",
-    "maps.js",
-    "forest.js",
-    "problems.js",
-    "maze.js",
-    "tokens.js",
-    "trace.js",
-    "decide.js",
-    "app.js",
-)
+SCRIPTS = ("base", "source", "maps", "forest", "problems", "maze", "tokens", "trace", "decide", "app")
 
 
 def json_for_script(value: Any) -> str:
@@ -75,7 +64,7 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None, measures: 
     web = resources.files("kvatlas.report.app") / "web"
     palettes = {"light": _colour_variables(colours.LIGHT), "dark": _colour_variables(colours.DARK)}
     sheet = Template((web / "app.css").read_text("utf-8")).substitute(palettes)
-    script = "\n".join((web / name).read_text("utf-8") for name in SCRIPTS)
+    script = "\n".join((web / f"{name}.js").read_text("utf-8") for name in SCRIPTS)
     constants: dict[str, Any] = {
         "source": source,
         "scales": {scale: colours.colour_steps(scale) for scale in colours.SCALES},
@@ -99,14 +88,8 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None, measures: 
 
 def _colour_variables(palette: colours.Palette) -> str:
     """Return the colours of a palette that pages share with figures, as variables of a style sheet."""
-    named = {
-        "silent": palette.within_margin,
-        "picked": palette.picked,
-        "band": palette.band,
-        "closer": palette.closer,
-        **palette.states,
-    }
-    return " ".join(f"--{name}: {colour};" for name, colour in named.items())
+    shared = {"silent": palette.within_margin, "picked": palette.picked, "band": palette.band, "closer": palette.closer}
+    return " ".join(f"--{name}: {colour};" for name, colour in {**shared, **palette.states}.items())
 
 
 def measures_of_runs(runs: Iterable[AppRun]) -> list[Measure]:
@@ -130,12 +113,9 @@ def write_bundle(runs: Sequence[AppRun], folder: Path) -> int:
         with Store.open(run.folder) as store:
             run.refresh(store)
 
-    page = app_page("files", measures=measures_of_runs(runs))
-    texts = {"index.html": page, "data/runs.json": json_for_script([run.summary() for run in runs])}
-    for name, text in texts.items():
-        _write_document(folder / name, text)
-
-    count = len(texts)
+    _write_document(folder / "index.html", app_page("files", measures=measures_of_runs(runs)))
+    _write_document(folder / "data" / "runs.json", json_for_script([run.summary() for run in runs]))
+    count = 2
     for run in runs:
         for address in ("run", "about", *run.addresses(), *map(trace_address, run.places())):
             _write_document(folder / "data" / run.name / f"{address}.json", json_for_script(run.answer(address)))
@@ -162,13 +142,11 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
     run = AppRun(data, address_name(data.folder or Path("run")), result)
 
     traces = _traces_of_page(run, per_cell)
-
     documents = {address: run.answer(address) for address in ("run", "about", *run.addresses())}
     documents |= {trace_address(place): trace for place, trace in traces.items()}
     named = {f"{run.name}/{address}": document for address, document in documents.items()}
     page = app_page("embedded", {"runs": [{**run.summary(), "held": len(traces)}], **named}, data.manifest.measures)
-    with replacing(out) as partial_file:
-        partial_file.write_text(page, "utf-8", newline="")
+    write_text(page, out)
     return len(traces) == run.done
 
 
@@ -199,8 +177,9 @@ def _traces_of_page(run: AppRun, per_cell: int) -> dict[Place, Json]:
     # In turns over the cells, recommended ones first, so that a limit takes from all of them alike.
     turns = filter(None, chain.from_iterable(zip_longest(*places_by_cell)))
     shown_first: list[Place] = []
-    if run.document["lost"] is not None and per_cell:
-        shown_first = [place for place in (run.document["lost"], run.full(run.document["lost"])) if place is not None]
+    lost = run.document["lost"]
+    if lost is not None and per_cell:
+        shown_first = [place for place in (lost, run.full(lost)) if place is not None]
     for place in dict.fromkeys(chain(shown_first, *turns)):
         document = run.trace(*place, whole=False)
         size += len(json_for_script(document).encode())
@@ -216,16 +195,8 @@ def _telling_places(run: AppRun, cell: int) -> list[Place]:
     An answer is lost where it is not right and the full cache's is; without one, any other wrong one stands
     for it.
     """
-    lost: list[Place] = []
-    right: list[Place] = []
-    wrong: list[Place] = []
-    for place in run.places([cell]):
-        if run.mark(place) == RIGHT:
-            right.append(place)
-        elif run.is_lost(place):
-            lost.append(place)
-        else:
-            wrong.append(place)
-
-    lost = lost or wrong[:1]
-    return list(dict.fromkeys([*lost[:1], *right[:1], *lost[1:], *wrong, *right[1:]]))
+    places = list(run.places([cell]))
+    right = [place for place in places if run.mark(place) == RIGHT]
+    wrong = [place for place in places if run.mark(place) != RIGHT]
+    lost = list(filter(run.is_lost, places)) or wrong[:1]
+    return list(dict.fromkeys([*lost[:1], *right[:1], *lost[1:], *wrong, *right]))

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -89,26 +89,6 @@ class AppRun:
         self._begin(data)
         self._publish(result is not None)
 
-    @classmethod
-    def open(
-        cls,
-        folder: Path,
-        name: str,
-        fix: Mapping[str, Any] | None = None,
-        metric: str | None = None,
-        lose_at_most: float | None = None,
-    ) -> AppRun:
-        """Open the run in a folder, without its traces yet; without a metric with its usual one.
-
-        Raises KvatlasError for a folder without a run.
-        """
-        with Store.open(folder) as store:
-            manifest = store.manifest()
-        metric = metric or usual_metric(manifest)
-        table = TraceTable(manifest)
-        data = RunData(manifest, table, metric, True, fix or {}, folder=folder, lose_at_most=lose_at_most)
-        return cls(data, name)
-
     def _begin(self, data: RunData) -> None:
         self.data = data
         self.manifest = data.manifest
@@ -157,6 +137,7 @@ class AppRun:
 
     def _publish(self, tested: bool) -> None:
         """Make the run's document anew; `tested` with the tests of a complete run."""
+        # At once: other threads read them.
         self.marks = [
             outcome_letters(cell, self.problems[cell.benchmark], self.table_of[index].samples)
             for index, cell in enumerate(self.data.cells)
@@ -167,10 +148,8 @@ class AppRun:
         self.autopsies = None if autopsies is None else autopsies(self.folder, self.manifest)
 
         result = self._given or Result((self.data,))
-        warnings: list[str] = []
+        warnings = [] if tested else [_READING]
         maps: list[Map] = []
-        if not tested:
-            warnings.append(_READING)
         try:
             maps = maps_of(result, tested)
         except KvatlasError as error:
@@ -301,25 +280,23 @@ class AppRun:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
             provenance.append([name, text])
 
-        # The run keys, each with the names of its cells.
-        cells_by_key: dict[str, list[str]] = {}
-        for cell in self.manifest.expected:
-            cells_by_key.setdefault(cell.run_key, []).append(" | ".join(map(str, cell.name)))
+        keys = []
+        for run_key, cells in grouped(self.manifest.expected, lambda cell: cell.run_key).items():
+            keys.append([run_key, [" | ".join(map(str, cell.name)) for cell in cells]])
         document: Json = {
             **dict.fromkeys(("interpretation", "observations", "sentences", "comparisons"), ()),
             "provenance": provenance,
             "spec": json.dumps(dict(self.manifest.spec), indent=2, ensure_ascii=False, default=str),
-            "keys": [[key, names] for key, names in cells_by_key.items()],
+            "keys": keys,
         }
 
         if not self.finished:
             return document
         with self._describing:
             result = self.result
-            chosen = [say("recommendations", result), say("effects", result)]
             return {
                 **document,
-                "interpretation": list(chain.from_iterable(chosen)),
+                "interpretation": [*say("recommendations", result), *say("effects", result)],
                 "observations": [*say("observations", result), *say("notes", result)],
                 "sentences": [[one.title, say("analysis", one)] for one in (*result.maps, *result.means)],
                 "comparisons": result.comparison_documents(),
@@ -332,7 +309,7 @@ class AppRun:
         cell, problem, sample = place
         return self.marks[cell][problem * self.table_of[cell].samples + sample]
 
-    def places(self, cells: Sequence[int] | None = None) -> Iterator[Place]:
+    def places(self, cells: Iterable[int] | None = None) -> Iterator[Place]:
         """Yield the places of stored traces."""
         for cell in range(len(self.marks)) if cells is None else cells:
             samples = self.table_of[cell].samples
@@ -343,9 +320,8 @@ class AppRun:
     def is_recommended(self, cell: int) -> bool:
         """Return whether the setting of a cell is recommended for its model."""
         expected = self.data.cells[cell].expected
-        return any(
-            choice.model == expected.model and choice.recommended == expected.setting for choice in self.result.choices
-        )
+        recommended = [(choice.model, choice.recommended) for choice in self.result.choices]
+        return (expected.model, expected.setting) in recommended
 
     def is_lost(self, place: Place) -> bool:
         """Return whether a trace is not right where the full cache's is."""
@@ -391,7 +367,7 @@ class AppRun:
         if what not in FILTERS:
             raise KvatlasError(f"Unknown filter {what!r}; expected one of {', '.join(FILTERS[1:])}.")
         tables = self.tables if table is None else [self.tables[table]]
-        places = list(self.places(list(chain.from_iterable(one.rows for one in tables))))
+        places = list(self.places(chain.from_iterable(one.rows for one in tables)))
 
         until = time.monotonic() + SEARCH_SECONDS
         hits: list[list[Any]] = []
@@ -400,19 +376,16 @@ class AppRun:
                 if time.monotonic() > until or len(hits) >= SEARCH_HITS:
                     return {"hits": hits, "next": index, "seen": index, "total": len(places)}
                 place = places[index]
-                around = None
-                if self._fits(what, place):
-                    around = _text_around(store.text(self.key(place)), text.lower()) if text else ""
+                mark = self.mark(place)
+                is_lost = self.is_lost(place)
+                fits = {"lost": is_lost, "right": mark == RIGHT, "wrong": mark != RIGHT, "truncated": mark == TRUNCATED}
+                if not fits.get(what, True):
+                    continue
+                around = _text_around(store.text(self.key(place)), text.lower()) if text else ""
                 if around is not None:
-                    lost = self._lost(store, place) if self.is_lost(place) else None
-                    hits.append([*place, self.mark(place), around, lost])
+                    lost = self._lost(store, place) if is_lost else None
+                    hits.append([*place, mark, around, lost])
         return {"hits": hits, "next": None, "seen": len(places), "total": len(places)}
-
-    def _fits(self, what: str, place: Place) -> bool:
-        if what == "lost":
-            return self.is_lost(place)
-        mark = self.mark(place)
-        return {"": True, "right": mark == RIGHT, "wrong": mark != RIGHT, "truncated": mark == TRUNCATED}[what]
 
 
 def _text_around(whole: str, text: str) -> str | None:
@@ -426,7 +399,10 @@ def _text_around(whole: str, text: str) -> str | None:
 def open_runs(
     folders: Sequence[Path], fix: Mapping[str, str], metric: str | None = None, lose_at_most: float | None = None
 ) -> list[AppRun]:
-    """Open runs under the names of their folders in characters that an address can have, no two alike."""
+    """Open runs without their traces yet, under the names of their folders in an address, no two alike.
+
+    Without a metric each has its usual one. Raises KvatlasError for a folder without a run.
+    """
     runs: list[AppRun] = []
     for folder in folders:
         name = base = address_name(folder)
@@ -434,7 +410,11 @@ def open_runs(
         while name in {run.name for run in runs}:
             count += 1
             name = f"{base}-{count}"
-        runs.append(AppRun.open(folder, name, fix, metric, lose_at_most))
+        with Store.open(folder) as store:
+            manifest = store.manifest()
+        usual = metric or usual_metric(manifest)
+        data = RunData(manifest, TraceTable(manifest), usual, True, fix, folder=folder, lose_at_most=lose_at_most)
+        runs.append(AppRun(data, name))
     return runs
 
 

@@ -93,13 +93,13 @@ def question_documents(problems: Sequence[Problem | None]) -> list[dict[str, Any
     documents: list[dict[str, Any] | None] = []
     characters = 0
     for problem in problems:
-        characters += 0 if problem is None else min(len(problem.question), QUESTION_LIMIT)
-        if problem is None or characters > QUESTIONS_LIMIT:
-            documents.append(None)
-        else:
-            documents.append(
-                {"question": problem.question[:QUESTION_LIMIT], "reference": problem.answer[:ANSWER_LIMIT]}
-            )
+        document = None
+        if problem is not None:
+            question = problem.question[:QUESTION_LIMIT]
+            characters += len(question)
+            if characters <= QUESTIONS_LIMIT:
+                document = {"question": question, "reference": problem.answer[:ANSWER_LIMIT]}
+        documents.append(document)
     return documents
 
 
