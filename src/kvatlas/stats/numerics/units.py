@@ -19,7 +19,6 @@ from kvatlas.stats.numerics.arrays import (
     Floats,
     Ints,
     Z,
-    complete_groups,
     mean_of_known,
     means_of_clusters,
     strata_of_clusters,
@@ -69,14 +68,14 @@ class Units:
     def groups(self) -> Iterator[Group]:
         """Yield the rows that are known on every benchmark, in groups with the same units."""
         is_known = ~np.isnan(self.means)
-        for rows, lowest, strata in complete_groups(self.lowest, self.strata):
-            chosen = np.array([is_known[row] for row in rows], bool)
-            of_group = [row for row in rows if is_known[row]]
-            if of_group:
-                lowest = lowest[chosen]
-                highest = self.highest[of_group][:, ~np.isnan(self.lowest[of_group[0]])]
+        patterns, pattern_of_row = np.unique(~np.isnan(self.lowest), axis=0, return_inverse=True)
+        for pattern, is_promised in enumerate(patterns):
+            rows = np.flatnonzero(is_known & (pattern_of_row.ravel() == pattern))
+            if len(rows):
+                lowest = self.lowest[rows][:, is_promised]
+                highest = self.highest[rows][:, is_promised]
                 highest = lowest if bool((highest == lowest).all()) else highest
-                yield Group(of_group, lowest, highest, strata)
+                yield Group(rows.tolist(), lowest, highest, self.strata[is_promised])
 
     def contrasts(self, z: float = Z, stretch: float = 1.0) -> list[Difference | None]:
         """Return the mean of each row with its limits and the p-value of 0; None where a benchmark is not known.
