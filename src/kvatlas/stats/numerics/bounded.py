@@ -101,19 +101,11 @@ def mean_difference(differences: Floats, strata: Ints | None = None) -> Differen
     """Return the mean of paired `differences` [problems] in [-1, 1], with its 95 % interval and the p-value of 0."""
     if strata is None:
         strata = np.zeros(len(differences), int)
-    return mean_differences(differences[None], strata)[0]
-
-
-def mean_differences(differences: Floats, strata: Ints, z: float = Z) -> list[Difference]:
-    """Return the same for each row of `differences` [rows, problems], with limits at the normal quantile `z`.
-
-    By default each interval holds for its own row alone.
-    """
-    bottom, top = interval(differences, -1.0, 1.0, z, strata)
-    p = p_value(score(differences, 0.0, -1.0, 1.0, strata))
-    means = differences @ weights(strata)
-    rows = zip(means.tolist(), bottom.tolist(), top.tolist(), p.tolist(), strict=True)
-    return [Difference(*row) for row in rows]
+    row = differences[None]
+    (low,), (high,) = interval(row, -1.0, 1.0, Z, strata)
+    (p,) = p_value(score(row, 0.0, -1.0, 1.0, strata))
+    (mean,) = row @ weights(strata)
+    return Difference(float(mean), float(low), float(high), float(p))
 
 
 def yes_no_interval(share: float, count: int, level: float = LEVEL) -> tuple[float, float]:
