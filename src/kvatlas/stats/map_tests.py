@@ -181,7 +181,8 @@ def map_tests(cells: GradeMatrix, axes: Axes, claim: Claim = Claim.LIKE, look: L
             grades, promised, cells.all_strata, level_of_cell, by_trace=by_trace, clusters=cells.all_clusters
         )
         effects.append(Effect(axis, tuple(zip(levels, level_contrasts_of(units, look.widening), strict=True))))
-        permutations.append(permute_levels(average_levels(means, level_of_cell), strata))
+        of_levels = np.ascontiguousarray(average_levels(means, level_of_cell).T)
+        permutations.append(permute_levels(of_levels, strata))
     # With one axis of several levels its levels are the cells.
     if len(places) > 1 and not any(len(effect.levels) == len(places) for effect in effects):
         permutations.append(permute_levels(means, strata, _CELL_DRAWS))
