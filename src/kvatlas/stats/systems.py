@@ -18,7 +18,7 @@ from kvatlas.core import Claim, KvatlasError, Setting, grouped, policy_names, te
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, normal_quantile
 from kvatlas.stats.numerics.planning import POWER_QUANTILE
 from kvatlas.stats.paired import difference_of_cells
-from kvatlas.stats.run_data import RunData, look_of, shown_policies, stored_claim, why_not_these
+from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_same_problems
 from kvatlas.text import counted, signed
 
@@ -337,11 +337,10 @@ def compared_systems(
     KvatlasError where the two have no problem and sample in common.
     """
     cells = [*first.cells, *second.cells]
-    manifests = list({id(cell.table.manifest): cell.table.manifest for cell in cells}.values())
-    is_refused = bool(why_not_these(manifests, cells[0].metric, cells))
-    claims = [Claim.LIKE] if is_refused else list(Claim)
-    claim = Claim.LIKE if is_refused else other_claim or stored_claim(manifest.spec for manifest in manifests)
+    table = cells[0].table
+    run = RunData(table.manifest, table, cells[0].metric, chosen=cells, other_claim=other_claim)
+    claims = [Claim.LIKE] if run.refused else list(Claim)
     by_benchmark = {cell.benchmark: cell for cell in second.cells}
     pairs = [(cell, by_benchmark[cell.benchmark]) for cell in first.cells if cell.benchmark in by_benchmark]
     pairs = [pair for pair in pairs if not pair[0].place.keys().isdisjoint(pair[1].place)]
-    return claim, difference_of_cells(pairs, claim, claims, look_of(manifests, cells))
+    return run.claim, difference_of_cells(pairs, run.claim, claims, run.look)
