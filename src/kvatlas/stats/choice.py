@@ -216,8 +216,7 @@ class Choice:
             loss = self.losses[id_]
             if loss.limit <= self.margin and not self.family.is_silent(loss) and loss.missing_share <= MOST_MISSING:
                 required = self.family.required_at_stops.get(end.id)
-                count = None if required is None else required.count_of(self.family.claim)
-                effort = math.inf if count is None else count
+                effort = math.inf if required is None else required.effort(self.family.claim)
                 found.append((effort, loss.limit, -len(found), Blocked(self.settings[id_], loss, end)))
         return min(found)[-1] if found else None
 
@@ -277,11 +276,14 @@ class Choice:
     def required(self) -> Required | None:
         """The setting that is proven with least effort, and the effort; None if no more would decide one.
 
-        It is the end of a chain before a setting whose own limit is within the margin, where there is one.
+        Where there is a setting whose own limit is within the margin it is the end of the chain before that, else the
+        one of those at which a chain stopped that takes the fewest samples or problems.
         """
+        at_stops = self.family.required_at_stops
         if self.blocked is not None:
-            return self.family.required_at_stops.get(self.blocked.end.id)
-        return self.family.required_among(self.settings)
+            return at_stops.get(self.blocked.end.id)
+        claim = self.family.claim
+        return min(at_stops.values(), key=lambda one: (one.effort(claim), one.loss.limit), default=None)
 
 
 def choices(run: RunData, lost: GridLosses) -> list[Choice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -42,6 +42,11 @@ class Required:
     def count_of(self, claim: Claim) -> int | None:
         """Return the samples, or the problems, that a claim takes."""
         return self.samples if claim is Claim.THESE else self.problems
+
+    def effort(self, claim: Claim) -> float:
+        """Return the same, infinite where it is None."""
+        count = self.count_of(claim)
+        return math.inf if count is None else count
 
 
 @dataclass(frozen=True)
@@ -129,22 +134,6 @@ class LossFamily:
             clusters=clusters,
         )
         return of_problems.units(self.claim).negated().contrasts()[0]
-
-    def required_among(self, settings: Container[str]) -> Required | None:
-        """Return the one of these settings, at which a chain stopped, that takes the fewest samples or problems.
-
-        None where all settings are proven, and where each setting at which a chain stopped is proven to lose more than
-        the margin, or has no loss.
-        """
-        found = None
-        least = (math.inf, math.inf)
-        for setting, required in self.required_at_stops.items():
-            count = required.count_of(self.claim)
-            order = (math.inf if count is None else count, required.loss.limit)
-            if setting in settings and (found is None or order < least):
-                found = required
-                least = order
-        return found
 
     def ends_of_tests(self, claim: Claim) -> dict[str, Setting]:
         """Return the settings that a claim does not test, by id, with the unproven one before them in their chain."""
