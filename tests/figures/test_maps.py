@@ -23,8 +23,7 @@ from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.csv_tests import bound_tests_of_maps
 from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
-from kvatlas.stats.paired import difference_of_cells
-from kvatlas.stats.pairs import differences_of_run, differences_of_runs
+from kvatlas.stats.pairs import difference_of_cells, differences_of_run, differences_of_runs
 from kvatlas.text import fixed, interval_text, percent_text
 from tests.figures.conftest import dense, texts
 from tests.stats.synthetic import grid, manifest, run_of, traces

@@ -12,7 +12,7 @@ from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
 from kvatlas.stats.numerics.texts import Departures, departure_p
 from kvatlas.stats.orders import kept_by_rule
-from kvatlas.stats.paired import difference_of_cells
+from kvatlas.stats.pairs import difference_of_cells
 from kvatlas.stats.power import provable
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import manifest, system

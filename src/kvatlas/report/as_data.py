@@ -11,13 +11,12 @@ from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Changes
 from kvatlas.stats.losses import LossFamily, Required
-from kvatlas.stats.map_tests import Effect, MapTests
+from kvatlas.stats.map_tests import Effect, EqualMemory, MapTests
 from kvatlas.stats.maps import SettingTable
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.equal_memory import Pair
 from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
-from kvatlas.stats.windows_at_memory import EqualMemory
 
 Json = dict[str, Any]
 

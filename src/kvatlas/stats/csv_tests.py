@@ -11,7 +11,7 @@ import numpy as np
 
 from kvatlas.core import CellCoord, Claim, Map, MapName, Note, NoteKind, grouped, with_means
 from kvatlas.stats.estimates import common
-from kvatlas.stats.map_tests import Basis, Effect, MapTests, Test, levels_of
+from kvatlas.stats.map_tests import Basis, Effect, MapTests, Test, level_stays, levels_of
 from kvatlas.stats.maps import mean_map
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, holm
 from kvatlas.stats.numerics.averages import (
@@ -23,7 +23,6 @@ from kvatlas.stats.numerics.averages import (
     permute_benchmarks,
 )
 from kvatlas.stats.numerics.bounded import yes_no_interval
-from kvatlas.stats.windows_at_memory import level_stays
 
 #: For a CSV map that does not tell its samples.
 ONE_SAMPLE = Note(NoteKind.INTERVAL, "the number of samples is not known, so 1 is taken; give it in a column samples")

@@ -17,7 +17,7 @@ from kvatlas.stats.numerics.arrays import Difference, Flags, mean_of_known, weig
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
 from kvatlas.stats.orders import IN_ORDER, Orders, TestedSetting, orders_of_claims
-from kvatlas.stats.paired import CellPair, PairedValues, paired_values
+from kvatlas.stats.pairs import CellPair, PairedValues, paired_values
 from kvatlas.stats.run_data import MOST_MISSING, RunData, margin_from_points
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import count_compressed, is_compressed

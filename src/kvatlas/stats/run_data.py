@@ -32,7 +32,7 @@ from kvatlas.core import (
 )
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.store import Store
-from kvatlas.stats.metrics import rule, usual_metric
+from kvatlas.stats.estimates import rule, usual_metric
 from kvatlas.stats.numerics.arrays import LEVEL, Flags
 from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.table import CellTraces, TraceTable

@@ -17,7 +17,7 @@ import numpy as np
 from kvatlas.core import Claim, KvatlasError, Setting, grouped, policy_names, telling_parameters
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, normal_quantile
 from kvatlas.stats.numerics.planning import POWER_QUANTILE
-from kvatlas.stats.paired import difference_of_cells
+from kvatlas.stats.pairs import difference_of_cells
 from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_same_problems
 from kvatlas.text import counted, signed

@@ -33,8 +33,7 @@ from kvatlas.core import (
 )
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns
-from kvatlas.stats.estimates import estimates, pass_at_1
-from kvatlas.stats.metrics import METRICS, RIGHT, Rule, rule, usual_metric
+from kvatlas.stats.estimates import METRICS, RIGHT, Rule, estimates, pass_at_1, rule, usual_metric
 from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, cluster_numbers, strata_of_sizes
 
 if TYPE_CHECKING:
