@@ -237,7 +237,8 @@ def test_a_difference_has_one_interval_wherever_it_stands(run):
         cells = [cell for cell in run.cells if cell.expected.benchmark == benchmark]
         (own,) = [cell for cell in cells if not cell.expected.baseline and cell.coord(run.axes) == (8, 0.3)]
         (full,) = [cell for cell in cells if cell.expected.baseline]
-        alone = difference_of_cells([(own, full)], Claim.LIKE, [Claim.LIKE])
+        alone = difference_of_cells(run, [(own, full)])
+        assert alone is not None
         assert contrast.value == pytest.approx(alone.value)
         assert (contrast.low, contrast.high) == pytest.approx((alone.low, alone.high))
         assert contrast.p == pytest.approx(alone.p)

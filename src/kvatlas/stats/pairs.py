@@ -6,7 +6,7 @@ Every comparison is of pairs of cells, on the problems and samples that both hav
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations, product
@@ -37,27 +37,6 @@ from kvatlas.stats.table import units_of_problems as names_of_units
 
 #: A cell and the one that it is compared with.
 CellPair = tuple[CellTraces, CellTraces]
-
-
-def difference_of_cells(
-    pairs: Sequence[CellPair], claim: Claim, claims: Iterable[Claim], look: Look = ONE_LOOK
-) -> Difference:
-    """Compare two settings by their cells, a pair for each benchmark that both have; missing traces count at worst.
-
-    The difference is the mean over benchmarks of the mean over problems of (first - second), on `pairs` of samples that
-    both have. Benchmarks weigh equally, and so do the problems of one. Raises KvatlasError where the two have no pair
-    of traces in common.
-    """
-    paired = paired_values([[pair] for pair in pairs], look.samples)
-    by_claim: dict[str, Difference] = {}
-    for one in claims:
-        (contrast,) = paired.contrasts(one, look=look)
-        if contrast is None:
-            raise KvatlasError("The two have no problem and sample in common, so there is nothing to compare.")
-        by_claim[one] = contrast
-    is_known = ~np.isnan(paired.traces[0])
-    problems = int(is_known.any(1).sum())
-    return replace(by_claim[claim], problems=problems, pairs=int(is_known.sum()), claims=by_claim)
 
 
 @dataclass(frozen=True)
@@ -144,15 +123,31 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | 
     units: list[Hashable] = []
     sizes = []
     for pairs in benchmarks:
-        cells = list(chain.from_iterable(pair for pair in pairs if pair is not None))
-        check_same_problems(cells)
-        problems = dict.fromkeys(chain.from_iterable(cell.place for cell in cells))
-        keys += [(cells[0].benchmark, problem) for problem in problems]
-        units += names_of_units(cells[0].table.manifest.clusters, cells[0].benchmark, problems)
+        # A full cache is in every pair, so its values are put in order once.
+        cells = {id(cell): cell for cell in chain.from_iterable(pair for pair in pairs if pair is not None)}
+        check_same_problems(cells.values())
+        problems = list(dict.fromkeys(chain.from_iterable(cell.place for cell in cells.values())))
+        one = next(iter(cells.values()))
+        keys += [(one.benchmark, problem) for problem in problems]
+        units += names_of_units(one.table.manifest.clusters, one.benchmark, problems)
         sizes.append(len(problems))
-        of_benchmark = _paired_on_problems(pairs, tuple(problems))
-        traces.append(of_benchmark[0])
-        promised.append(of_benchmark[1])
+        values = {name: cell.in_order(cell.values(), problems) for name, cell in cells.items()}
+        has_problem = {}
+        for name, cell in cells.items():
+            has_problem[name] = np.array([problem in cell.place for problem in problems], bool)
+
+        samples = max(table.shape[1] for table in values.values())
+        differences = np.full((len(pairs), len(problems), samples), math.nan)
+        is_promised = np.zeros(differences.shape, bool)
+        for row, pair in enumerate(pairs):
+            if pair is not None:
+                minuend, subtrahend = (values[id(cell)] for cell in pair)
+                shared = min(minuend.shape[1], subtrahend.shape[1])
+                differences[row, :, :shared] = folded_samples(minuend, shared) - folded_samples(subtrahend, shared)
+                has_both = has_problem[id(pair[0])] & has_problem[id(pair[1])]
+                is_promised[row, :, :shared] = has_both[:, None]
+        traces.append(differences)
+        promised.append(is_promised)
 
     samples = max(of_benchmark.shape[2] for of_benchmark in traces)
     return PairedValues(
@@ -178,30 +173,6 @@ def folded_samples(values: Floats, samples: int) -> Floats:
     counts = np.full(samples, groups)
     counts[samples - lacking :] -= 1
     return np.asarray(padded.sum(-2) / counts, float)
-
-
-def _paired_on_problems(pairs: Sequence[CellPair | None], problems: Sequence[str]) -> tuple[Floats, Flags]:
-    """Return first minus second of the pairs of one benchmark, [pairs, problems, samples], and which are promised."""
-    # A full cache is in every pair, so its values are put in order once.
-    in_order: dict[int, tuple[Floats, Flags]] = {}
-    for cell in chain.from_iterable(pair for pair in pairs if pair is not None):
-        if id(cell) not in in_order:
-            values = cell.values()
-            promised = cell.in_order(np.ones(values.shape, bool), problems, False)
-            in_order[id(cell)] = (cell.in_order(values, problems), promised)
-
-    samples = max((values.shape[1] for values, _ in in_order.values()), default=1)
-    traces = np.full((len(pairs), len(problems), samples), math.nan)
-    is_promised = np.zeros(traces.shape, bool)
-
-    for row, pair in enumerate(pairs):
-        if pair is None:
-            continue
-        (first, has_first), (second, has_second) = (in_order[id(cell)] for cell in pair)
-        shared = min(first.shape[1], second.shape[1])
-        traces[row, :, :shared] = folded_samples(first, shared) - folded_samples(second, shared)
-        is_promised[row, :, :shared] = has_first[:, :shared] & has_second[:, :shared]
-    return traces, is_promised
 
 
 # -- policies, models and settings -------------------------------------------------------------------------------------
@@ -238,7 +209,6 @@ def comparisons(run: RunData) -> list[Comparison]:
     else:
         names = short_names(cell.setting for cell in measured.cells)
         sides = grouped(filter(measured.fits, measured.cells), lambda cell: (cell.model, names[cell.setting.id]))
-    axes = [name for name, _ in run.manifest.axes]
 
     found = []
     for first, second in combinations(sides, 2):
@@ -247,9 +217,7 @@ def comparisons(run: RunData) -> list[Comparison]:
         if same_model == same_name:
             continue
         # Cells of one benchmark, in a run with maps those that agree.
-        pairs = [
-            (cell, other) for cell, other in product(sides[first], sides[second]) if _agree(cell, other, axes, run)
-        ]
+        pairs = [pair for pair in product(sides[first], sides[second]) if _agree(*pair, run)]
         comparison = _compared_over_cells(run, first, second, pairs)
         if comparison is not None:
             found.append(comparison)
@@ -271,7 +239,7 @@ def _cells_by_policy(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
     return by_policy
 
 
-def _agree(cell: CellTraces, other: CellTraces, axes: Iterable[str], run: RunData) -> bool:
+def _agree(cell: CellTraces, other: CellTraces, run: RunData) -> bool:
     """Return whether two cells of a benchmark have equal values on the axes, and of shared parameters that both name.
 
     A parameter of a method itself, such as the number of queries that it observes, belongs to the policy compared. In a
@@ -280,17 +248,31 @@ def _agree(cell: CellTraces, other: CellTraces, axes: Iterable[str], run: RunDat
     if cell.benchmark != other.benchmark or not run.has_maps:
         return cell.benchmark == other.benchmark
     named = set(cell.facts.shared).intersection(other.facts.shared)
-    on_axes = cell.all_values.keys() & other.all_values.keys() & set(axes)
+    on_axes = cell.all_values.keys() & other.all_values.keys() & dict(run.manifest.axes).keys()
     return all(cell.all_values[name] == other.all_values[name] for name in named | on_axes)
 
 
 def _compared_over_cells(
     run: RunData, first: ModelPolicy, second: ModelPolicy, pairs: Sequence[CellPair]
 ) -> Comparison | None:
-    """Compare two policies or settings of a model, or two models under one of them, over pairs of cells.
+    """Compare two policies or settings of a model, or two models under one of them; None where they share no trace."""
+    difference = difference_of_cells(run, pairs)
+    if difference is None:
+        return None
+    benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
+    on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
+    if first[0] == second[0]:
+        return Comparison(first[0], on, run.metric, first[1], second[1], len(pairs), difference)
+    models = f"{first[0]}, {second[0]}"
+    return Comparison(models, on, run.metric, first[0], second[0], len(pairs), difference, first[1])
 
-    The cells are averaged first, for each problem and sample: they share random numbers, so they are no units. None
-    where they share no trace.
+
+def difference_of_cells(run: RunData, pairs: Sequence[CellPair]) -> Difference | None:
+    """Return first minus second over pairs of cells, by the claim of the run; None where they share no trace.
+
+    The difference is the mean over benchmarks of the mean over problems, on pairs of samples that both have; missing
+    traces count at worst. Benchmarks weigh equally, and so do the problems of one. Several pairs of a benchmark are
+    averaged first, for each problem and sample: they share random numbers, so they are no units.
     """
     of_benchmarks = []
     for of_benchmark in grouped(pairs, lambda pair: pair[0].benchmark).values():
@@ -309,23 +291,14 @@ def _compared_over_cells(
         claims[claim] = contrast
     problems = sum(int((~np.isnan(paired.traces)).any((0, 2)).sum()) for paired in of_benchmarks)
     count = sum(int(np.count_nonzero(~np.isnan(paired.traces))) for paired in of_benchmarks)
-    difference = replace(claims[run.claim], problems=problems, pairs=count, claims=claims)
-
-    benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
-    on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
-    if first[0] == second[0]:
-        return Comparison(first[0], on, run.metric, first[1], second[1], len(pairs), difference)
-    models = f"{first[0]}, {second[0]}"
-    return Comparison(models, on, run.metric, first[0], second[0], len(pairs), difference, first[1])
+    return replace(claims[run.claim], problems=problems, pairs=count, claims=claims)
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Return the comparisons with p-values adjusted over all of them (Holm)."""
     adjusted_p = holm([comparison.difference.p for comparison in comparisons])
-    found = []
-    for comparison, p in zip(comparisons, adjusted_p, strict=True):
-        found.append(replace(comparison, difference=replace(comparison.difference, p_holm=p)))
-    return tuple(found)
+    pairs = zip(comparisons, adjusted_p, strict=True)
+    return tuple(replace(one, difference=replace(one.difference, p_holm=p)) for one, p in pairs)
 
 
 #: Cell minus what it is compared with, in [-1, 1], by map and place on its axes.
