@@ -51,8 +51,6 @@ def permute_levels(values: Floats, strata: Ints, draws: int = DRAWS, seed: int =
     `values` [problems, levels] are of two levels or more.
     """
     levels = values.shape[1]
-    if levels < 2:
-        raise ValueError(f"expected two levels or more, got {levels}")
     deviations = values - values.mean(1, keepdims=True)
     # A problem on which all levels are equal stays as it is in every order.
     varied = np.abs(deviations).max(1) > _TINY
