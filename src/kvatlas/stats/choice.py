@@ -136,12 +136,9 @@ class Choice:
     @property
     def offered(self) -> Setting | None:
         """The setting that is chosen by memory; or else the nearest to be proven, or the safest."""
-        if self.by_memory is not None:
-            return self.by_memory.setting
-        if self.blocked is not None:
-            return self.blocked.setting
-        if self.required is not None:
-            return self.required.setting
+        nearest = self.by_memory or self.blocked or self.required
+        if nearest is not None:
+            return nearest.setting
         return None if self.safest is None else self.safest[0]
 
     @property
@@ -219,8 +216,7 @@ class Choice:
     @property
     def samples(self) -> int:
         """The samples of each problem that the losses rest on."""
-        paired = self.family.paired
-        return 1 if paired is None else int(paired.promised.sum(2).max(initial=0))
+        return int(self.family.paired.promised.sum(2).max(initial=1))
 
     @property
     def is_greedy(self) -> bool:
@@ -258,9 +254,9 @@ class Choice:
 
     @property
     def provable(self) -> Provable | None:
-        """The margin that the problems prove if nothing is lost; None without pairs."""
+        """The margin that the problems prove if nothing is lost; None where nothing is tested."""
         family = self.family
-        if not family.chains or family.paired is None:
+        if not family.chains:
             return None
         samples = 1 if family.refused else self.samples
         problems = np.bincount(family.paired.strata).tolist()
