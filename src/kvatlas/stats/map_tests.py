@@ -17,6 +17,7 @@ import numpy as np
 
 from kvatlas.core import CellCoord, Claim, Map, MapName, Note, NoteKind, Stays, ascending, windows_apart, with_means
 from kvatlas.stats.losses import GridLosses, family_of
+from kvatlas.stats.numerics import equal_memory
 from kvatlas.stats.numerics.arrays import (
     LEVEL,
     Difference,
@@ -26,14 +27,7 @@ from kvatlas.stats.numerics.arrays import (
     strata_of_clusters,
     weights,
 )
-from kvatlas.stats.numerics.equal_memory import (
-    LineEstimate,
-    Pair,
-    compare_pairs,
-    dominance_pairs,
-    line_estimate,
-    strongest,
-)
+from kvatlas.stats.numerics.equal_memory import LineEstimate, Pair
 from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.run_data import Axes, RunData
@@ -167,7 +161,7 @@ def fixed_run_tests(run: RunData, losses: GridLosses) -> dict[MapName, MapTests]
             continue
 
         found = map_tests(cells, run.axes, run.claim, run.look)
-        found = replace(found, memory=memory_of(cells, groups, run.axes, run.claim, run.look))
+        found = replace(found, memory=memory_of(cells, groups, run))
 
         # The losses of a family are by setting, those of a map by place.
         family = losses.get(family_of(groups))
@@ -274,12 +268,13 @@ class EqualMemory:
     @cached_property
     def tests(self) -> dict[Pair, Difference]:
         """The settings that keep no more tokens than a setting of another window, against that."""
-        return compare_pairs(self.values, self.strata, dominance_pairs(self.tokens, self.window), self.widening)
+        pairs = equal_memory.dominance_pairs(self.tokens, self.window)
+        return equal_memory.compare_pairs(self.values, self.strata, pairs, self.widening)
 
     @cached_property
     def best(self) -> Pair | None:
         """The settings of the surest proof that a window is better at equal memory; None without one."""
-        return strongest(self.tests)
+        return equal_memory.strongest(self.tests)
 
     @property
     def proven(self) -> list[Pair]:
@@ -290,7 +285,7 @@ class EqualMemory:
     def estimate(self) -> LineEstimate | None:
         """The two windows farthest apart that have memory in common, compared by straight lines; None without such."""
         values, strata = self._whole
-        return line_estimate(values, strata, self.tokens, self.window) if len(strata) else None
+        return equal_memory.line_estimate(values, strata, self.tokens, self.window) if len(strata) else None
 
     @cached_property
     def apart(self) -> list[tuple[Any, Any]]:
@@ -321,24 +316,18 @@ class EqualMemory:
         return {name: tokens for name, tokens in more.items() if tokens >= ONE_TOKEN / 2}
 
 
-def memory_of(
-    cells: GradeMatrix,
-    benchmarks: Sequence[Sequence[CellTraces]],
-    axes: tuple[str, str],
-    claim: Claim = Claim.LIKE,
-    look: Look = ONE_LOOK,
-) -> EqualMemory | None:
+def memory_of(cells: GradeMatrix, benchmarks: Sequence[Sequence[CellTraces]], run: RunData) -> EqualMemory | None:
     """Return the local windows of a map at equal memory, from the table of its tests and its cells by benchmark.
 
     None for a map without that axis, without a second window, and with a cell whose tokens are not known.
     """
-    if WINDOW not in axes:
+    if WINDOW not in run.axes:
         return None
-    side = axes.index(WINDOW)
+    side = run.axes.index(WINDOW)
     windows = ascending(coord[side] for coord in cells.columns)
     by_benchmark: dict[str, Floats] = {}
     for group in benchmarks:
-        tokens = {cell.coord(axes): cell.stays.tokens for cell in group if cell.stays is not None}
+        tokens = {cell.coord(run.axes): cell.stays.tokens for cell in group if cell.stays is not None}
         kept = [tokens.get(coord, math.nan) for coord in cells.columns]
         by_benchmark[group[0].benchmark] = np.array(kept)
 
@@ -346,8 +335,8 @@ def memory_of(
     if len(windows) < 2 or np.isnan(mean_tokens).any():
         return None
 
-    grades, promised = cells.first(look.samples)
-    if claim is Claim.THESE:
+    grades, promised = cells.first(run.look.samples)
+    if run.claim is Claim.THESE:
         values = grades.transpose(0, 2, 1)[promised]
         strata = np.repeat(cells.all_strata, promised.sum(1))
     else:
@@ -371,9 +360,9 @@ def memory_of(
         mean_tokens,
         np.array([windows.index(coord[side]) for coord in cells.columns]),
         windows,
-        axes,
+        run.axes,
         by_benchmark,
-        look.widening,
+        run.look.widening,
     )
 
 
