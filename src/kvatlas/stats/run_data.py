@@ -15,21 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import (
-    AGAIN,
-    BITS,
-    LOSE_AT_MOST,
-    Claim,
-    KvatlasError,
-    MapName,
-    Note,
-    NoteKind,
-    Setting,
-    grouped,
-    is_reference,
-    policy_name,
-    telling_parameters,
-)
+from kvatlas.core import LOSE_AT_MOST, Claim, KvatlasError, MapName, Note, NoteKind, grouped
+from kvatlas.core.settings import BITS
+from kvatlas.core.traces import AGAIN, Setting, is_reference, policy_name, telling_parameters
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.store import Store
 from kvatlas.stats.estimates import rule, usual_metric
@@ -152,19 +140,17 @@ class RunData:
 
     def check_fixed(self) -> None:
         """Raise KvatlasError if `fix` names an axis or a value that the run does not have."""
-        values = {axis: self._values_of(axis, levels) for axis, levels in self.manifest.axes}
+        cells = self.manifest.expected if self.chosen is None else self.chosen
+        by_setting = {cell.setting: cell for cell in cells}
+        values = {}
+        for axis, levels in self.manifest.axes:
+            # The levels of the axis, and the other values that settings fix.
+            of_settings = [cell.all_values[axis] for cell in by_setting.values() if axis in cell.all_values]
+            values[axis] = list(dict.fromkeys([*levels, *of_settings]))
         for name, value in self.fix.items():
             if value not in values.get(name, ()):
                 axes = "; ".join(f"{axis}: {', '.join(map(str, levels))}" for axis, levels in values.items())
                 raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {axes or 'no axes'}.")
-
-    def _values_of(self, axis: str, levels: Iterable[Any]) -> list[Any]:
-        """Return the levels of an axis, and the other values that settings fix."""
-        cells = self.manifest.expected if self.chosen is None else self.chosen
-        by_setting = {cell.setting: cell for cell in cells}
-        of_settings = [cell.all_values for cell in by_setting.values()]
-        fixed = [values[axis] for values in of_settings if axis in values]
-        return list(dict.fromkeys([*levels, *fixed]))
 
     @cached_property
     def axes(self) -> Axes:

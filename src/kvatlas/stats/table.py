@@ -15,22 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas.columns import TRACES, cell_columns, cost_columns
-from kvatlas.core import (
-    BudgetAudit,
-    Cell,
-    CellCoord,
-    Claim,
-    Estimate,
-    KvatlasError,
-    Outcome,
-    SettingFacts,
-    Status,
-    Stays,
-    changed_problems,
-    grouped,
-    mean_stays,
-    usual_controls,
-)
+from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Outcome, Status, changed_problems, grouped
+from kvatlas.core.settings import BudgetAudit, SettingFacts, Stays, mean_stays, usual_controls
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns
 from kvatlas.stats.estimates import METRICS, RIGHT, Rule, estimates, pass_at_1, rule, usual_metric
@@ -89,7 +75,28 @@ class TraceTable:
 
     def add(self, columns: TraceColumns) -> None:
         """Add traces, in place of earlier ones of the same places, except those that are not promised."""
-        rows, places = self._rows_and_places(columns)
+        problems = columns.records["problem"]
+        samples = columns.records["sample"]
+        # The number of each name of the columns in an order of problems, -1 for other names. Cells share orders, so
+        # they are told apart by identity.
+        number_of_name: dict[int, Ints] = {}
+        # The rows of the promised traces, and the place of each.
+        rows_of_cells = [np.zeros(0, int)]
+        places_of_cells = [np.zeros(0, int)]
+        for key, cell_rows in columns.by_cell().items():
+            for index in self._cells_of_key.get(key, ()):
+                order = self.orders[index]
+                width = self.manifest.expected[index].samples
+                if id(order) not in number_of_name:
+                    number_of_name[id(order)] = np.array([order.get(name, -1) for name in columns.names])
+                problem = number_of_name[id(order)][problems[cell_rows]]
+                sample = samples[cell_rows]
+                is_promised = (problem >= 0) & (sample >= 0) & (sample < width)
+                rows_of_cells.append(cell_rows[is_promised])
+                places_of_cells.append(self.spans[index].start + problem[is_promised] * width + sample[is_promised])
+        rows = np.concatenate(rows_of_cells)
+        places = np.concatenate(places_of_cells)
+
         records = columns.records[rows]
         for name in _COPIED:
             self.records[name][places] = records[name]
@@ -125,31 +132,6 @@ class TraceTable:
             found &= (records["correct"] > 0) == (outcome is Outcome.CORRECT)
         return np.where(status > 0, found, math.nan)
 
-    def _rows_and_places(self, columns: TraceColumns) -> tuple[Ints, Ints]:
-        """Return the rows of the promised traces, and the place of each."""
-        rows = [np.zeros(0, int)]
-        places = [np.zeros(0, int)]
-        problems = columns.records["problem"]
-        samples = columns.records["sample"]
-
-        # The number of each name of the columns in an order of problems, -1 for other names. Cells share orders, so
-        # they are told apart by identity.
-        number_of_name: dict[int, Ints] = {}
-
-        for key, cell_rows in columns.by_cell().items():
-            for index in self._cells_of_key.get(key, ()):
-                order = self.orders[index]
-                width = self.manifest.expected[index].samples
-                if id(order) not in number_of_name:
-                    number_of_name[id(order)] = np.array([order.get(name, -1) for name in columns.names])
-                problem = number_of_name[id(order)][problems[cell_rows]]
-                sample = samples[cell_rows]
-                is_promised = (problem >= 0) & (sample >= 0) & (sample < width)
-                rows.append(cell_rows[is_promised])
-                places.append(self.spans[index].start + problem[is_promised] * width + sample[is_promised])
-
-        return np.concatenate(rows), np.concatenate(places)
-
     def cells(self, metric: str = "pass@1", claim: Callable[[], Claim] = lambda: Claim.LIKE) -> list[CellTraces]:
         """Return the promised cells in the manifest's order, with the traces so far.
 
@@ -157,22 +139,16 @@ class TraceTable:
         the run does not have.
         """
         self.check(metric)
-        values = self._grades(metric)
+        if metric == "pass@1" or rule(metric) is not None:
+            values = self.numbers("correct")
+        else:
+            # A trace without an answer has 0 of a benchmark's own metric.
+            values = np.where(self.records["status"] > 0, np.nan_to_num(self.numbers(metric)), math.nan)
         grades = [values[span].reshape(shape) for span, shape in zip(self.spans, self.shapes, strict=True)]
         # The limits of all cells at once are faster than one by one; they are computed when a cell first asks.
         estimates_once = cache(lambda: estimates(grades, claim(), [cell.clusters for cell in cells]))
         cells = [CellTraces(self, index, metric, of_cell, estimates_once) for index, of_cell in enumerate(grades)]
         return cells
-
-    def _grades(self, metric: str) -> Floats:
-        """Return [places]: the metric in [0, 1]; NaN where it is unknown.
-
-        A trace without an answer has 0 of a benchmark's own metric.
-        """
-        status = self.records["status"]
-        if metric == "pass@1" or rule(metric) is not None:
-            return self.numbers("correct")
-        return np.where(status > 0, np.nan_to_num(self.numbers(metric)), math.nan)
 
     def check(self, metric: str, among: Sequence[TraceTable] = ()) -> None:
         """Raise KvatlasError if not all traces have this metric as a share; it names the metrics of all the tables."""
