@@ -19,7 +19,6 @@ from kvatlas.core import Claim
 from kvatlas.report.result import Result
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import LossFamily
-from kvatlas.stats.table import TraceNumbers
 
 MARGIN = 0.03
 CLAIMS = {"TP": Claim.THESE, "PLT": Claim.LIKE}
@@ -34,7 +33,7 @@ def with_outcomes(template: Result, parts: Sequence[np.ndarray], digests: Sequen
     is_missing = np.isnan(values)
     table = copy.copy(data.traces)
     table.records = data.traces.records.copy()
-    table.numbers = TraceNumbers(table.records, {})
+    table.measured = {}
     table.records["correct"] = np.where(is_missing, 0, values)
     table.records["progress"] = values
     for name, (kind, _) in table.records.dtype.fields.items():

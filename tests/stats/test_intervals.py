@@ -11,8 +11,16 @@ from scipy import stats
 from scorio import eval as scorio
 
 from kvatlas.core import Cell, Claim, Estimate, KvatlasError, Map, Setting
-from kvatlas.stats.estimates import BINOMIAL_NOTE, mean_over_benchmarks, pass_at_1, with_binomial_bounds
-from kvatlas.stats.metrics import RIGHT, Rule, majority, rule
+from kvatlas.stats.estimates import (
+    BINOMIAL_NOTE,
+    RIGHT,
+    Rule,
+    majority,
+    mean_over_benchmarks,
+    pass_at_1,
+    rule,
+    with_binomial_bounds,
+)
 from kvatlas.stats.numerics.arrays import Z
 from kvatlas.stats.numerics.bounded import interval, mean_difference, p_value, score, yes_no_interval
 

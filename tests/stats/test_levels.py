@@ -73,7 +73,7 @@ def test_limits_exclude_0_exactly_where_the_level_is_found():
     rng = np.random.default_rng(2)
     found = 0
     for _ in range(30):
-        levels = average_levels(graded(rng, 0.15).reshape(60, 20), np.arange(20) % 5)
+        levels = average_levels(graded(rng, 0.15).reshape(60, 20), np.arange(20) % 5).T
         for contrast in contrasts(levels, np.zeros(60, int)):
             assert (contrast.p <= 0.05) == (contrast.low > 0 or contrast.high < 0)
             found += contrast.p <= 0.05

@@ -6,28 +6,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvatlas.core import FULL, Claim, KvatlasError, Setting
+from kvatlas.core import FULL, KvatlasError, Setting
 from kvatlas.stats.losses import losses_of
 from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
 from kvatlas.stats.numerics.texts import Departures, departure_p
 from kvatlas.stats.orders import kept_by_rule
-from kvatlas.stats.paired import difference_of_cells
 from kvatlas.stats.power import provable
 from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import compared_systems
 from tests.stats.synthetic import manifest, system
 from tests.stored import store_run
 
 
 def test_only_common_problems_and_samples_count():
     missing = math.nan
-    first = system("a", FULL, [[1, 1], [1, missing], [1, missing], [missing, 0]]).cells
-    second = system("b", FULL, [[missing, 0], [1, missing], [missing, 0]]).cells
-    result = difference_of_cells([(*first, *second)], Claim.LIKE, [Claim.LIKE])
+    first = system("a", FULL, [[1, 1], [1, missing], [1, missing], [missing, 0]])
+    second = system("b", FULL, [[missing, 0], [1, missing], [missing, 0]])
+    _, result = compared_systems(first, second)
     assert (result.value, result.problems, result.pairs) == (0.5, 2, 2)
-    third = system("c", FULL, [[missing, missing], [missing, 1]]).cells
+    third = system("c", FULL, [[missing, missing], [missing, 1]])
     with pytest.raises(KvatlasError, match="in common"):
-        difference_of_cells([(*first, *third)], Claim.LIKE, [Claim.LIKE])
+        compared_systems(first, third)
 
 
 @pytest.mark.parametrize(

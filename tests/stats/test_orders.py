@@ -20,7 +20,7 @@ from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.arrays import holm
 from kvatlas.stats.numerics.bounded import score
 from kvatlas.stats.orders import IN_ORDER, TestedSetting, chains_of_settings
-from kvatlas.stats.paired import folded_samples
+from kvatlas.stats.pairs import folded_samples
 from kvatlas.sweeps import make_plan, parse_spec
 from tests.stats.test_claims import losses as losses_of
 from tests.stored import store_outcomes

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kvatlas.api import Run
-from kvatlas.core import Setting, policy_name
+from kvatlas.core import Setting
+from kvatlas.core.traces import policy_name
 from kvatlas.stats.pairs import comparisons
 from kvatlas.stats.systems import choose, pair, systems_of
 from tests.stats.synthetic import grid, manifest, run_of, trace, traces

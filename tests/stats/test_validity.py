@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import Grade, Status, Vacuous, grouped
+from kvatlas.core import Grade, Status, grouped
+from kvatlas.core.maps import Vacuous
 from kvatlas.report.result import Result
 from kvatlas.results.records import answer_digest
 from kvatlas.stats.maps import maps_of_run, mean_maps

@@ -26,7 +26,6 @@ from kvatlas.core.basics import (
 from kvatlas.core.maps import (
     LOSE_AT_MOST,
     MOST_LOOKS,
-    WARNINGS,
     Cell,
     CellCoord,
     Check,
@@ -37,7 +36,6 @@ from kvatlas.core.maps import (
     MapName,
     Note,
     NoteKind,
-    Vacuous,
     Validity,
     mean_of,
     with_means,
@@ -91,7 +89,6 @@ from kvatlas.core.traces import (
     changed_problems,
     is_of_policy,
     is_reference,
-    policy_name,
     policy_names,
     reference_words,
     telling_parameters,

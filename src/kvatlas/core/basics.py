@@ -9,6 +9,7 @@ import re
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -216,11 +217,8 @@ def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
 def differing(values: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the names whose values are not the same in all of these, in their order."""
     every = list(values)
-    names: dict[str, None] = {}
-    for mapping in every:
-        names.update(dict.fromkeys(mapping))
     found = []
-    for name in names:
+    for name in dict.fromkeys(chain.from_iterable(every)):
         # Values may be unhashable; equal ones have equal texts.
         texts = {repr(mapping.get(name)) for mapping in every}
         if len(texts) > 1:

@@ -74,8 +74,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Raise KvatlasError if id, question, answer or cluster is no text."""
-        texts = {"id": self.id, "question": self.question, "answer": self.answer, "cluster": self.cluster}
-        for name, value in texts.items():
+        for name in ("id", "question", "answer", "cluster"):
+            value = getattr(self, name)
             if not isinstance(value, str):
                 raise KvatlasError(f"{name} of the problem {self.id!r} is {value!r}; expected a text.")
 

@@ -36,7 +36,7 @@ from kvatlas.gates.outcomes import (
 )
 from kvatlas.integrations.answer_rows import NOUN, read_answers
 from kvatlas.results.records import STATUS
-from kvatlas.stats.metrics import rule
+from kvatlas.stats.estimates import rule
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, choose, names_to_choose, systems_of
 from kvatlas.stats.table import CellTraces, check_same_problems

@@ -16,14 +16,13 @@ from kvatlas.stats.controls import drift_reason
 from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
 from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import GridLosses, losses_of
-from kvatlas.stats.map_tests import Basis, Effect, MapTests, fixed_run_tests
+from kvatlas.stats.map_tests import Basis, Effect, EqualMemory, MapTests, fixed_run_tests, level_stays
 from kvatlas.stats.maps import SettingTable, setting_tables
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.equal_memory import Pair
 from kvatlas.stats.pairs import Comparison, adjusted, comparisons
 from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.validity import Kind, Limitation, findings
-from kvatlas.stats.windows_at_memory import EqualMemory, level_stays
 from kvatlas.text import model_name
 
 #: Values nearer than this are the same peak.

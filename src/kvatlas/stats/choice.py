@@ -136,12 +136,9 @@ class Choice:
     @property
     def offered(self) -> Setting | None:
         """The setting that is chosen by memory; or else the nearest to be proven, or the safest."""
-        if self.by_memory is not None:
-            return self.by_memory.setting
-        if self.blocked is not None:
-            return self.blocked.setting
-        if self.required is not None:
-            return self.required.setting
+        nearest = self.by_memory or self.blocked or self.required
+        if nearest is not None:
+            return nearest.setting
         return None if self.safest is None else self.safest[0]
 
     @property
@@ -178,17 +175,14 @@ class Choice:
     @property
     def controls(self) -> list[str]:
         """The policies of the controls among the settings, or the settings themselves where others are none."""
-        controls = [id_ for id_, loss in self.losses.items() if loss.is_control]
-        studied = {self.settings[id_].policy for id_ in self.losses if id_ not in controls}
-        words = []
-        for id_ in controls:
-            setting = self.settings[id_]
-            words.append(
-                setting_words(setting, list(self.settings.values()))
-                if setting.policy in studied
-                else setting.policy_name
-            )
-        return list(dict.fromkeys(words))
+        controls = [self.settings[id_] for id_, loss in self.losses.items() if loss.is_control]
+        studied = {self.settings[id_].policy for id_, loss in self.losses.items() if not loss.is_control}
+        candidates = list(self.settings.values())
+        words: dict[str, None] = {}
+        for setting in controls:
+            is_studied = setting.policy in studied
+            words[setting_words(setting, candidates) if is_studied else setting.policy_name] = None
+        return list(words)
 
     @property
     def ended_chains(self) -> list[tuple[str, str, str]]:
@@ -203,9 +197,8 @@ class Choice:
             within = differing(self.settings[id_].values for id_ in of_chain if id_ in self.settings)
             shared = {name: value for name, value in end.parameters if name not in within}
             name = setting_words(Setting.from_parameters(end.policy, **shared), candidates)
-            found.append(
-                (name, setting_words(end, candidates), ", ".join(f"{one} {end.values.get(one)}" for one in within))
-            )
+            end_in_chain = ", ".join(f"{one} {end.values.get(one)}" for one in within)
+            found.append((name, setting_words(end, candidates), end_in_chain))
         return found
 
     @property
@@ -216,16 +209,14 @@ class Choice:
             loss = self.losses[id_]
             if loss.limit <= self.margin and not self.family.is_silent(loss) and loss.missing_share <= MOST_MISSING:
                 required = self.family.required_at_stops.get(end.id)
-                count = None if required is None else required.count_of(self.family.claim)
-                effort = math.inf if count is None else count
+                effort = math.inf if required is None else required.effort(self.family.claim)
                 found.append((effort, loss.limit, -len(found), Blocked(self.settings[id_], loss, end)))
         return min(found)[-1] if found else None
 
     @property
     def samples(self) -> int:
         """The samples of each problem that the losses rest on."""
-        paired = self.family.paired
-        return 1 if paired is None else int(paired.promised.sum(2).max(initial=0))
+        return int(self.family.paired.promised.sum(2).max(initial=1))
 
     @property
     def is_greedy(self) -> bool:
@@ -240,12 +231,10 @@ class Choice:
     @property
     def worst_benchmark(self) -> tuple[str, float] | None:
         """The benchmark on which the offered setting lost most, and the loss, where that is beyond the margin."""
-        if self.offered is None or self.offered.id not in self.losses:
+        loss = None if self.offered is None else self.losses.get(self.offered.id)
+        if loss is None or len(loss.by_benchmark) < 2:
             return None
-        by_benchmark = self.losses[self.offered.id].by_benchmark
-        if len(by_benchmark) < 2:
-            return None
-        name, lost = max(by_benchmark.items(), key=itemgetter(1))
+        name, lost = max(loss.by_benchmark.items(), key=itemgetter(1))
         return (name, lost) if lost > self.margin else None
 
     @property
@@ -265,11 +254,11 @@ class Choice:
 
     @property
     def provable(self) -> Provable | None:
-        """The margin that the problems prove if nothing is lost; None without pairs."""
+        """The margin that the problems prove if nothing is lost; None where nothing is tested."""
         family = self.family
-        if not family.chains or family.paired is None:
+        if not family.chains:
             return None
-        samples = 1 if family.refused else int(family.paired.promised.sum(2).max())
+        samples = 1 if family.refused else self.samples
         problems = np.bincount(family.paired.strata).tolist()
         return provable(family.sizes, self.margin, family.orders, samples, problems)
 
@@ -277,11 +266,14 @@ class Choice:
     def required(self) -> Required | None:
         """The setting that is proven with least effort, and the effort; None if no more would decide one.
 
-        It is the end of a chain before a setting whose own limit is within the margin, where there is one.
+        Where there is a setting whose own limit is within the margin it is the end of the chain before that, else the
+        one of those at which a chain stopped that takes the fewest samples or problems.
         """
+        at_stops = self.family.required_at_stops
         if self.blocked is not None:
-            return self.family.required_at_stops.get(self.blocked.end.id)
-        return self.family.required_among(self.settings)
+            return at_stops.get(self.blocked.end.id)
+        claim = self.family.claim
+        return min(at_stops.values(), key=lambda one: (one.effort(claim), one.loss.limit), default=None)
 
 
 def choices(run: RunData, lost: GridLosses) -> list[Choice]:
@@ -314,8 +306,7 @@ def _choice_of(run: RunData, model: str, cells: Sequence[CellTraces], family: Lo
         reason = floor_reason(family)
     kept = [id_ for id_, loss in losses.items() if loss.is_kept and reason is None]
 
-    settings = {cell.setting.id: cell.setting for cell in cells}
-    is_capped = any(CAP in setting.values for setting in settings.values())
+    is_capped = any(CAP in setting.values for setting in family.settings.values())
 
     def cheapest_of(members: Sequence[Cell]) -> Cell | None:
         if is_capped:
@@ -333,11 +324,8 @@ def _choice_of(run: RunData, model: str, cells: Sequence[CellTraces], family: Lo
     by_memory = cheapest_of(proven)
     certain = [cell for cell in proven if losses[cell.setting.id].keeps_like]
 
-    savings = {}
-    for id_ in losses:
-        saving = _saving_of_cells(stored[id_], full, is_capped)
-        if saving is not None:
-            savings[id_] = saving
+    every_saving = {id_: _saving_of_cells(stored[id_], full, is_capped) for id_ in losses}
+    savings = {id_: saving for id_, saving in every_saving.items() if saving is not None}
 
     # The cheapest proven setting of each way to save.
     ways = []
@@ -351,7 +339,7 @@ def _choice_of(run: RunData, model: str, cells: Sequence[CellTraces], family: Lo
     return Choice(
         model,
         names[0] if len(names) == 1 else mean_of(len(names)),
-        len(settings),
+        len(family.settings),
         by_memory=by_memory,
         by_time=cheapest(timed, [cell.number("seconds") for cell in timed], limits),
         deployable=cheapest_of(certain),
@@ -363,7 +351,7 @@ def _choice_of(run: RunData, model: str, cells: Sequence[CellTraces], family: Lo
         margin=family.margin,
         family=family,
         losses=losses,
-        settings=settings,
+        settings=family.settings,
         savings=savings,
         ways=ways,
     )
@@ -440,17 +428,17 @@ def _saving_of_cells(cells: Sequence[CellTraces], full_cells: Sequence[CellTrace
         return None
 
     memory = kept / kept_by_full
-    work = None
-    if chosen.number("output_tokens") is not None and full.number("output_tokens"):
-        written = chosen.number("output_tokens") / full.number("output_tokens")
-        work = memory * written
-        if is_capped:
-            benchmarks = {cell.benchmark for cell in cells}
-            work_of_full = _mean_work([cell for cell in full_cells if cell.benchmark in benchmarks])
-            work_of_cells = _mean_work(cells)
-            work = work_of_cells / work_of_full if work_of_cells and work_of_full else None
-            return Saving(memory, work, written)
-    return Saving(memory, work)
+    length = chosen.number("output_tokens")
+    length_of_full = full.number("output_tokens")
+    if length is None or not length_of_full:
+        return Saving(memory, None)
+    written = length / length_of_full
+    if not is_capped:
+        return Saving(memory, memory * written)
+    benchmarks = {cell.benchmark for cell in cells}
+    work = _mean_work(cells)
+    work_of_full = _mean_work([cell for cell in full_cells if cell.benchmark in benchmarks])
+    return Saving(memory, work / work_of_full if work and work_of_full else None, written)
 
 
 def with_recommended(maps: Sequence[Map], every_choice: Sequence[Choice]) -> list[Map]:
@@ -484,8 +472,5 @@ def cheapest(members: Sequence[Cell], costs: Sequence[float | None], limits: Map
     if len(all_costs) < len(members) or not members:
         return None
     least = min(all_costs)
-    ranked = []
-    for index, (cell, cost) in enumerate(zip(members, all_costs, strict=True)):
-        if cost <= SAME_COST * least:
-            ranked.append((limits[cell.setting.id], cost, index))
-    return members[min(ranked)[2]]
+    near = [(cell, cost) for cell, cost in zip(members, all_costs, strict=True) if cost <= SAME_COST * least]
+    return min(near, key=lambda pair: (limits[pair[0].setting.id], pair[1]))[0]

@@ -24,7 +24,7 @@ from kvatlas.results.manifest import Manifest
 from kvatlas.stats.losses import LossFamily
 from kvatlas.stats.numerics.arrays import Difference, Flags
 from kvatlas.stats.orders import nominal_bytes
-from kvatlas.stats.paired import paired_values
+from kvatlas.stats.pairs import paired_values
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
 from kvatlas.text import p_text

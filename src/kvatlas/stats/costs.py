@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -29,17 +29,12 @@ class CostRatio(NamedTuple):
     high: float | None = None
 
 
-def _memory(cell: CellTraces) -> Floats:
-    token_bytes, sequence_bytes = cell.expected.kv_bytes or (1, 0)
-    return np.asarray(cell.numbers("mean_kv_tokens") * token_bytes + sequence_bytes)
-
-
-#: The numbers of a trace whose mean is above the line of a cost, and those whose mean is below it.
-_TERMS: Mapping[str, Sequence[tuple[int, Callable[[CellTraces], Floats]]]] = {
-    MEMORY: ((1, _memory),),
-    SECONDS: ((1, lambda cell: cell.numbers("seconds")),),
-    RATE: ((1, lambda cell: cell.numbers("output_tokens")), (-1, lambda cell: cell.numbers("seconds"))),
-}
+def _terms(cell: CellTraces, cost: str) -> list[Floats]:
+    """Return the numbers of traces whose mean a cost is; of a rate that above the line and that below it."""
+    if cost == MEMORY:
+        token_bytes, sequence_bytes = cell.expected.kv_bytes or (1, 0)
+        return [cell.numbers("mean_kv_tokens") * token_bytes + sequence_bytes]
+    return [cell.numbers(name) for name in (("output_tokens", "seconds") if cost == RATE else ("seconds",))]
 
 
 def cost_ratios(run: RunData, model: str, cost: str, settings: Container[str]) -> dict[str, CostRatio]:
@@ -94,8 +89,7 @@ def _ratio(cells: Sequence[CellTraces], full: Sequence[CellTraces], cost: str) -
             return None
         sides = []
         for side in (cell, other):
-            for _, numbers in _TERMS[cost]:
-                sides.append(side.in_order(mean_of_known(numbers(side)), cell.problems))
+            sides += [side.in_order(mean_of_known(numbers), cell.problems) for numbers in _terms(side, cost)]
         values = np.array(sides)
         is_known = ~np.isnan(values).any(0)
         if not is_known.any():
@@ -106,8 +100,7 @@ def _ratio(cells: Sequence[CellTraces], full: Sequence[CellTraces], cost: str) -
         units.append(of_units[:, ~np.isnan(of_units[0])])
         strata += [stratum] * units[-1].shape[1]
 
-    signs_of_side = [sign for sign, _ in _TERMS[cost]]
-    signs = np.array([*signs_of_side, *(-sign for sign in signs_of_side)], float)
+    signs = np.array([1.0, -1.0, -1.0, 1.0] if cost == RATE else [1.0, -1.0])
     means = np.mean(means_by_benchmark, axis=0)
     if not (means > 0).all():
         return None

@@ -6,24 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
+from statistics import fmean
 
 import numpy as np
 
 from kvatlas.core import CellCoord, Claim, Map, MapName, Note, NoteKind, grouped, with_means
 from kvatlas.stats.estimates import common
-from kvatlas.stats.map_tests import Basis, Effect, MapTests, Test, levels_of
+from kvatlas.stats.map_tests import Basis, Effect, MapTests, Test, level_stays, levels_of
 from kvatlas.stats.maps import mean_map
+from kvatlas.stats.numerics import averages
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, holm
-from kvatlas.stats.numerics.averages import (
-    behind_best,
-    chi_square,
-    least_p,
-    level_contrasts,
-    level_intervals,
-    permute_benchmarks,
-)
 from kvatlas.stats.numerics.bounded import yes_no_interval
-from kvatlas.stats.windows_at_memory import level_stays
 
 #: For a CSV map that does not tell its samples.
 ONE_SAMPLE = Note(NoteKind.INTERVAL, "the number of samples is not known, so 1 is taken; give it in a column samples")
@@ -68,8 +61,8 @@ def bound_tests(map_: Map, variance: float, samples: int | None) -> MapTests:
     values = np.array([cell.estimate.value for cell in map_.cells.values()])
 
     deviation = math.sqrt(variance) if variance > 1e-18 else 1.0
-    statistic, p_equal = chi_square(values, variance)
-    p_best, may_lose = behind_best(values, deviation)
+    statistic, p_equal = averages.chi_square(values, variance)
+    p_best, may_lose = averages.behind_best(values, deviation)
     # Where no difference is proven all cells are tied.
     tied = p_best >= (LEVEL if p_equal <= LEVEL else 0)
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
@@ -77,7 +70,7 @@ def bound_tests(map_: Map, variance: float, samples: int | None) -> MapTests:
     axes = (map_.axes[0][0], map_.axes[1][0])
     effects = []
     for axis, levels, level_of_cell in levels_of(places, axes):
-        contrasts = level_contrasts(values, level_of_cell, deviation)
+        contrasts = averages.level_contrasts(values, level_of_cell, deviation)
         effects.append(Effect(axis, tuple(zip(levels, contrasts, strict=True))))
 
     return MapTests(
@@ -107,39 +100,37 @@ def unpaired_losses(maps: Sequence[Map], margin: float) -> dict[MapName, dict[Ce
         family = LEVEL / (len(averaged) * (len(places) + 1))
         losses = {}
         for coord in averaged[0].cells:
-            spans = [_unpaired_limits(map_, coord, alone) for map_ in averaged if coord in places]
-            together = [_unpaired_limits(map_, coord, family) for map_ in averaged if coord in places]
-            if not spans or None in spans:
+            span = _unpaired_limits(averaged, coord, alone)
+            together = _unpaired_limits(averaged, coord, family)
+            if span is None or together is None:
                 break
-            value, low, high = (math.fsum(column) / len(spans) for column in zip(*filter(None, spans), strict=True))
-            _, least, most = (math.fsum(column) / len(spans) for column in zip(*filter(None, together), strict=True))
+            _, least, most = together
             losses[coord] = Difference(
-                value,
-                low,
-                high,
-                math.nan,
-                limit=most,
-                joint_limit=most,
-                is_kept=most <= margin,
-                is_broken=least > margin,
+                *span, limit=most, joint_limit=most, is_kept=most <= margin, is_broken=least > margin
             )
         if len(losses) == len(averaged[0].cells):
             found[name] = losses
     return found
 
 
-def _unpaired_limits(map_: Map, coord: CellCoord, level: float) -> tuple[float, float, float] | None:
-    """Return the loss of a cell with its limits, those of either side at a level; None where problems are unknown."""
-    if map_.full is None:
-        return None
-    ends = []
-    for estimate in (map_.full.estimate, map_.cells[coord].estimate):
-        if estimate.problems is None:
-            return None
-        samples = (estimate.samples or 1) if map_.claim is Claim.THESE else 1
-        ends.append((estimate.value, *yes_no_interval(estimate.value, samples * estimate.problems, level)))
-    (full, full_low, full_high), (value, low, high) = ends
-    return full - value, full_low - high, full_high - low
+def _unpaired_limits(maps: Sequence[Map], coord: CellCoord, level: float) -> tuple[float, float, float] | None:
+    """Return the loss of a cell with its limits, those of either side at a level, in the mean over maps.
+
+    None where a map lacks the cell or a full cache, or does not know their problems.
+    """
+    losses = []
+    for map_ in maps:
+        ends = []
+        for cell in (map_.full, map_.cells.get(coord)):
+            estimate = None if cell is None else cell.estimate
+            if estimate is None or estimate.problems is None:
+                return None
+            samples = (estimate.samples or 1) if map_.claim is Claim.THESE else 1
+            ends.append((estimate.value, *yes_no_interval(estimate.value, samples * estimate.problems, level)))
+        (full, full_low, full_high), (value, low, high) = ends
+        losses.append((full - value, full_low - high, full_high - low))
+    value, low, high = map(fmean, zip(*losses, strict=True))
+    return value, low, high
 
 
 # -- effects of the axes, pooled over benchmarks and models ------------------------------------------------------------
@@ -207,14 +198,14 @@ def _effects_of_bare_maps(group: Sequence[Map]) -> list[Effect]:
     for (axis, levels), by_level in zip(group[0].axes, (by_column.transpose(0, 2, 1), by_column), strict=True):
         known_problems = [count for count in problems if count is not None]
         # Both axes are tested.
-        is_too_few = 2 * least_p(len(set(benchmarks)), len(levels)) > LEVEL
+        is_too_few = 2 * averages.least_p(len(set(benchmarks)), len(levels)) > LEVEL
         count = 0
         below: Sequence[int] = ()
         if is_too_few and len(known_problems) == len(problems):
-            contrasts = level_intervals(by_level, known_problems)
+            contrasts = averages.level_intervals(by_level, known_problems)
         else:
             count = len(group)
-            contrasts, below = permute_benchmarks(by_level, benchmarks)
+            contrasts, below = averages.permute_benchmarks(by_level, benchmarks)
         of_levels = tuple(zip(levels, contrasts, strict=True))
         effects.append(Effect(axis, of_levels, over, names, count, tuple(below), stays=level_stays(group, axis)))
     return effects

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -17,10 +17,13 @@ from kvatlas.stats.numerics.arrays import Difference, Flags, mean_of_known, weig
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
 from kvatlas.stats.orders import IN_ORDER, Orders, TestedSetting, orders_of_claims
-from kvatlas.stats.paired import CellPair, PairedValues, paired_values
+from kvatlas.stats.pairs import CellPair, PairedValues, paired_values
 from kvatlas.stats.run_data import MOST_MISSING, RunData, margin_from_points
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import count_compressed, is_compressed
+
+#: The pairs of a family without settings.
+NO_PAIRS = PairedValues(np.zeros((0, 0, 1)), np.zeros((0, 0, 1), bool), (), np.zeros(0, int))
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Required:
         """Return the samples, or the problems, that a claim takes."""
         return self.samples if claim is Claim.THESE else self.problems
 
+    def effort(self, claim: Claim) -> float:
+        """Return the same, infinite where it is None."""
+        count = self.count_of(claim)
+        return math.inf if count is None else count
+
 
 @dataclass(frozen=True)
 class LossFamily:
@@ -62,7 +70,7 @@ class LossFamily:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     orders: Mapping[Claim, Orders] = field(default_factory=dict)
     sizes: Sequence[int] = ()
-    paired: PairedValues | None = field(default=None, repr=False, compare=False)
+    paired: PairedValues = field(default=NO_PAIRS, repr=False, compare=False)
     has_compressed: Flags = field(default_factory=lambda: np.zeros((0, 0), bool), repr=False, compare=False)
     claim: Claim = Claim.LIKE
     refused: str = ""
@@ -74,7 +82,7 @@ class LossFamily:
     @property
     def problem_count(self) -> int:
         """The problems of all benchmarks, of which those of a cluster are one unit."""
-        return 0 if self.paired is None else len(self.paired.strata)
+        return len(self.paired.strata)
 
     @property
     def chains(self) -> Orders:
@@ -83,10 +91,11 @@ class LossFamily:
 
     def open_chains(self, claim: Claim) -> int:
         """Return the number of chains that share the level of a claim: those that are not proven to their end."""
-        count = 0
-        for of_chain in self.orders.get(claim, []):
-            count += any(self._ends(id_, claim) for id_ in of_chain)
-        return count
+        return sum(self._end_of(of_chain, claim) != "" for of_chain in self.orders.get(claim, []))
+
+    def _end_of(self, of_chain: Sequence[str], claim: Claim) -> str:
+        """Return the first setting of a chain that is not proven, or "" for a chain that is proven to its end."""
+        return next((id_ for id_ in of_chain if self._ends(id_, claim)), "")
 
     def _ends(self, setting: str, claim: Claim) -> bool:
         """Return whether the settings behind this one in its chain are not tested."""
@@ -108,8 +117,6 @@ class LossFamily:
 
         None where there is no such problem, or no other.
         """
-        if self.paired is None:
-            return None
         row = list(self.settings).index(setting)
         values = self.paired.values[row]
         chosen = self.has_compressed[row] & ~np.isnan(values)
@@ -130,32 +137,14 @@ class LossFamily:
         )
         return of_problems.units(self.claim).negated().contrasts()[0]
 
-    def required_among(self, settings: Container[str]) -> Required | None:
-        """Return the one of these settings, at which a chain stopped, that takes the fewest samples or problems.
-
-        None where all settings are proven, and where each setting at which a chain stopped is proven to lose more than
-        the margin, or has no loss.
-        """
-        found = None
-        least = (math.inf, math.inf)
-        for setting, required in self.required_at_stops.items():
-            count = required.count_of(self.claim)
-            order = (math.inf if count is None else count, required.loss.limit)
-            if setting in settings and (found is None or order < least):
-                found = required
-                least = order
-        return found
-
     def ends_of_tests(self, claim: Claim) -> dict[str, Setting]:
         """Return the settings that a claim does not test, by id, with the unproven one before them in their chain."""
         found: dict[str, Setting] = {}
         for of_chain in self.orders.get(claim, []):
-            end = None
-            for setting in of_chain:
-                if end is not None:
-                    found[setting] = end
-                elif self._ends(setting, claim):
-                    end = self.settings[setting]
+            end = self._end_of(of_chain, claim)
+            if end:
+                behind = of_chain[of_chain.index(end) + 1 :]
+                found |= dict.fromkeys(behind, self.settings[end])
         return found
 
     @cached_property
@@ -163,9 +152,9 @@ class LossFamily:
         """The effort for the first setting of each chain that is not proven to keep the margin."""
         found: dict[str, Required] = {}
         for of_chain in self.chains:
-            setting = next((id_ for id_ in of_chain if self._ends(id_, self.claim)), "")
+            setting = self._end_of(of_chain, self.claim)
             loss = self.by_setting.get(setting)
-            if loss is None or loss.is_broken or self.paired is None:
+            if loss is None or loss.is_broken:
                 continue
 
             # The observed differences of the setting are the pilot for a larger run.
@@ -214,17 +203,15 @@ def losses_of(run: RunData) -> GridLosses:
     A family holds all settings of a model on these benchmarks, whatever their policies. Families without a full cache
     on each benchmark are missing.
     """
-    full_caches = {
-        (cell.model, cell.benchmark): cell for cell in run.cells if is_reference(cell.setting) and cell.measured
-    }
+    references = [cell for cell in run.cells if is_reference(cell.setting) and cell.measured]
+    full_caches = {(cell.model, cell.benchmark): cell for cell in references}
     grid = grid_by_benchmark(run)
     families: dict[tuple[str, frozenset[str]], LossFamily] = {}
     for model, benchmarks in dict.fromkeys(map(family_of, with_means(run.groups).values())):
         names = [name for name in grid[model] if name in benchmarks]
-        full = [full_caches.get((model, name)) for name in names]
-        measured = [cell for cell in full if cell is not None]
-        if len(measured) == len(names):
-            families[model, benchmarks] = _loss_family([grid[model][name] for name in names], measured, run)
+        full = [full_caches[model, name] for name in names if (model, name) in full_caches]
+        if len(full) == len(names):
+            families[model, benchmarks] = _loss_family([grid[model][name] for name in names], full, run)
     return families
 
 
@@ -239,7 +226,7 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
         pairs.append([(by_id[id_], reference) if id_ in by_id else None for id_ in ids])
     paired = paired_values(pairs, run.look.samples)
 
-    orders = _orders_of_tests(list(cells.values()), paired, run)
+    orders = _orders_of_tests(list(cells.values()), paired)
     family = LossFamily(
         run.margin,
         {},
@@ -275,21 +262,18 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
 
     by_setting = {}
     has_compressed = np.zeros(paired.values.shape, bool)
-    names = [cell.benchmark for cell in full]
     for row, setting in enumerate(ids):
         of_setting = [pair[0] for of_benchmark in pairs if (pair := of_benchmark[row]) is not None]
         has_compressed[row] = _problems_with_compressed(of_setting, paired)
-        claims: dict[str, Difference] = {}
-        for claim, found in by_claim.items():
-            loss = found[row]
-            if loss is not None:
-                claims[claim] = loss
+        claims: dict[str, Difference] = {
+            claim: loss for claim, found in by_claim.items() if (loss := found[row]) is not None
+        }
         if claims:
-            by_setting[setting] = _setting_loss(family, row, claims, of_setting, names)
+            by_setting[setting] = _setting_loss(family, row, claims, of_setting)
     return replace(family, by_setting=by_setting, has_compressed=has_compressed)
 
 
-def _orders_of_tests(cells: Sequence[CellTraces], paired: PairedValues, run: RunData) -> dict[Claim, Orders]:
+def _orders_of_tests(cells: Sequence[CellTraces], paired: PairedValues) -> dict[Claim, Orders]:
     """Return the chains by claim: of the promised settings, problems and samples, at the margin of the spec."""
     tested = [TestedSetting(cell.setting, cell.expected.kv_bytes) for cell in cells if not cell.is_control]
     manifest = cells[0].table.manifest
@@ -307,29 +291,20 @@ def _problems_with_compressed(cells: Sequence[CellTraces], paired: PairedValues)
     """Return for each problem whether a trace of one of the cells of a setting was compressed."""
     found = set()
     for cell in cells:
-        has_any = is_compressed(cell).any(1)
-        problems = list(cell.place)
-        found |= {(cell.benchmark, problems[place]) for place in np.flatnonzero(has_any).tolist()}
+        has_any = zip(cell.problems, np.asarray(is_compressed(cell).any(1)).tolist(), strict=True)
+        found |= {(cell.benchmark, problem) for problem, is_any in has_any if is_any}
     return np.array([key in found for key in paired.problems], bool)
 
 
 def _setting_loss(
-    family: LossFamily,
-    row: int,
-    claims: Mapping[str, Difference],
-    cells: Sequence[CellTraces],
-    benchmarks: Sequence[str],
+    family: LossFamily, row: int, claims: Mapping[str, Difference], cells: Sequence[CellTraces]
 ) -> Difference:
     """Return the loss of the setting of a row by the claim of the family, with what it rests on."""
     paired = family.paired
-    assert paired is not None
-
     traces, compressed = count_compressed(cells)
     lost = -paired.values[row]
-    by_benchmark = {}
-    for stratum, name in enumerate(benchmarks):
-        by_benchmark[name] = float(mean_of_known(lost[paired.strata == stratum]))
-
+    benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in paired.problems))
+    lost_on = [float(mean_of_known(lost[paired.strata == stratum])) for stratum in range(len(benchmarks))]
     loss = replace(
         claims[family.claim],
         is_control=cells[0].is_control,
@@ -338,7 +313,7 @@ def _setting_loss(
         missing=int(paired.missing[row]),
         traces=traces,
         compressed=compressed,
-        by_benchmark=by_benchmark,
+        by_benchmark=dict(zip(benchmarks, lost_on, strict=True)),
     )
     if family.is_silent(loss):
         # What was never compressed could lose nothing, so that it lost nothing proves nothing.

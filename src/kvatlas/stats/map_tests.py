@@ -1,4 +1,7 @@
-"""Tests on a map: do its settings behave alike, the plateau of the best, effects of the axes, what is missing."""
+"""Tests on a map: do its settings behave alike, the plateau of the best, effects of the axes, what is missing.
+
+Below them its local windows at equal memory.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,29 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvatlas.core import CellCoord, Claim, MapName, Note, NoteKind, Stays, with_means
+from kvatlas.core import CellCoord, Claim, Map, MapName, Note, NoteKind, Stays, ascending, windows_apart, with_means
 from kvatlas.stats.losses import GridLosses, family_of
-from kvatlas.stats.numerics.arrays import LEVEL, Difference, means_of_clusters, strata_of_clusters, weights
+from kvatlas.stats.numerics import equal_memory
+from kvatlas.stats.numerics.arrays import (
+    LEVEL,
+    Difference,
+    Floats,
+    Ints,
+    means_of_clusters,
+    strata_of_clusters,
+    weights,
+)
+from kvatlas.stats.numerics.equal_memory import LineEstimate, Pair
 from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.run_data import Axes, RunData
 from kvatlas.stats.table import CellTraces, GradeMatrix, matrix
-from kvatlas.stats.windows_at_memory import EqualMemory, memory_of
 
 #: Random orders of all cells of a problem; those of the levels of an axis are more (`levels.DRAWS`).
 _CELL_DRAWS = 999
@@ -147,7 +161,7 @@ def fixed_run_tests(run: RunData, losses: GridLosses) -> dict[MapName, MapTests]
             continue
 
         found = map_tests(cells, run.axes, run.claim, run.look)
-        found = replace(found, memory=memory_of(cells, groups, run.axes, run.claim, run.look))
+        found = replace(found, memory=memory_of(cells, groups, run))
 
         # The losses of a family are by setting, those of a map by place.
         family = losses.get(family_of(groups))
@@ -181,7 +195,8 @@ def map_tests(cells: GradeMatrix, axes: Axes, claim: Claim = Claim.LIKE, look: L
             grades, promised, cells.all_strata, level_of_cell, by_trace=by_trace, clusters=cells.all_clusters
         )
         effects.append(Effect(axis, tuple(zip(levels, level_contrasts_of(units, look.widening), strict=True))))
-        permutations.append(permute_levels(average_levels(means, level_of_cell), strata))
+        of_levels = np.ascontiguousarray(average_levels(means, level_of_cell).T)
+        permutations.append(permute_levels(of_levels, strata))
     # With one axis of several levels its levels are the cells.
     if len(places) > 1 and not any(len(effect.levels) == len(places) for effect in effects):
         permutations.append(permute_levels(means, strata, _CELL_DRAWS))
@@ -220,3 +235,149 @@ def levels_of(places: Sequence[CellCoord], axes: Axes) -> list[tuple[str, list[A
         if len(levels) > 1:
             found.append((axes[side], levels, [levels.index(coord[side]) for coord in places]))
     return found
+
+
+# -- local windows at equal memory -------------------------------------------------------------------------------------
+
+#: The axis whose levels are compared at equal memory.
+WINDOW = "local_window"
+RATIO = "ratio"
+#: Settings that differ by less than half of this keep the same number of tokens in words.
+ONE_TOKEN = 1.0
+
+
+@dataclass(frozen=True)
+class EqualMemory:
+    """The local windows of a map at equal memory, each part computed when it is asked for.
+
+    `values` [units, cells] are those of the units of the claim, NaN where one is missing, `strata` their benchmarks.
+    `tokens` [cells] stay after a compression, `window` [cells] numbers the local windows in `windows`, ascending.
+    `axes` are those of the coordinates, `by_benchmark` has the tokens of each benchmark. `widening` is that of a look.
+    """
+
+    coords: tuple[CellCoord, ...]
+    values: Floats
+    strata: Ints
+    tokens: Floats
+    window: Ints
+    windows: tuple[Any, ...]
+    axes: tuple[str, str]
+    by_benchmark: Mapping[str, Floats]
+    widening: float = 1.0
+
+    @cached_property
+    def tests(self) -> dict[Pair, Difference]:
+        """The settings that keep no more tokens than a setting of another window, against that."""
+        pairs = equal_memory.dominance_pairs(self.tokens, self.window)
+        return equal_memory.compare_pairs(self.values, self.strata, pairs, self.widening)
+
+    @cached_property
+    def best(self) -> Pair | None:
+        """The settings of the surest proof that a window is better at equal memory; None without one."""
+        return equal_memory.strongest(self.tests)
+
+    @property
+    def proven(self) -> list[Pair]:
+        """All settings that are proven better, each with the one of another window that keeps no fewer tokens."""
+        return [pair for pair, difference in self.tests.items() if difference.is_proven]
+
+    @cached_property
+    def estimate(self) -> LineEstimate | None:
+        """The two windows farthest apart that have memory in common, compared by straight lines; None without such."""
+        values, strata = self._whole
+        return equal_memory.line_estimate(values, strata, self.tokens, self.window) if len(strata) else None
+
+    @cached_property
+    def apart(self) -> list[tuple[Any, Any]]:
+        """The pairs of windows that have no memory in common."""
+        by_window = {level: self.tokens[self.window == index] for index, level in enumerate(self.windows)}
+        return windows_apart({level: tokens.tolist() for level, tokens in by_window.items()})
+
+    @property
+    def is_blind(self) -> bool:
+        """True if the narrowest and the widest window have no memory in common: nothing between them is compared."""
+        return (self.windows[0], self.windows[-1]) in self.apart
+
+    @property
+    def _whole(self) -> tuple[Floats, Ints]:
+        """The units that all cells have, and their benchmarks; none if a benchmark has no such unit."""
+        is_whole = np.asarray(~np.isnan(self.values).any(1))
+        if set(self.strata[is_whole]) != set(self.strata):
+            is_whole = np.zeros(len(self.strata), bool)
+        return self.values[is_whole], self.strata[is_whole]
+
+    def keeps_more(self, pair: Pair) -> dict[str, float]:
+        """Return the benchmarks on which the better setting of a pair keeps more, with the tokens.
+
+        Prompts of unlike lengths make that possible.
+        """
+        better, other = pair
+        more = {name: float(kept[better] - kept[other]) for name, kept in self.by_benchmark.items()}
+        return {name: tokens for name, tokens in more.items() if tokens >= ONE_TOKEN / 2}
+
+
+def memory_of(cells: GradeMatrix, benchmarks: Sequence[Sequence[CellTraces]], run: RunData) -> EqualMemory | None:
+    """Return the local windows of a map at equal memory, from the table of its tests and its cells by benchmark.
+
+    None for a map without that axis, without a second window, and with a cell whose tokens are not known.
+    """
+    if WINDOW not in run.axes:
+        return None
+    side = run.axes.index(WINDOW)
+    windows = ascending(coord[side] for coord in cells.columns)
+    by_benchmark: dict[str, Floats] = {}
+    for group in benchmarks:
+        tokens = {cell.coord(run.axes): cell.stays.tokens for cell in group if cell.stays is not None}
+        kept = [tokens.get(coord, math.nan) for coord in cells.columns]
+        by_benchmark[group[0].benchmark] = np.array(kept)
+
+    mean_tokens = np.mean(list(by_benchmark.values()), axis=0)
+    if len(windows) < 2 or np.isnan(mean_tokens).any():
+        return None
+
+    grades, promised = cells.first(run.look.samples)
+    if run.claim is Claim.THESE:
+        values = grades.transpose(0, 2, 1)[promised]
+        strata = np.repeat(cells.all_strata, promised.sum(1))
+    else:
+        # A problem of which one sample is missing counts as missing.
+        has_samples = promised.any(1)
+        promised_grades = np.where(promised[:, None], grades, 0.0)[has_samples]
+        values = promised_grades.sum(2) / promised.sum(1)[has_samples, None]
+        strata = cells.all_strata[has_samples]
+        if cells.all_clusters is not None:
+            # A cluster of which one problem is missing counts as missing.
+            clusters = np.unique(cells.all_clusters[has_samples], return_inverse=True)[1]
+            is_whole = ~np.isnan(values)
+            share = means_of_clusters(is_whole.T.astype(float), clusters).T
+            values = np.where(share == 1, means_of_clusters(values.T, clusters).T, math.nan)
+            strata = strata_of_clusters(strata, clusters)
+
+    return EqualMemory(
+        cells.columns,
+        values,
+        strata,
+        mean_tokens,
+        np.array([windows.index(coord[side]) for coord in cells.columns]),
+        windows,
+        run.axes,
+        by_benchmark,
+        run.look.widening,
+    )
+
+
+def level_stays(maps: Sequence[Map], axis: str) -> dict[Any, Stays]:
+    """Return the tokens that stay at each level of an axis, the mean over the cells of maps; empty if one is unknown.
+
+    The share is NaN where it is not known.
+    """
+    by_level: dict[Any, list[Stays]] = {}
+    for map_ in maps:
+        side = [name for name, _ in map_.axes].index(axis)
+        for coord, cell in map_.cells.items():
+            tokens = cell.number("stays_tokens")
+            share = cell.number("stays_share")
+            if tokens is None:
+                return {}
+            by_level.setdefault(coord[side], []).append(Stays(tokens, math.nan if share is None else share))
+    return {level: Stays(*map(fmean, zip(*cells, strict=True))) for level, cells in by_level.items()}

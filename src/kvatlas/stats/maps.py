@@ -12,18 +12,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from kvatlas.columns import cell_columns
-from kvatlas.core import (
-    Cell,
-    KvatlasError,
-    Map,
-    MapName,
-    Note,
-    NoteKind,
-    ascending,
-    differing,
-    grouped,
-    mean_of,
-)
+from kvatlas.core import Cell, KvatlasError, Map, MapName, Note, NoteKind, ascending, differing, grouped, mean_of
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.run_data import RunData, short_names, shown_policies, without
@@ -36,10 +25,7 @@ DECIDE = ("kvatlas", "torch", "transformers")
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
-LOOKED_EARLY = Note(
-    NoteKind.INTERVAL,
-    "Intervals and tests allow for a single look at the end",
-)
+LOOKED_EARLY = Note(NoteKind.INTERVAL, "Intervals and tests allow for a single look at the end")
 
 
 def maps_of_run(run: RunData) -> list[Map]:
@@ -264,7 +250,7 @@ def curves_of_run(run: RunData) -> list[Map]:
     measured = [cell for cell in cells if cell.measured]
     if len(run.varied) != 1:
         groups = grouped(measured, lambda cell: (cell.model, cell.benchmark))
-        return [_single_column(run.metric, group, notes) for group in groups.values()]
+        return [_single_column(group, notes) for group in groups.values()]
 
     # Settings without the parameter are the same at each of its values, as baselines are.
     axis = run.varied[0]
@@ -300,27 +286,19 @@ def run_notes(run: RunData, cells: Sequence[CellTraces]) -> list[Note]:
     return notes
 
 
-def _single_column(metric: str, group: Sequence[CellTraces], notes: Sequence[Note]) -> Map:
+def _single_column(group: Sequence[CellTraces], notes: Sequence[Note]) -> Map:
     """Return the settings of a model on a benchmark as the rows of a single column."""
-    points = {(name, metric): cell for name, cell in _by_short_name(group).items()}
-    return Map(
-        group[0].model,
-        group[0].benchmark,
-        metric,
-        "",
-        ((POLICY, tuple(name for name, _ in points)), ("", (metric,))),
-        points,
-        {},
-        _notes_of_curves([group], notes),
-    )
+    first = group[0]
+    by_name = _by_short_name(group)
+    axes = ((POLICY, tuple(by_name)), ("", (first.metric,)))
+    points = {(name, first.metric): cell for name, cell in by_name.items()}
+    return Map(first.model, first.benchmark, first.metric, "", axes, points, notes=_notes_of_curves([group], notes))
 
 
 def _notes_of_curves(curves: Sequence[Sequence[CellTraces]], notes: Sequence[Note]) -> tuple[Note, ...]:
     """Return the notes of the run behind those of its curves: what cannot be compared."""
-    found: list[Note] = []
-    for checked in map(validity_of, curves):
-        found += checked.warnings if checked is not None else ()
-    return tuple(dict.fromkeys((*found, *notes)))
+    warnings = [checked.warnings for checked in map(validity_of, curves) if checked is not None]
+    return tuple(dict.fromkeys((*chain.from_iterable(warnings), *notes)))
 
 
 # -- tables of settings ------------------------------------------------------------------------------------------------
@@ -367,18 +345,12 @@ def setting_tables(run: RunData, losses: Mapping[str, Mapping[str, Difference]])
     check_complete(cells, run.partial, "table")
     measured = [cell for cell in cells if cell.measured]
     notes = run_notes(run, cells)
-    return [
-        _table_of_model(model, run.metric, of_model, losses.get(model, {}), notes)
-        for model, of_model in grouped(measured, lambda cell: cell.model).items()
-    ]
+    by_model = grouped(measured, lambda cell: cell.model)
+    return [_table_of_model(group, losses.get(model, {}), notes) for model, group in by_model.items()]
 
 
 def _table_of_model(
-    model: str,
-    metric: str,
-    cells: Sequence[CellTraces],
-    losses: Mapping[str, Difference],
-    notes: Sequence[Note],
+    cells: Sequence[CellTraces], losses: Mapping[str, Difference], notes: Sequence[Note]
 ) -> SettingTable:
     names = short_names(cell.setting for cell in cells)
     benchmarks = list(dict.fromkeys(cell.benchmark for cell in cells))
@@ -395,12 +367,11 @@ def _table_of_model(
         rows.append(SettingRow(names[setting], mean, by_benchmark, losses.get(setting)))
 
     rows.sort(key=_rank)
-    table_notes = list(notes)
     if left_out:
         text = f"settings without traces of every benchmark are left out: {', '.join(left_out)}"
-        table_notes.append(Note(NoteKind.LEFT_OUT, text))
+        notes = [*notes, Note(NoteKind.LEFT_OUT, text)]
     benchmark = benchmarks[0] if len(benchmarks) == 1 else mean_of(len(benchmarks))
-    return SettingTable(model, benchmark, metric, tuple(rows), tuple(dict.fromkeys(table_notes)))
+    return SettingTable(cells[0].model, benchmark, cells[0].metric, tuple(rows), tuple(dict.fromkeys(notes)))
 
 
 def _rank(row: SettingRow) -> tuple[float, float]:

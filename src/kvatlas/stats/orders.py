@@ -85,17 +85,13 @@ def chains_of_settings(
     `sizes` are the units of the claim in each benchmark. `tests` and the `axes` with several values are those of the
     spec, for settings without numbers of their own.
     """
-    numbered: list[TestedSetting] = []
-    others: list[TestedSetting] = []
-    for one in settings:
-        has_order = CAP in one.setting.values or one.bytes > -math.inf
-        (numbered if has_order else others).append(one)
-
+    by_order = grouped(settings, lambda one: CAP in one.setting.values or one.bytes > -math.inf)
+    numbered = by_order.get(True, [])
+    others = by_order.get(False, [])
     unnumbered = _declared_order(others, axes) if tests == IN_ORDER else [[one] for one in others]
     chains = [*_chains_of_windows(numbered), *unnumbered]
     if chains and provable_margin(sizes, len(chains)) > margin:
-        # Not even "nothing lost" could be proven.
-        # One for each policy and cap.
+        # Not even "nothing lost" could be proven: one for each policy and cap.
         chains = [*map(_from_most, grouped(numbered, _policy_and_cap).values()), *unnumbered]
     return [list(map(attrgetter("setting.id"), of_chain)) for of_chain in chains]
 

@@ -1,19 +1,181 @@
-"""Comparisons in pairs: policies, models, cells of maps with others, and settings with those of one policy."""
+"""Comparisons in pairs: policies, models, cells of maps with others, and settings with those of one policy.
+
+Every comparison is of pairs of cells, on the problems and samples that both have (`paired_values`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, combinations, product
 
 import numpy as np
 
 from kvatlas.core import AGAIN, CellCoord, Claim, KvatlasError, MapName, Setting, differing, grouped, with_means
-from kvatlas.stats.numerics.arrays import LEVEL, Difference, holm, normal_quantile
-from kvatlas.stats.numerics.units import joined_units
-from kvatlas.stats.paired import CellPair, paired_values
+from kvatlas.stats.numerics.arrays import (
+    LEVEL,
+    Difference,
+    Flags,
+    Floats,
+    Ints,
+    Z,
+    cluster_numbers,
+    holm,
+    mean_of_known,
+    means_of_clusters,
+    normal_quantile,
+    strata_of_clusters,
+    strata_of_sizes,
+)
+from kvatlas.stats.numerics.looks import ONE_LOOK, Look
+from kvatlas.stats.numerics.units import Units, joined_units, units_of_problems, units_of_traces
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
-from kvatlas.stats.table import CellTraces, select
+from kvatlas.stats.table import CellTraces, ProblemKey, check_same_problems, select, with_samples
+from kvatlas.stats.table import units_of_problems as names_of_units
+
+#: A cell and the one that it is compared with.
+CellPair = tuple[CellTraces, CellTraces]
+
+
+@dataclass(frozen=True)
+class PairedValues:
+    """First minus second of pairs of cells, [pairs, problems, samples], NaN where a pair lacks one of the two traces.
+
+    `promised` tells the pairs of traces that the run was to have. `problems` are those of any of the cells, and
+    `strata` number their benchmarks, `clusters` what they share, None where each problem stands for itself.
+    """
+
+    traces: Floats
+    promised: Flags
+    problems: tuple[ProblemKey, ...]
+    strata: Ints
+    clusters: Ints | None = None
+
+    @cached_property
+    def values(self) -> Floats:
+        """The means over the samples of a problem, [pairs, problems]; NaN where a problem has no pair."""
+        return mean_of_known(self.traces)
+
+    @cached_property
+    def unit_values(self) -> Floats:
+        """The same by the units of problems like these, [pairs, units]: problems, or their clusters."""
+        return means_of_clusters(self.values, self.clusters)
+
+    @cached_property
+    def unit_strata(self) -> Ints:
+        """The benchmarks of these units."""
+        return strata_of_clusters(self.strata, self.clusters)
+
+    @cached_property
+    def missing(self) -> Ints:
+        """The number of promised pairs of traces that are missing, of each pair of cells."""
+        return np.asarray((self.promised & np.isnan(self.traces)).sum((1, 2)))
+
+    @cached_property
+    def pairs(self) -> Ints:
+        """The number of promised pairs of traces of each pair of cells."""
+        return np.asarray(self.promised.sum((1, 2)))
+
+    @property
+    def has_samples(self) -> bool:
+        """Return whether a problem has several values, so that traces are other units than problems."""
+        return bool(self.traces.shape[2] > 1)
+
+    def units(self, claim: Claim) -> Units:
+        """Return the differences by the units of a claim, missing ones at worst."""
+        by_trace = claim is Claim.THESE
+        return units_of_traces(self.traces, self.promised, self.strata, by_trace=by_trace, clusters=self.clusters)
+
+    def averaged(self, claim: Claim) -> Units:
+        """Return the averages over all pairs of cells by the units of a claim, as a single row."""
+        of_pairs = self.units(claim)
+        pooled = np.moveaxis(self.traces, 0, 1).reshape(1, len(self.problems), -1)
+        values = mean_of_known(pooled)
+        strata = self.strata
+        if claim is Claim.LIKE:
+            values = means_of_clusters(values, self.clusters)
+            strata = self.unit_strata
+        return Units(
+            units_of_problems(values, strata).means,
+            mean_of_known(of_pairs.lowest.T)[None],
+            mean_of_known(of_pairs.highest.T)[None],
+            of_pairs.strata,
+        )
+
+    def contrasts(self, claim: Claim = Claim.LIKE, z: float = Z, look: Look = ONE_LOOK) -> list[Difference | None]:
+        """Return the mean over benchmarks of each pair, with limits at `z`; None without a problem of each."""
+        if not self.problems:
+            return [None for _ in self.traces]
+        return self.units(claim).contrasts(z, look.widening)
+
+
+def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | None = None) -> PairedValues:
+    """Compare pairs of cells on the problems and samples of both; more samples of one are averaged (`folded_samples`).
+
+    Only the `first` samples of each problem are compared, all of them for None. Each benchmark has the same pairs in
+    the same order, None where it lacks one. Raises KvatlasError for cells of unlike problems.
+    """
+    traces = []
+    promised = []
+    keys: list[ProblemKey] = []
+    units: list[Hashable] = []
+    sizes = []
+    for pairs in benchmarks:
+        # A full cache is in every pair, so its values are put in order once.
+        cells = {id(cell): cell for cell in chain.from_iterable(pair for pair in pairs if pair is not None)}
+        check_same_problems(cells.values())
+        problems = list(dict.fromkeys(chain.from_iterable(cell.place for cell in cells.values())))
+        one = next(iter(cells.values()))
+        keys += [(one.benchmark, problem) for problem in problems]
+        units += names_of_units(one.table.manifest.clusters, one.benchmark, problems)
+        sizes.append(len(problems))
+        values = {name: cell.in_order(cell.values(), problems) for name, cell in cells.items()}
+        has_problem = {}
+        for name, cell in cells.items():
+            has_problem[name] = np.array([problem in cell.place for problem in problems], bool)
+
+        samples = max(table.shape[1] for table in values.values())
+        differences = np.full((len(pairs), len(problems), samples), math.nan)
+        is_promised = np.zeros(differences.shape, bool)
+        for row, pair in enumerate(pairs):
+            if pair is not None:
+                minuend, subtrahend = (values[id(cell)] for cell in pair)
+                shared = min(minuend.shape[1], subtrahend.shape[1])
+                differences[row, :, :shared] = folded_samples(minuend, shared) - folded_samples(subtrahend, shared)
+                has_both = has_problem[id(pair[0])] & has_problem[id(pair[1])]
+                is_promised[row, :, :shared] = has_both[:, None]
+        traces.append(differences)
+        promised.append(is_promised)
+
+    samples = max(of_benchmark.shape[2] for of_benchmark in traces)
+    return PairedValues(
+        np.concatenate([with_samples(of_benchmark, samples, math.nan) for of_benchmark in traces], axis=1)[..., :first],
+        np.concatenate([with_samples(of_benchmark, samples, False) for of_benchmark in promised], axis=1)[..., :first],
+        tuple(keys),
+        strata_of_sizes(sizes),
+        cluster_numbers(units),
+    )
+
+
+def folded_samples(values: Floats, samples: int) -> Floats:
+    """Return the values [..., samples] in so many groups, each sample with the later ones that are theirs alone.
+
+    Where one cell has more samples than the other a trace of the other is paired with the mean of a group, that of
+    sample 1 of 2 with the mean of 1, 3 and 5. No trace is in two groups, so pairs stay independent units in [-1, 1],
+    and their mean is the same loss, with less noise from the cell that has more. A group that lacks a trace is missing.
+    """
+    groups = -(-values.shape[-1] // samples)
+    lacking = groups * samples - values.shape[-1]
+    shape = (*values.shape[:-1], groups, samples)
+    padded = np.concatenate([values, np.zeros((*values.shape[:-1], lacking))], axis=-1).reshape(shape)
+    counts = np.full(samples, groups)
+    counts[samples - lacking :] -= 1
+    return np.asarray(padded.sum(-2) / counts, float)
+
+
+# -- policies, models and settings -------------------------------------------------------------------------------------
 
 #: A model under the settings of a policy.
 ModelPolicy = tuple[str, str]
@@ -47,7 +209,6 @@ def comparisons(run: RunData) -> list[Comparison]:
     else:
         names = short_names(cell.setting for cell in measured.cells)
         sides = grouped(filter(measured.fits, measured.cells), lambda cell: (cell.model, names[cell.setting.id]))
-    axes = [name for name, _ in run.manifest.axes]
 
     found = []
     for first, second in combinations(sides, 2):
@@ -56,9 +217,7 @@ def comparisons(run: RunData) -> list[Comparison]:
         if same_model == same_name:
             continue
         # Cells of one benchmark, in a run with maps those that agree.
-        pairs = [
-            (cell, other) for cell, other in product(sides[first], sides[second]) if _agree(cell, other, axes, run)
-        ]
+        pairs = [pair for pair in product(sides[first], sides[second]) if _agree(*pair, run)]
         comparison = _compared_over_cells(run, first, second, pairs)
         if comparison is not None:
             found.append(comparison)
@@ -80,7 +239,7 @@ def _cells_by_policy(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
     return by_policy
 
 
-def _agree(cell: CellTraces, other: CellTraces, axes: Iterable[str], run: RunData) -> bool:
+def _agree(cell: CellTraces, other: CellTraces, run: RunData) -> bool:
     """Return whether two cells of a benchmark have equal values on the axes, and of shared parameters that both name.
 
     A parameter of a method itself, such as the number of queries that it observes, belongs to the policy compared. In a
@@ -89,17 +248,31 @@ def _agree(cell: CellTraces, other: CellTraces, axes: Iterable[str], run: RunDat
     if cell.benchmark != other.benchmark or not run.has_maps:
         return cell.benchmark == other.benchmark
     named = set(cell.facts.shared).intersection(other.facts.shared)
-    on_axes = cell.all_values.keys() & other.all_values.keys() & set(axes)
+    on_axes = cell.all_values.keys() & other.all_values.keys() & dict(run.manifest.axes).keys()
     return all(cell.all_values[name] == other.all_values[name] for name in named | on_axes)
 
 
 def _compared_over_cells(
     run: RunData, first: ModelPolicy, second: ModelPolicy, pairs: Sequence[CellPair]
 ) -> Comparison | None:
-    """Compare two policies or settings of a model, or two models under one of them, over pairs of cells.
+    """Compare two policies or settings of a model, or two models under one of them; None where they share no trace."""
+    difference = difference_of_cells(run, pairs)
+    if difference is None:
+        return None
+    benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
+    on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
+    if first[0] == second[0]:
+        return Comparison(first[0], on, run.metric, first[1], second[1], len(pairs), difference)
+    models = f"{first[0]}, {second[0]}"
+    return Comparison(models, on, run.metric, first[0], second[0], len(pairs), difference, first[1])
 
-    The cells are averaged first, for each problem and sample: they share random numbers, so they are no units. None
-    where they share no trace.
+
+def difference_of_cells(run: RunData, pairs: Sequence[CellPair]) -> Difference | None:
+    """Return first minus second over pairs of cells, by the claim of the run; None where they share no trace.
+
+    The difference is the mean over benchmarks of the mean over problems, on pairs of samples that both have; missing
+    traces count at worst. Benchmarks weigh equally, and so do the problems of one. Several pairs of a benchmark are
+    averaged first, for each problem and sample: they share random numbers, so they are no units.
     """
     of_benchmarks = []
     for of_benchmark in grouped(pairs, lambda pair: pair[0].benchmark).values():
@@ -118,23 +291,14 @@ def _compared_over_cells(
         claims[claim] = contrast
     problems = sum(int((~np.isnan(paired.traces)).any((0, 2)).sum()) for paired in of_benchmarks)
     count = sum(int(np.count_nonzero(~np.isnan(paired.traces))) for paired in of_benchmarks)
-    difference = replace(claims[run.claim], problems=problems, pairs=count, claims=claims)
-
-    benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
-    on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
-    if first[0] == second[0]:
-        return Comparison(first[0], on, run.metric, first[1], second[1], len(pairs), difference)
-    models = f"{first[0]}, {second[0]}"
-    return Comparison(models, on, run.metric, first[0], second[0], len(pairs), difference, first[1])
+    return replace(claims[run.claim], problems=problems, pairs=count, claims=claims)
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Return the comparisons with p-values adjusted over all of them (Holm)."""
     adjusted_p = holm([comparison.difference.p for comparison in comparisons])
-    found = []
-    for comparison, p in zip(comparisons, adjusted_p, strict=True):
-        found.append(replace(comparison, difference=replace(comparison.difference, p_holm=p)))
-    return tuple(found)
+    pairs = zip(comparisons, adjusted_p, strict=True)
+    return tuple(replace(one, difference=replace(one.difference, p_holm=p)) for one, p in pairs)
 
 
 #: Cell minus what it is compared with, in [-1, 1], by map and place on its axes.

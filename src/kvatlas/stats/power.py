@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvatlas.core import Claim, KvatlasError
+from kvatlas.stats.numerics import planning
 from kvatlas.stats.numerics.arrays import LEVEL
-from kvatlas.stats.numerics.planning import (
-    detectable,
-    needed_samples,
-    power_bound,
-    problems_for,
-    provable_margin,
-    provable_sizes,
-)
 
 #: The share of problems on which one setting is right and the other wrong, with one sample each: near settings and far
 #: ones on the demo's grid.
@@ -87,7 +80,7 @@ def provable(
     count = len(chains[Claim.LIKE])
     count_here = len(chains[Claim.THESE])
     problems = tuple(sizes if problems is None else problems)
-    smallest = provable_margin(sizes, count)
+    smallest = planning.provable_margin(sizes, count)
     equivalent = len(sizes) ** 2 / sum(1 / size for size in sizes)
     return Provable(
         tuple(sizes),
@@ -96,10 +89,10 @@ def provable(
         chains,
         samples,
         smallest,
-        tuple(provable_sizes(sizes, margin, count)),
-        power_bound(round(equivalent), margin, level=LEVEL / count),
-        provable_margin([size * samples for size in problems], count_here),
-        {share: needed_samples(problems, share, 0.0, margin, count_here) for share in DIFFERING},
+        tuple(planning.provable_sizes(sizes, margin, count)),
+        planning.power_bound(round(equivalent), margin, level=LEVEL / count),
+        planning.provable_margin([size * samples for size in problems], count_here),
+        {share: planning.needed_samples(problems, share, 0.0, margin, count_here) for share in DIFFERING},
     )
 
 
@@ -116,9 +109,9 @@ def designs(sizes: Sequence[int], points: float) -> list[dict[str, Any]]:
         {
             "points": points,
             "discordance": share,
-            "problems": problems_for(points / 100, share),
+            "problems": planning.problems_for(points / 100, share),
             "own_problems": equivalent,
-            "own_points": round(100 * detectable(equivalent, share), 4),
+            "own_points": round(100 * planning.detectable(equivalent, share), 4),
         }
         for share in DISCORDANCE
     ]

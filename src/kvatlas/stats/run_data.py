@@ -15,24 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import (
-    AGAIN,
-    BITS,
-    LOSE_AT_MOST,
-    Claim,
-    KvatlasError,
-    MapName,
-    Note,
-    NoteKind,
-    Setting,
-    grouped,
-    is_reference,
-    policy_name,
-    telling_parameters,
-)
+from kvatlas.core import LOSE_AT_MOST, Claim, KvatlasError, MapName, Note, NoteKind, grouped
+from kvatlas.core.settings import BITS
+from kvatlas.core.traces import AGAIN, Setting, is_reference, policy_name, telling_parameters
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.store import Store
-from kvatlas.stats.metrics import rule, usual_metric
+from kvatlas.stats.estimates import rule, usual_metric
 from kvatlas.stats.numerics.arrays import LEVEL, Flags
 from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.table import CellTraces, TraceTable
@@ -152,19 +140,17 @@ class RunData:
 
     def check_fixed(self) -> None:
         """Raise KvatlasError if `fix` names an axis or a value that the run does not have."""
-        values = {axis: self._values_of(axis, levels) for axis, levels in self.manifest.axes}
+        cells = self.manifest.expected if self.chosen is None else self.chosen
+        by_setting = {cell.setting: cell for cell in cells}
+        values = {}
+        for axis, levels in self.manifest.axes:
+            # The levels of the axis, and the other values that settings fix.
+            of_settings = [cell.all_values[axis] for cell in by_setting.values() if axis in cell.all_values]
+            values[axis] = list(dict.fromkeys([*levels, *of_settings]))
         for name, value in self.fix.items():
             if value not in values.get(name, ()):
                 axes = "; ".join(f"{axis}: {', '.join(map(str, levels))}" for axis, levels in values.items())
                 raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {axes or 'no axes'}.")
-
-    def _values_of(self, axis: str, levels: Iterable[Any]) -> list[Any]:
-        """Return the levels of an axis, and the other values that settings fix."""
-        cells = self.manifest.expected if self.chosen is None else self.chosen
-        by_setting = {cell.setting: cell for cell in cells}
-        of_settings = [cell.all_values for cell in by_setting.values()]
-        fixed = [values[axis] for values in of_settings if axis in values]
-        return list(dict.fromkeys([*levels, *fixed]))
 
     @cached_property
     def axes(self) -> Axes:
@@ -240,13 +226,36 @@ class RunData:
 
     @cached_property
     def stored_claim(self) -> Claim:
-        """The claim that the spec decided before the data."""
-        return stored_claim(manifest.spec for manifest in self.manifests)
+        """The claim that the specs decided before the data; problems like these for runs that had none."""
+        claims = {manifest.spec.get("claim") for manifest in self.manifests}
+        return Claim.THESE if claims == {Claim.THESE.value} else Claim.LIKE
+
+    @cached_property
+    def copied(self) -> float:
+        """The largest share of problems of a cell on which two samples are one long text (`copied_share`)."""
+        shares = [copied_share(one.token_digest, one.numbers("output_tokens") >= LONG_TEXT) for one in self.cells]
+        return max(shares, default=0.0)
 
     @cached_property
     def refused(self) -> str:
-        """Why the run cannot speak of its problems sampled anew, as a clause, or ""."""
-        return why_not_these(self.manifests, self.metric, self.cells)
+        """Why the run cannot speak of its problems sampled anew, as a clause, or "".
+
+        Samples of a problem that are one long text may be one draw, which limits by trace would count as several. All
+        of a loss may lie on such problems: where a share q of their draws is lost, n of them show nothing with a chance
+        of (1 - q)^n, however many samples each has. So a run with copies speaks of problems like these: limits by
+        problem hold however the samples of a problem depend on each other. Copies on a share of at most `MOST_COPIED`
+        of the problems are let pass, since a text may be drawn twice: if all of these problems were lost, the loss
+        would be higher by that share, one point.
+        """
+        if rule(self.metric) is not None:
+            return f"{self.metric} is made of the samples of a problem together"
+        temperatures = [manifest.spec.get("sampling", {}).get("temperature") for manifest in self.manifests]
+        if any(temperature is not None and float(temperature) == 0 for temperature in temperatures):
+            return GREEDY
+        sessions = chain.from_iterable(manifest.provenance.get("sessions", ()) for manifest in self.manifests)
+        if any(session.get("seeds") == "constant" for session in sessions):
+            return "the server writes one text for all seeds"
+        return copies_clause(self.copied) if self.copied > MOST_COPIED else ""
 
     @cached_property
     def claim(self) -> Claim:
@@ -283,7 +292,7 @@ class RunData:
             )
         if self.other_claim not in (None, self.stored_claim):
             texts.append(f"The claim ({self.claim.words}) was chosen after the data")
-        copied = most_copied(self.cells)
+        copied = self.copied
         if copied > MOST_COPIED and self.stored_claim is Claim.THESE:
             texts.append(f"Nothing is claimed of these problems alone: {copies_clause(copied)}")
         elif 0 < copied <= MOST_COPIED:
@@ -305,8 +314,21 @@ class RunData:
 
     @cached_property
     def look(self) -> Look:
-        """The look at the run."""
-        return look_of(self.manifests, self.cells)
+        """The look at the run; with declared looks the last one of which all samples are there."""
+        extensions = max((manifest.provenance.get("extensions", 0) for manifest in self.manifests), default=0)
+        looks = self.manifests[0].spec.get("looks") if len(self.manifests) == 1 else None
+        if extensions or not looks:
+            return Look(extensions=extensions)
+
+        # The first samples that are there of nearly every problem, in each cell.
+        whole_samples = []
+        for cell in self.cells:
+            lacking = 1 - cell.is_stored.mean(0)
+            is_lacking = lacking > MOST_MISSING
+            whole_samples.append(int(np.argmax(is_lacking)) if is_lacking.any() else len(lacking))
+        reached = [samples for samples in looks if samples <= min(whole_samples, default=0)]
+        samples = reached[-1] if reached else looks[0]
+        return Look(share=samples / looks[-1], samples=samples)
 
     @cached_property
     def has_maps(self) -> bool:
@@ -359,47 +381,6 @@ MOST_COPIED = 0.01
 MOST_MISSING = 0.05
 
 
-def stored_claim(manifests: Iterable[Mapping[str, Any]]) -> Claim:
-    """Return the claim that the specs of runs decided before the data; problems like these for runs that had none."""
-    claims = {spec.get("claim") for spec in manifests}
-    return Claim.THESE if claims == {Claim.THESE.value} else Claim.LIKE
-
-
-def is_greedy(manifest: Manifest) -> bool:
-    """Return whether nothing was drawn: the temperature is 0."""
-    temperature = manifest.spec.get("sampling", {}).get("temperature")
-    return temperature is not None and float(temperature) == 0
-
-
-def why_not_these(manifests: Sequence[Manifest], metric: str, cells: Sequence[CellTraces]) -> str:
-    """Return the reason, as a clause, why a run cannot speak of its problems sampled anew, or "".
-
-    Samples of a problem that are one long text may be one draw, which limits by trace would count as several. All of a
-    loss may lie on such problems: where a share q of their draws is lost, n of them show nothing with a chance of
-    (1 - q)^n, however many samples each has. So a run with copies speaks of problems like these: limits by problem hold
-    however the samples of a problem depend on each other. Copies on a share of at most `MOST_COPIED` of the problems
-    are let pass, since a text may be drawn twice: if all of these problems were lost, the loss would be higher by that
-    share, one point.
-    """
-    if rule(metric) is not None:
-        return f"{metric} is made of the samples of a problem together"
-    if any(map(is_greedy, manifests)):
-        return GREEDY
-    sessions = chain.from_iterable(manifest.provenance.get("sessions", ()) for manifest in manifests)
-    if any(session.get("seeds") == "constant" for session in sessions):
-        return "the server writes one text for all seeds"
-    copied = most_copied(cells)
-    if copied > MOST_COPIED:
-        return copies_clause(copied)
-    return ""
-
-
-def most_copied(cells: Iterable[CellTraces]) -> float:
-    """Return the largest share of problems of a cell on which two samples are one long text (`copied_share`)."""
-    shares = [copied_share(cell.token_digest, cell.numbers("output_tokens") >= LONG_TEXT) for cell in cells]
-    return max(shares, default=0.0)
-
-
 def copies_clause(share: float) -> str:
     """Return as a clause that samples are copies of each other on a share of the problems."""
     return f"two samples are copies of one long text on {percent_text(share)} % of the problems"
@@ -425,24 +406,3 @@ def copied_share(texts: NDArray[Any], is_long: Flags) -> float:
         # The texts of a single problem may be equal by chance.
         most = max(most, float((are_equal.sum(0) / np.where(known_pairs > 1, known_pairs, math.inf)).max()))
     return most
-
-
-def look_of(manifests: Sequence[Manifest], cells: Sequence[CellTraces]) -> Look:
-    """Return the look at a run.
-
-    With declared looks it is the last one of which all samples are there.
-    """
-    extensions = max((manifest.provenance.get("extensions", 0) for manifest in manifests), default=0)
-    looks = manifests[0].spec.get("looks") if len(manifests) == 1 else None
-    if extensions or not looks:
-        return Look(extensions=extensions)
-
-    # The first samples that are there of nearly every problem, in each cell.
-    whole_samples = []
-    for cell in cells:
-        lacking = 1 - cell.is_stored.mean(0)
-        is_lacking = lacking > MOST_MISSING
-        whole_samples.append(int(np.argmax(is_lacking)) if is_lacking.any() else len(lacking))
-    reached = [samples for samples in looks if samples <= min(whole_samples, default=0)]
-    samples = reached[-1] if reached else looks[0]
-    return Look(share=samples / looks[-1], samples=samples)

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import chain, combinations
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ import numpy as np
 from kvatlas.core import Claim, KvatlasError, Setting, grouped, policy_names, telling_parameters
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, normal_quantile
 from kvatlas.stats.numerics.planning import POWER_QUANTILE
-from kvatlas.stats.paired import difference_of_cells
-from kvatlas.stats.run_data import RunData, look_of, shown_policies, stored_claim, why_not_these
+from kvatlas.stats.pairs import difference_of_cells, paired_values
+from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_same_problems
 from kvatlas.text import counted, signed
 
@@ -48,7 +49,7 @@ class ModelSetting:
             for problem, samples in zip(cell.place, cell.values().tolist(), strict=True):
                 measured = [value for value in samples if not math.isnan(value)]
                 if measured:
-                    means[cell.benchmark, problem] = math.fsum(measured) / len(measured)
+                    means[cell.benchmark, problem] = fmean(measured)
         return means
 
 
@@ -187,12 +188,8 @@ def _best_of_policies(systems: Sequence[ModelSetting]) -> list[ModelSetting]:
 
 def _mean_of_benchmarks(system: ModelSetting) -> float:
     """Return the mean over benchmarks of the means over their problems."""
-    by_benchmark = grouped(system.means.items(), lambda item: item[0][0])
-    means = []
-    for of_benchmark in by_benchmark.values():
-        values = [value for _, value in of_benchmark]
-        means.append(math.fsum(values) / len(values))
-    return math.fsum(means) / len(means)
+    by_benchmark = grouped(system.means, lambda key: key[0])
+    return fmean(fmean(map(system.means.__getitem__, keys)) for keys in by_benchmark.values())
 
 
 def _fits(word: str, system: ModelSetting) -> bool:
@@ -246,13 +243,9 @@ class Pair:
     def in_words(self, first: str, second: str) -> str:
         """Return sentences: which system is above the other, by how many points, and what would decide it."""
         difference = self.difference
-        higher = first
-        lower = second
-        sign = 1
-        if difference.value < -EQUAL:
-            higher = second
-            lower = first
-            sign = -1
+        is_behind = difference.value < -EQUAL
+        higher, lower = (second, first) if is_behind else (first, second)
+        sign = -1 if is_behind else 1
 
         def limits(contrast: Difference) -> str:
             return " to ".join(signed(100 * end, 1, "-") for end in sorted((sign * contrast.low, sign * contrast.high)))
@@ -339,11 +332,13 @@ def compared_systems(
     KvatlasError where the two have no problem and sample in common.
     """
     cells = [*first.cells, *second.cells]
-    manifests = list({id(cell.table.manifest): cell.table.manifest for cell in cells}.values())
-    is_refused = bool(why_not_these(manifests, cells[0].metric, cells))
-    claims = [Claim.LIKE] if is_refused else list(Claim)
-    claim = Claim.LIKE if is_refused else other_claim or stored_claim(manifest.spec for manifest in manifests)
+    table = cells[0].table
+    run = RunData(table.manifest, table, cells[0].metric, chosen=cells, other_claim=other_claim)
     by_benchmark = {cell.benchmark: cell for cell in second.cells}
     pairs = [(cell, by_benchmark[cell.benchmark]) for cell in first.cells if cell.benchmark in by_benchmark]
     pairs = [pair for pair in pairs if not pair[0].place.keys().isdisjoint(pair[1].place)]
-    return claim, difference_of_cells(pairs, claim, claims, look_of(manifests, cells))
+    has_traces = [not np.isnan(paired_values([[pair]], run.look.samples).traces).all() for pair in pairs]
+    difference = difference_of_cells(run, pairs) if all(has_traces) else None
+    if difference is None:
+        raise KvatlasError("The two have no problem and sample in common, so there is nothing to compare.")
+    return run.claim, difference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, chain, pairwise
@@ -15,27 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas.columns import TRACES, cell_columns, cost_columns
-from kvatlas.core import (
-    BudgetAudit,
-    Cell,
-    CellCoord,
-    Claim,
-    Estimate,
-    KvatlasError,
-    Outcome,
-    Setting,
-    SettingFacts,
-    Status,
-    Stays,
-    changed_problems,
-    grouped,
-    mean_stays,
-    usual_controls,
-)
+from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Outcome, Status, changed_problems, grouped
+from kvatlas.core.settings import BudgetAudit, SettingFacts, Stays, mean_stays, usual_controls
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns
-from kvatlas.stats.estimates import estimates, pass_at_1
-from kvatlas.stats.metrics import METRICS, RIGHT, Rule, rule, usual_metric
+from kvatlas.stats.estimates import METRICS, RIGHT, Rule, estimates, pass_at_1, rule, usual_metric
 from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, cluster_numbers, strata_of_sizes
 
 if TYPE_CHECKING:
@@ -54,54 +38,13 @@ RECORDED = ("progress", *TRACE_COSTS)
 _OUTCOMES = {outcome.name.lower(): outcome for outcome in Outcome}
 
 
-class TraceNumbers(Mapping[str, Floats]):
-    """The numbers of the traces of a table by name [places], NaN where a trace is missing or its number unknown.
-
-    Costs and progress are those of the records, an outcome as `truncated` is 1 for its traces and 0 for others, and all
-    others are `measured`: metrics of benchmarks, measures, verdicts of other graders.
-    """
-
-    def __init__(self, records: NDArray[np.void], measured: Mapping[str, Floats]) -> None:
-        self.measured = dict(measured)
-        self._records = records
-
-    def __getitem__(self, name: str) -> Floats:
-        if name in RECORDED:
-            return self._records[name]
-        if name not in _OUTCOMES:
-            return self.measured[name]
-        outcome = _OUTCOMES[name]
-        is_graded = outcome in (Outcome.CORRECT, Outcome.WRONG)
-        status = self._records["status"]
-        found = status == STATUS[Status.OK if is_graded else Status[outcome.name]]
-        if is_graded:
-            found &= (self._records["correct"] > 0) == (outcome is Outcome.CORRECT)
-        return np.where(status > 0, found, math.nan)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**dict.fromkeys((*RECORDED, *_OUTCOMES)), **self.measured})
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def within(self, span: slice) -> TraceNumbers:
-        """Return the numbers of the traces of a cell."""
-        return TraceNumbers(self._records[span], {name: values[span] for name, values in self.measured.items()})
-
-    def put(self, places: Ints, measured: Mapping[str, Floats]) -> None:
-        """Note that the traces at these places were replaced; they have the numbers `measured`, and no others."""
-        for values in self.measured.values():
-            values[places] = math.nan
-        for name, values in measured.items():
-            self.measured.setdefault(name, np.full(len(self._records), math.nan))[places] = values
-
-
 class TraceTable:
     """The promised traces of a run: one place for each problem and sample of each promised cell.
 
     Cells are in the manifest's order, problems in the order of their names. `records` [places] has the numbers
     of each trace: `status` is 0 where it is missing, costs are NaN where they are unknown, `made_with` and `metrics`
-    are codes of the texts in `versions` and `kinds`. `numbers[name]` [places] is any number of the traces.
+    are codes of the texts in `versions` and `kinds`. `measured` [places] has the metrics of benchmarks, measures, and
+    verdicts of other graders.
     """
 
     def __init__(self, manifest: Manifest, stored: Iterable[TraceColumns] = ()) -> None:
@@ -124,7 +67,7 @@ class TraceTable:
         self.records: NDArray[np.void] = np.zeros(ends[-1], _PLACE)
         for name in RECORDED:
             self.records[name] = math.nan
-        self.numbers = TraceNumbers(self.records, {})
+        self.measured: dict[str, Floats] = {}
         self.versions: dict[str, int] = {}
         self.kinds: dict[str, int] = {}
         for columns in stored:
@@ -132,7 +75,28 @@ class TraceTable:
 
     def add(self, columns: TraceColumns) -> None:
         """Add traces, in place of earlier ones of the same places, except those that are not promised."""
-        rows, places = self._rows_and_places(columns)
+        problems = columns.records["problem"]
+        samples = columns.records["sample"]
+        # The number of each name of the columns in an order of problems, -1 for other names. Cells share orders, so
+        # they are told apart by identity.
+        number_of_name: dict[int, Ints] = {}
+        # The rows of the promised traces, and the place of each.
+        rows_of_cells = [np.zeros(0, int)]
+        places_of_cells = [np.zeros(0, int)]
+        for key, cell_rows in columns.by_cell().items():
+            for index in self._cells_of_key.get(key, ()):
+                order = self.orders[index]
+                width = self.manifest.expected[index].samples
+                if id(order) not in number_of_name:
+                    number_of_name[id(order)] = np.array([order.get(name, -1) for name in columns.names])
+                problem = number_of_name[id(order)][problems[cell_rows]]
+                sample = samples[cell_rows]
+                is_promised = (problem >= 0) & (sample >= 0) & (sample < width)
+                rows_of_cells.append(cell_rows[is_promised])
+                places_of_cells.append(self.spans[index].start + problem[is_promised] * width + sample[is_promised])
+        rows = np.concatenate(rows_of_cells)
+        places = np.concatenate(places_of_cells)
+
         records = columns.records[rows]
         for name in _COPIED:
             self.records[name][places] = records[name]
@@ -144,32 +108,29 @@ class TraceTable:
             self.records[name][places] = np.array(table_codes, int)[text_of_row]
 
         # A trace that replaces an earlier one may lack some of its metrics.
-        self.numbers.put(places, {name: values[rows] for name, values in columns.metrics().items()})
+        for values in self.measured.values():
+            values[places] = math.nan
+        for name, values in columns.metrics().items():
+            self.measured.setdefault(name, np.full(len(self.records), math.nan))[places] = values[rows]
 
-    def _rows_and_places(self, columns: TraceColumns) -> tuple[Ints, Ints]:
-        """Return the rows of the promised traces, and the place of each."""
-        rows = [np.zeros(0, int)]
-        places = [np.zeros(0, int)]
-        problems = columns.records["problem"]
-        samples = columns.records["sample"]
+    def numbers(self, name: str, span: slice = slice(None)) -> Floats:
+        """Return a number of the traces [places], NaN where a trace is missing or its number unknown.
 
-        # The number of each name of the columns in an order of problems, -1 for other names. Cells share orders, so
-        # they are told apart by identity.
-        number_of_name: dict[int, Ints] = {}
-
-        for key, cell_rows in columns.by_cell().items():
-            for index in self._cells_of_key.get(key, ()):
-                order = self.orders[index]
-                width = self.manifest.expected[index].samples
-                if id(order) not in number_of_name:
-                    number_of_name[id(order)] = np.array([order.get(name, -1) for name in columns.names])
-                problem = number_of_name[id(order)][problems[cell_rows]]
-                sample = samples[cell_rows]
-                is_promised = (problem >= 0) & (sample >= 0) & (sample < width)
-                rows.append(cell_rows[is_promised])
-                places.append(self.spans[index].start + problem[is_promised] * width + sample[is_promised])
-
-        return np.concatenate(rows), np.concatenate(places)
+        Costs and progress are those of the records, and an outcome as `truncated` is 1 for its traces, 0 for others.
+        """
+        records = self.records[span]
+        if name in RECORDED:
+            return records[name]
+        if name not in _OUTCOMES:
+            measured = self.measured.get(name)
+            return np.full(len(records), math.nan) if measured is None else measured[span]
+        outcome = _OUTCOMES[name]
+        is_graded = outcome in (Outcome.CORRECT, Outcome.WRONG)
+        status = records["status"]
+        found = status == STATUS[Status.OK if is_graded else Status[outcome.name]]
+        if is_graded:
+            found &= (records["correct"] > 0) == (outcome is Outcome.CORRECT)
+        return np.where(status > 0, found, math.nan)
 
     def cells(self, metric: str = "pass@1", claim: Callable[[], Claim] = lambda: Claim.LIKE) -> list[CellTraces]:
         """Return the promised cells in the manifest's order, with the traces so far.
@@ -178,26 +139,16 @@ class TraceTable:
         the run does not have.
         """
         self.check(metric)
-        values = self._grades(metric)
+        if metric == "pass@1" or rule(metric) is not None:
+            values = self.numbers("correct")
+        else:
+            # A trace without an answer has 0 of a benchmark's own metric.
+            values = np.where(self.records["status"] > 0, np.nan_to_num(self.numbers(metric)), math.nan)
         grades = [values[span].reshape(shape) for span, shape in zip(self.spans, self.shapes, strict=True)]
         # The limits of all cells at once are faster than one by one; they are computed when a cell first asks.
-        clusters = [
-            cluster_numbers(units_of_problems(self.manifest.clusters, cell.benchmark, order))
-            for cell, order in zip(self.manifest.expected, self.orders, strict=True)
-        ]
-        estimates_once = cache(lambda: estimates(grades, claim(), clusters))
-        return [CellTraces(self, index, metric, of_cell, estimates_once) for index, of_cell in enumerate(grades)]
-
-    def _grades(self, metric: str) -> Floats:
-        """Return [places]: the metric in [0, 1]; NaN where it is unknown.
-
-        A trace without an answer has 0 of a benchmark's own metric.
-        """
-        status = self.records["status"]
-        if metric == "pass@1" or rule(metric) is not None:
-            return self.numbers["correct"]
-        values = self.numbers.get(metric, np.full(len(status), math.nan))
-        return np.where(status > 0, np.nan_to_num(values), math.nan)
+        estimates_once = cache(lambda: estimates(grades, claim(), [cell.clusters for cell in cells]))
+        cells = [CellTraces(self, index, metric, of_cell, estimates_once) for index, of_cell in enumerate(grades)]
+        return cells
 
     def check(self, metric: str, among: Sequence[TraceTable] = ()) -> None:
         """Raise KvatlasError if not all traces have this metric as a share; it names the metrics of all the tables."""
@@ -228,7 +179,7 @@ class TraceTable:
         is_answered = np.isin(status, [STATUS[status] for status in Status if status.answered])
 
         declared = {measure.name: measure.is_share or measure.counts for measure in self.manifest.measures}
-        found = {name for name in self.numbers.measured if declared.get(name, True)}
+        found = {name for name in self.measured if declared.get(name, True)}
         # Measures, and other graders, may tell of a trace without an answer: one without their number is unknown.
         of_every_trace = {name for name in found if name in declared or name.startswith("graded:")}
         for kind in np.unique(kind_of_trace[is_answered]):
@@ -236,7 +187,7 @@ class TraceTable:
         for kind in np.unique(kind_of_trace[status > 0]):
             found -= {name for name, is_text in kinds[kind].items() if is_text}
             found -= of_every_trace - kinds[kind].keys()
-        return {name for name in found if not ((self.numbers[name] < 0) | (self.numbers[name] > 1)).any()}
+        return {name for name in found if not ((self.measured[name] < 0) | (self.measured[name] > 1)).any()}
 
 
 class CellTraces:
@@ -372,16 +323,10 @@ class CellTraces:
 
     def numbers(self, name: str) -> Floats:
         """Return a number of the traces [problem, sample], NaN where it is unknown."""
-        return self._numbers[name].reshape(self.grades.shape)
-
-    @property
-    def _numbers(self) -> TraceNumbers:
-        return self.table.numbers.within(self.table.spans[self._index])
+        return self.table.numbers(name, self.table.spans[self._index]).reshape(self.grades.shape)
 
     def _known_numbers(self, name: str) -> list[float]:
         """Return a number of every stored trace; nothing if it is unknown of one."""
-        if name not in self._numbers:
-            return []
         values = self.numbers(name)[self.is_stored]
         return [] if np.isnan(values).any() else values.tolist()
 
@@ -434,20 +379,11 @@ def units_of_problems(
 # -- several cells ---------------------------------------------------------------------------------------------------
 
 
-def select(
-    cells: Iterable[CellTraces],
-    *,
-    model: str | None = None,
-    benchmark: str | None = None,
-    setting: Setting | None = None,
-    baseline: bool | None = None,
-) -> list[CellTraces]:
-    """Return the cells with these values; None matches all."""
+def select(cells: Iterable[CellTraces], **values: object) -> list[CellTraces]:
+    """Return the cells with these values: of `model`, `benchmark`, `setting` or `baseline`."""
     found = list(cells)
-    values = {"model": model, "benchmark": benchmark, "setting": setting, "baseline": baseline}
     for name, value in values.items():
-        if value is not None:
-            found = [cell for cell in found if getattr(cell, name) == value]
+        found = [cell for cell in found if getattr(cell, name) == value]
     return found
 
 
@@ -473,12 +409,10 @@ def check_distinct(cells: Iterable[CellTraces]) -> None:
 
 def check_same_problems(cells: Iterable[CellTraces]) -> None:
     """Raise KvatlasError where a problem of one run has another content in another run."""
-    seen: dict[str, tuple[set[int], dict[str, str]]] = {}
-    for cell in cells:
-        manifests, contents = seen.setdefault(cell.benchmark, (set(), {}))
-        if id(cell.table.manifest) in manifests:
-            continue
-        manifests.add(id(cell.table.manifest))
+    cell_of_run = {(cell.benchmark, id(cell.table.manifest)): cell for cell in cells}
+    earlier: dict[str, dict[str, str]] = {}
+    for cell in cell_of_run.values():
+        contents = earlier.setdefault(cell.benchmark, {})
         changed = changed_problems(cell.benchmark, cell.contents, {**cell.contents, **contents})
         if changed:
             raise KvatlasError(f"The runs have other contents of {changed}; compare runs of the same problems.")
@@ -534,49 +468,44 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
     for cells in benchmarks:
         columns = [name for name in columns if name in cells and cells[name].measured]
 
-    means: list[Floats] = []
-    sizes: list[int] = []
     tables: list[Floats] = []
     promises: list[Flags] = []
     units: list[Hashable] = []
-    all_units: list[Hashable] = []
-    left_out = 0
     for cells in benchmarks if columns else ():
         of_benchmark = [cells[name] for name in columns]
         problems, values = aligned(of_benchmark)
         tables.append(values)
         first = of_benchmark[0]
-        units_here = units_of_problems(first.table.manifest.clusters, first.benchmark, problems)
-        all_units += units_here
+        units += units_of_problems(first.table.manifest.clusters, first.benchmark, problems)
         # [problem, sample] that every one of the cells was to have.
         promised = np.ones((len(problems), values.shape[2]), bool)
         for cell in of_benchmark:
             promised &= np.array([problem in cell.place for problem in problems])[:, None]
             promised[:, cell.values().shape[1] :] = False
         promises.append(promised)
-
-        is_known = ~np.isnan(values)
-        # [problem, sample] that all cells have.
-        is_shared = np.asarray(is_known.all(1))
-        has_shared = is_shared.any(1)
-        units += [units_here[place] for place in np.flatnonzero(has_shared).tolist()]
-        for row, of_all in zip(values[has_shared], is_shared[has_shared], strict=True):
-            means.append(row[:, of_all].mean(1))
-        sizes.append(int(has_shared.sum()))
-        left_out += int((is_known.any((1, 2)) & ~has_shared).sum())
-    if not means or 0 in sizes:
+    if not tables:
         return None
+
     samples = max(table.shape[2] for table in tables)
+    grades = np.concatenate([with_samples(table, samples, math.nan) for table in tables])
+    strata = strata_of_sizes([len(table) for table in tables])
+    is_known = ~np.isnan(grades)
+    # [problem, sample] that all cells have.
+    is_shared = np.asarray(is_known.all(1))
+    has_shared = is_shared.any(1)
+    if len(np.unique(strata[has_shared])) < len(tables):
+        return None
+    rows = zip(grades[has_shared], is_shared[has_shared], strict=True)
     return GradeMatrix(
         tuple(columns),
-        np.array(means),
-        strata_of_sizes(sizes),
-        left_out,
-        np.concatenate([with_samples(table, samples, math.nan) for table in tables]),
+        np.array([row[:, of_all].mean(1) for row, of_all in rows]),
+        strata[has_shared],
+        int((is_known.any((1, 2)) & ~has_shared).sum()),
+        grades,
         np.concatenate([with_samples(table, samples, False) for table in promises]),
-        strata_of_sizes([len(table) for table in tables]),
+        strata,
+        cluster_numbers([units[place] for place in np.flatnonzero(has_shared).tolist()]),
         cluster_numbers(units),
-        cluster_numbers(all_units),
     )
 
 

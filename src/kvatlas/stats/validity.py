@@ -8,17 +8,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from kvatlas.core import (
-    NO_ANSWERS,
-    NOT_ENDED,
-    AuditedCell,
-    Outcome,
-    Validity,
-    grouped,
-    is_reference,
-    no_choice_sentence,
-)
-from kvatlas.core.settings import CAP
+from kvatlas.core import NO_ANSWERS, NOT_ENDED, Outcome, Validity, grouped, is_reference
+from kvatlas.core.settings import CAP, AuditedCell, no_choice_sentence
 from kvatlas.stats.numerics.arrays import Flags
 from kvatlas.stats.table import CellTraces
 

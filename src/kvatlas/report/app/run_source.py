@@ -33,7 +33,7 @@ from kvatlas.report.description import say
 from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import Result
 from kvatlas.results import Key, Manifest, Store
-from kvatlas.stats.metrics import usual_metric
+from kvatlas.stats.estimates import usual_metric
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable
 from kvatlas.text import model_name

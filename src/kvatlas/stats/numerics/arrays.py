@@ -10,7 +10,7 @@ Correlations, decay with depth and autopsies count problems all the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -178,21 +178,6 @@ def standard_error(values: Floats, strata: Ints) -> Floats:
             return np.full(values.shape[:-1], np.inf)
         variance_of_sum = variance_of_sum + values[..., problems].var(-1, ddof=1) / len(problems)
     return np.asarray(np.sqrt(variance_of_sum) / len(benchmarks), float)
-
-
-def complete_groups(values: Floats, strata: Ints) -> Iterator[tuple[list[int], Floats, Ints]]:
-    """Yield groups of rows of `values` [rows, problems] that have the same problems, without the missing ones (NaN).
-
-    Each group is given as the indices of its rows, its values [rows of the group, problems that it has], and the strata
-    of these problems. Rows that lack a whole benchmark are in no group: their mean over benchmarks is not known.
-    """
-    benchmarks = len(np.unique(strata))
-    patterns, pattern_of_row = np.unique(~np.isnan(values), axis=0, return_inverse=True)
-    for pattern, has_problem in enumerate(patterns):
-        group_strata = strata[has_problem]
-        if len(np.unique(group_strata)) == benchmarks:
-            rows = np.flatnonzero(pattern_of_row.ravel() == pattern)
-            yield rows.tolist(), values[rows][:, has_problem], group_strata
 
 
 def holm(p: Sequence[float]) -> list[float]:

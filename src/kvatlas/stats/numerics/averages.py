@@ -130,8 +130,6 @@ def permute_benchmarks(
     estimate +- c errors with the 95 % quantile c of the same orders. They are infinite for a single benchmark.
     """
     maps, _, levels = values.shape
-    if levels < 2:
-        raise ValueError(f"expected two levels or more, got {levels}")
     # Equal levels differ by rounding, which is no effect.
     by_map = np.round((values - values.mean(2, keepdims=True)).mean(1) * levels / (levels - 1), 12)
     names = [str(name) for name in benchmarks or range(maps)]

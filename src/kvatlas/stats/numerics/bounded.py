@@ -45,39 +45,37 @@ _LARGEST_LOG_TILT = 60.0
 
 
 def interval(
-    values: Floats, low: ArrayLike = 0.0, high: ArrayLike = 1.0, z: ArrayLike = Z, strata: Ints | None = None
+    values: Floats, low: float = 0.0, high: float = 1.0, z: float = Z, strata: Ints | None = None
 ) -> tuple[Floats, Floats]:
     """Return the lower and upper limits [...] of the means of `values` [..., problems].
 
     Each limit is one-sided at the normal quantile `z`, so both together have a chance of 5 % to err at the default.
-    Values lie in [`low`, `high`], one range for each row. With `strata` the mean is that over benchmarks.
+    Values lie in [`low`, `high`]. With `strata` the mean is that over benchmarks.
     """
     return lower_limit(values, low, high, z, strata), upper_limit(values, low, high, z, strata)
 
 
 def lower_limit(
-    values: Floats, low: ArrayLike = 0.0, high: ArrayLike = 1.0, z: ArrayLike = Z, strata: Ints | None = None
+    values: Floats, low: float = 0.0, high: float = 1.0, z: float = Z, strata: Ints | None = None
 ) -> Floats:
     """Return the one-sided lower limits [...] at the normal quantile `z`; else as `interval`."""
-    side = _RangeSide.from_values(values, low, high, strata)
-    limit = side.limit(_per_row(z, values)).reshape(values.shape[:-1])
-    return np.maximum(low, limit)
+    limits = _RangeSide.from_values(values, low, high, strata).limit(z)
+    return np.maximum(low, limits.reshape(values.shape[:-1]))
 
 
 def upper_limit(
-    values: Floats, low: ArrayLike = 0.0, high: ArrayLike = 1.0, z: ArrayLike = Z, strata: Ints | None = None
+    values: Floats, low: float = 0.0, high: float = 1.0, z: float = Z, strata: Ints | None = None
 ) -> Floats:
     """Return the one-sided upper limits [...] at the normal quantile `z`; else as `interval`."""
-    side = _RangeSide.from_values(values, high, low, strata)
-    limit = side.limit(_per_row(z, values)).reshape(values.shape[:-1])
-    return np.minimum(high, limit)
+    limits = _RangeSide.from_values(values, high, low, strata).limit(z)
+    return np.minimum(high, limits.reshape(values.shape[:-1]))
 
 
 def score(
     values: Floats,
     mean: ArrayLike,
-    low: ArrayLike = 0.0,
-    high: ArrayLike = 1.0,
+    low: float = 0.0,
+    high: float = 1.0,
     strata: Ints | None = None,
     highest: Floats | None = None,
 ) -> Floats:
@@ -86,7 +84,7 @@ def score(
     The interval at quantile z holds exactly the means whose score is between -z and z. Where some values are missing,
     `values` has them at their lowest and `highest` at their highest.
     """
-    target = _per_row(mean, values)
+    target = np.broadcast_to(np.asarray(mean, float), values.shape[:-1]).ravel()
     above = _RangeSide.from_values(values, low, high, strata).distance(target)
     below = _RangeSide.from_values(values if highest is None else highest, high, low, strata).distance(target)
     return np.asarray((above - below).reshape(values.shape[:-1]), float)
@@ -101,19 +99,11 @@ def mean_difference(differences: Floats, strata: Ints | None = None) -> Differen
     """Return the mean of paired `differences` [problems] in [-1, 1], with its 95 % interval and the p-value of 0."""
     if strata is None:
         strata = np.zeros(len(differences), int)
-    return mean_differences(differences[None], strata)[0]
-
-
-def mean_differences(differences: Floats, strata: Ints, z: float = Z) -> list[Difference]:
-    """Return the same for each row of `differences` [rows, problems], with limits at the normal quantile `z`.
-
-    By default each interval holds for its own row alone.
-    """
-    bottom, top = interval(differences, -1.0, 1.0, z, strata)
-    p = p_value(score(differences, 0.0, -1.0, 1.0, strata))
-    means = differences @ weights(strata)
-    rows = zip(means.tolist(), bottom.tolist(), top.tolist(), p.tolist(), strict=True)
-    return [Difference(*row) for row in rows]
+    row = differences[None]
+    (low,), (high,) = interval(row, -1.0, 1.0, Z, strata)
+    (p,) = p_value(score(row, 0.0, -1.0, 1.0, strata))
+    (mean,) = row @ weights(strata)
+    return Difference(float(mean), float(low), float(high), float(p))
 
 
 def yes_no_interval(share: float, count: int, level: float = LEVEL) -> tuple[float, float]:
@@ -123,11 +113,6 @@ def yes_no_interval(share: float, count: int, level: float = LEVEL) -> tuple[flo
     low = float(special.betaincinv(right, wrong + 1, level / 2)) if right > _TINY else 0.0
     high = float(special.betainccinv(right + 1, wrong, level / 2)) if wrong > _TINY else 1.0
     return low, high
-
-
-def _per_row(numbers: ArrayLike, values: Floats) -> Floats:
-    """Return one number for each row of the values, as a flat array."""
-    return np.broadcast_to(np.asarray(numbers, float), values.shape[:-1]).ravel()
 
 
 @dataclass(frozen=True)
@@ -144,18 +129,18 @@ class _RangeSide:
     counts: Floats
     shares: Floats
     origin: Floats
-    width: Floats
+    width: float
 
     @classmethod
-    def from_values(cls, values: Floats, end: ArrayLike, other_end: ArrayLike, strata: Ints | None) -> _RangeSide:
+    def from_values(cls, values: Floats, end: float, other_end: float, strata: Ints | None) -> _RangeSide:
         """Measure the values [..., problems] from the `end` of their range."""
-        origin = _per_row(end, values)
-        width = _per_row(other_end, values) - origin
         flat = values.reshape(-1, values.shape[-1])
+        origin = np.full(len(flat), end)
+        width = other_end - end
         if strata is None:
             strata = np.zeros(flat.shape[1], int)
         sizes = np.bincount(strata)
-        distances = np.clip((flat - origin[:, None]) / width[:, None], 0.0, 1.0)
+        distances = np.clip((flat - end) / width, 0.0, 1.0)
         rows, counts, row_strata = _distinct_values(distances, strata)
         if len(sizes) == 1:
             return cls(rows, counts, np.ones(rows.shape[1]), origin, width)
@@ -170,13 +155,13 @@ class _RangeSide:
         origin = origin - width * (highest - means.mean(1))
         return cls(rows + lifts[:, row_strata], counts, shares, origin, width)
 
-    def limit(self, z: Floats) -> Floats:
-        """Return the limit on this side at positive quantiles [k], in the units of the values."""
-        limits = np.zeros(len(z))
+    def limit(self, z: float) -> Floats:
+        """Return the limits [k] on this side at a positive quantile, in the units of the values."""
+        limits = np.zeros(len(self.rows))
         varied = self._has_distance()
         if varied.any():
             side = self._of(varied)
-            log_z = np.log(z[varied])
+            log_z = np.log(z)
             # Near the centre the quantile is proportional to the tilt.
             first = log_z - np.log(np.sqrt((side.counts * (side.shares * side.rows) ** 2).sum(1)))
             log_tilt = _solve(lambda x: side.log_root(np.exp(x)) - log_z, first)
@@ -203,7 +188,7 @@ class _RangeSide:
 
     def _of(self, chosen: Flags) -> _RangeSide:
         """Return the same of some rows."""
-        return _RangeSide(self.rows[chosen], self.counts[chosen], self.shares, self.origin[chosen], self.width[chosen])
+        return _RangeSide(self.rows[chosen], self.counts[chosen], self.shares, self.origin[chosen], self.width)
 
     def _has_distance(self) -> Flags:
         """Return whether a row has any value away from the end."""

@@ -10,7 +10,7 @@ only if it is the one of its own window that keeps most among those that keep no
 on the numbers of tokens alone. Tests are one-sided and adjusted by Holm over the map, so a map in which only memory
 matters names a window in at most 5 % of runs: in each pair the expected difference is 0 or less. Numbers of tokens are
 means over problems and benchmarks. Where prompts of unlike lengths make a setting keep more than the other one on some
-of them, that bound rests on the mean alone; `kvatlas.stats.windows_at_memory` names such benchmarks.
+of them, that bound rests on the mean alone; `kvatlas.stats.map_tests` names such benchmarks.
 
 Lines. The mean over problems is joined by straight lines between the settings of a window, and two windows are compared
 in the mean over the numbers of tokens that both have. The limits are those of a weighted mean of settings. It is an

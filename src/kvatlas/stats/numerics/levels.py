@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from kvatlas.stats.numerics.arrays import LEVEL, Difference, Flags, Floats, Ints, normal_quantile, problems_by_benchmark
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Flags, Floats, Ints, normal_quantile
 from kvatlas.stats.numerics.units import Units, units_between
 
 #: Random orders of the levels of each problem.
@@ -39,11 +39,10 @@ _INFINITE = 1e6
 _CHUNK = 100_000
 
 
-def average_levels(means: Floats, level_of_cell: Sequence[int]) -> Floats:
-    """Return [problems, levels]: the mean over the cells of each level of `means` [problems, cells]."""
+def average_levels(values: Floats, level_of_cell: Sequence[int]) -> Floats:
+    """Return [levels, problems, ...]: the mean over the cells of each level of `values` [problems, cells, ...]."""
     numbers = np.asarray(level_of_cell)
-    columns = [means[:, numbers == level].mean(1) for level in range(int(numbers.max()) + 1)]
-    return np.stack(columns, axis=1)
+    return np.stack([values[:, numbers == level].mean(1) for level in range(int(numbers.max()) + 1)])
 
 
 def permute_levels(values: Floats, strata: Ints, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
@@ -52,14 +51,14 @@ def permute_levels(values: Floats, strata: Ints, draws: int = DRAWS, seed: int =
     `values` [problems, levels] are of two levels or more.
     """
     levels = values.shape[1]
-    if levels < 2:
-        raise ValueError(f"expected two levels or more, got {levels}")
     deviations = values - values.mean(1, keepdims=True)
     # A problem on which all levels are equal stays as it is in every order.
     varied = np.abs(deviations).max(1) > _TINY
     sizes = np.bincount(strata)
-    statistic = _Statistic(sizes, strata[varied])
-    observed = statistic(deviations[varied][None])[0]
+    benchmarks: list[Ints | slice] = [slice(None)]
+    if len(sizes) > 1:
+        benchmarks = [np.flatnonzero(strata[varied] == stratum) for stratum in range(len(sizes))]
+    observed = _distances(deviations[varied][None], sizes, benchmarks).max()
     largest = np.zeros(draws)
 
     generator = np.random.default_rng(seed)
@@ -68,9 +67,9 @@ def permute_levels(values: Floats, strata: Ints, draws: int = DRAWS, seed: int =
         count = min(at_once, draws - start)
         repeated = np.broadcast_to(deviations[varied], (count, int(varied.sum()), levels))
         permuted = generator.permuted(repeated, axis=2)
-        largest[start : start + count] = statistic(permuted).max(1)
-    beyond = np.count_nonzero(largest >= observed.max() - 1e-9 * max(observed.max(), 1.0))
-    return float(observed.max()), float((1 + beyond) / (1 + draws))
+        largest[start : start + count] = _distances(permuted, sizes, benchmarks).max(1)
+    beyond = np.count_nonzero(largest >= observed - 1e-9 * max(observed, 1.0))
+    return float(observed), float((1 + beyond) / (1 + draws))
 
 
 def level_units(
@@ -88,8 +87,8 @@ def level_units(
     [problems, samples] are those that all cells were to have.
     """
     is_known = ~np.isnan(grades)
-    low = _level_means(np.where(is_known, grades, 0.0), level_of_cell)
-    high = _level_means(np.where(is_known, grades, 1.0), level_of_cell)
+    low = average_levels(np.where(is_known, grades, 0.0), level_of_cell)
+    high = average_levels(np.where(is_known, grades, 1.0), level_of_cell)
     others = len(low) - 1
     lowest = np.where(promised, low - (high.sum(0) - high) / others, math.nan)
     highest = np.where(promised, high - (low.sum(0) - low) / others, math.nan)
@@ -104,47 +103,24 @@ def level_contrasts_of(units: Units, widening: float = 1.0) -> list[Difference]:
     return [replace(contrast, p=min(1.0, levels * contrast.p)) for contrast in contrasts if contrast is not None]
 
 
-def _level_means(grades: Floats, level_of_cell: Sequence[int]) -> Floats:
-    """Return [levels, problems, samples]: the mean over the cells of each level."""
-    numbers = np.asarray(level_of_cell)
-    return np.stack([grades[:, numbers == level].mean(1) for level in range(int(numbers.max()) + 1)])
+def _distances(deviations: Floats, sizes: Ints, benchmarks: Sequence[Ints | slice]) -> Floats:
+    """Return the distance of each level from 0 in standard errors, over benchmarks of these `sizes` [draws, levels].
 
-
-@dataclass(frozen=True)
-class _Statistic:
-    """The distance of each level from 0 in standard errors, over benchmarks of these `sizes`.
-
-    It takes deviations [draws, varied problems, levels]; all other problems of a benchmark have deviations of 0.
+    `deviations` [draws, varied problems, levels] are those of the problems that `benchmarks` lists; all other problems
+    of a benchmark have deviations of 0.
     """
+    total = np.zeros((len(deviations), deviations.shape[2]))
+    variances = np.zeros_like(total)
+    for size, problems in zip(sizes.tolist(), benchmarks, strict=True):
+        of_benchmark = deviations[:, problems]
+        mean = of_benchmark.sum(1) / size
+        squares = np.einsum("dpl,dpl->dl", of_benchmark, of_benchmark)
+        # Problems that are not varied are counted by `size` and add 0 to the squares.
+        variance = (squares - size * mean**2) / max(size - 1, 1)
+        total += mean
+        variances += np.maximum(variance, 0.0) / size
 
-    sizes: Ints
-    strata: Ints
-
-    def __call__(self, deviations: Floats) -> Floats:
-        means, errors = self.moments(deviations)
-        lengths = np.abs(means)
-        distances = np.minimum(lengths / np.maximum(errors, _TINY), _INFINITE)
-        return np.asarray(np.where(lengths > _TINY, distances, 0.0))
-
-    def moments(self, deviations: Floats) -> tuple[Floats, Floats]:
-        """Return the means over benchmarks and their standard errors, both [draws, levels]."""
-        total = np.zeros((len(deviations), deviations.shape[2]))
-        variances = np.zeros_like(total)
-        for size, problems in self._benchmarks():
-            of_benchmark = deviations[:, problems]
-            mean = of_benchmark.sum(1) / size
-            squares = np.einsum("dpl,dpl->dl", of_benchmark, of_benchmark)
-            # Problems that are not varied are counted by `size` and add 0 to the squares.
-            variance = (squares - size * mean**2) / max(size - 1, 1)
-            total += mean
-            variances += np.maximum(variance, 0.0) / size
-        return total / len(self.sizes), np.sqrt(variances) / len(self.sizes)
-
-    def _benchmarks(self) -> list[tuple[int, Ints | slice]]:
-        """Return the size of each benchmark with the indices of its varied problems."""
-        if len(self.sizes) == 1:
-            return [(int(self.sizes[0]), slice(None))]
-        # A problem of the last benchmark is added for a moment, so that benchmarks without a varied one are there too.
-        indices = problems_by_benchmark(np.append(self.strata, len(self.sizes) - 1))
-        indices[-1] = indices[-1][:-1]
-        return list(zip(self.sizes.tolist(), indices, strict=True))
+    lengths = np.abs(total / len(sizes))
+    errors = np.sqrt(variances) / len(sizes)
+    distances = np.minimum(lengths / np.maximum(errors, _TINY), _INFINITE)
+    return np.asarray(np.where(lengths > _TINY, distances, 0.0))

@@ -98,9 +98,7 @@ def scaled_sizes(sizes: Sequence[int], factor: float) -> list[int]:
     return [max(1, math.ceil(size * factor - 1e-9)) for size in sizes]
 
 
-def needed_problems(
-    pilot: Floats, strata: Ints, loss: float, margin: float, sequences: int = 1, seed: int = 0
-) -> int | None:
+def needed_problems(pilot: Floats, strata: Ints, loss: float, margin: float, sequences: int = 1) -> int | None:
     """Return the problems that prove a loss of at most the margin with a power of 0.8, were the true loss `loss`.
 
     Runs are drawn from the observed losses `pilot` [problems], weighted exponentially so that their mean is `loss`, in
@@ -117,7 +115,7 @@ def needed_problems(
     tilted = [
         _tilted(pilot[problems], float(pilot[problems].mean()) + shift) for problems in problems_by_benchmark(strata)
     ]
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
 
     def power(factor: float) -> float:
         scaled = scaled_sizes(sizes, factor)

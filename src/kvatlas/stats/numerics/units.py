@@ -19,13 +19,12 @@ from kvatlas.stats.numerics.arrays import (
     Floats,
     Ints,
     Z,
-    complete_groups,
     mean_of_known,
     means_of_clusters,
     strata_of_clusters,
     strata_of_sizes,
 )
-from kvatlas.stats.numerics.bounded import interval, lower_limit, p_value, score, upper_limit
+from kvatlas.stats.numerics.bounded import lower_limit, p_value, score, upper_limit
 
 
 @dataclass(frozen=True)
@@ -41,16 +40,9 @@ class Group:
         """Return the one-sided upper limits of the means at the normal quantile `z`."""
         return upper_limit(self.highest, -1.0, 1.0, z, self.strata)
 
-    def interval(self, z: float = Z) -> tuple[Floats, Floats]:
-        """Return the limits of the means on both sides."""
-        if self.lowest is self.highest:
-            return interval(self.lowest, -1.0, 1.0, z, self.strata)
-        return lower_limit(self.lowest, -1.0, 1.0, z, self.strata), self.upper_limit(z)
-
     def score(self, mean: float) -> Floats:
         """Return the distance of the data from a hypothetical mean in standard units."""
-        highest = None if self.lowest is self.highest else self.highest
-        return score(self.lowest, mean, -1.0, 1.0, self.strata, highest)
+        return score(self.lowest, mean, -1.0, 1.0, self.strata, self.highest)
 
 
 @dataclass(frozen=True)
@@ -69,14 +61,12 @@ class Units:
     def groups(self) -> Iterator[Group]:
         """Yield the rows that are known on every benchmark, in groups with the same units."""
         is_known = ~np.isnan(self.means)
-        for rows, lowest, strata in complete_groups(self.lowest, self.strata):
-            chosen = np.array([is_known[row] for row in rows], bool)
-            of_group = [row for row in rows if is_known[row]]
-            if of_group:
-                lowest = lowest[chosen]
-                highest = self.highest[of_group][:, ~np.isnan(self.lowest[of_group[0]])]
-                highest = lowest if bool((highest == lowest).all()) else highest
-                yield Group(of_group, lowest, highest, strata)
+        patterns, pattern_of_row = np.unique(~np.isnan(self.lowest), axis=0, return_inverse=True)
+        for pattern, is_promised in enumerate(patterns):
+            rows = np.flatnonzero(is_known & (pattern_of_row.ravel() == pattern))
+            if len(rows):
+                lowest = self.lowest[rows][:, is_promised]
+                yield Group(rows.tolist(), lowest, self.highest[rows][:, is_promised], self.strata[is_promised])
 
     def contrasts(self, z: float = Z, stretch: float = 1.0) -> list[Difference | None]:
         """Return the mean of each row with its limits and the p-value of 0; None where a benchmark is not known.
@@ -85,7 +75,8 @@ class Units:
         """
         found: list[Difference | None] = [None for _ in self.means]
         for group in self.groups():
-            low, high = group.interval(z * stretch)
+            low = lower_limit(group.lowest, -1.0, 1.0, z * stretch, group.strata)
+            high = group.upper_limit(z * stretch)
             p = p_value(group.score(0.0) / stretch)
             numbers = zip(group.rows, low.tolist(), high.tolist(), p.tolist(), strict=True)
             for row, bottom, top, p_of_row in numbers:
@@ -94,8 +85,7 @@ class Units:
 
     def negated(self) -> Units:
         """Return the same of the negative values."""
-        lowest = -self.highest
-        return Units(-self.means, lowest, lowest if self.highest is self.lowest else -self.lowest, self.strata)
+        return Units(-self.means, -self.highest, -self.lowest, self.strata)
 
     def units(self, row: int) -> int:
         """Return the number of units of a row."""
