@@ -27,6 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from scipy.cluster.hierarchy import DisjointSet
+
 from kvatlas.benchmarks.seqbench.plans import SENTENCES, TARGET, Action, Maze, Plan, check_maze, read_maze
 from kvatlas.core import KvatlasError
 
@@ -96,20 +98,14 @@ class MazeShape:
         """Return True if the walk crosses no room twice."""
         return self.keys == ON_WAY or not self.doors
 
-    @property
-    def key_actions(self) -> int:
-        """The actions of a plan that pick up and use keys and open locked doors."""
-        return 3 * self.doors
-
 
 @dataclass(frozen=True)
 class Instance:
-    """One maze with its only optimal plan and its facts in order; `supporting` counts those that the plan needs."""
+    """One maze with its only optimal plan and its facts in order."""
 
     maze: Maze
     plan: Plan
     facts: tuple[str, ...]
-    supporting: int
 
 
 def draw(shape: MazeShape, rng: random.Random) -> Instance:
@@ -119,7 +115,7 @@ def draw(shape: MazeShape, rng: random.Random) -> Instance:
         # A walk that a random tree is unlikely to have is laid before the tree.
         path: list[int] = []
         if shape.length is not None and shape.is_one_path:
-            moves = shape.length - shape.key_actions - 2
+            moves = shape.length - 3 * shape.doors - 2
             if moves > _LAID * (shape.columns + shape.rows):
                 path = long_path(shape.columns, shape.rows, moves, rng)
         tree = spanning_tree(shape.columns, shape.rows, rng, path)
@@ -142,13 +138,15 @@ def _walk_through(tree: Tree, path: list[int], shape: MazeShape, rng: random.Ran
     """Return the legs of a walk, along the `path` if one was laid, None for none; and the largest L in its reach."""
     if not shape.is_one_path:
         return _rewind(tree, shape, rng)
+    # The actions that pick up and use keys and open locked doors.
+    key_actions = 3 * shape.doors
     legs: list[Leg] | None = [(path, None)]
     reached = len(path) + 1
     if not path:
         # The whole way without its doors, which are added afterwards.
-        length = None if shape.length is None else shape.length - shape.key_actions
+        length = None if shape.length is None else shape.length - key_actions
         legs, reached = _rewind(tree, replace(shape, doors=0, length=length), rng)
-    reached += shape.key_actions
+    reached += key_actions
     if not legs or not shape.doors:
         return legs, reached
 
@@ -185,19 +183,10 @@ def spanning_tree(columns: int, rows: int, rng: random.Random, path: Sequence[in
     walls.sort(key=lambda _: draw_key())
     walls[:0] = pairwise(path)
 
-    root = list(range(rooms))
+    joined = DisjointSet(range(rooms))
     tree: Tree = [[] for _ in range(rooms)]
     for a, b in walls:
-        root_a = a
-        while root[root_a] != root_a:
-            root[root_a] = root[root[root_a]]
-            root_a = root[root_a]
-        root_b = b
-        while root[root_b] != root_b:
-            root[root_b] = root[root[root_b]]
-            root_b = root[root_b]
-        if root_a != root_b:
-            root[root_b] = root_a
+        if joined.merge(a, b):
             tree[a].append(b)
             tree[b].append(a)
     return tree
@@ -335,12 +324,20 @@ def _furnish(tree: Tree, legs: Sequence[Leg], shape: MazeShape, rng: random.Rand
         keys = [str(drawn) for drawn in rng.sample(range(1, max(100, 2 * count)), count)]
 
     plan, supporting = _narrate(legs, names, keys, rng)
-    distracting_facts = round(shape.noise * len(supporting))
-    distracting = _distract(tree, names, legs, distracting_facts, keys[shape.doors :], rng)
+    distracting = _distract(tree, names, legs, round(shape.noise * len(supporting)), keys[shape.doors :], rng)
     if distracting is None:
         return None
-    facts = _state_facts(supporting, distracting, shape.shuffle, rng)
-    return Instance(read_maze([*supporting, *distracting]), plan, facts, len(supporting))
+    # Supporting facts in path order with the others at random places between; then a share of them is permuted.
+    count = len(supporting) + len(distracting)
+    places = set(rng.sample(range(count), len(distracting)))
+    supports = iter(supporting)
+    others = iter(distracting)
+    stated = [next(others if i in places else supports) for i in range(count)]
+    moved = rng.sample(range(count), round(shape.shuffle * count))
+    moved_facts = [stated[i] for i in moved]
+    for index, fact in zip(sorted(moved), moved_facts, strict=True):
+        stated[index] = fact
+    return Instance(read_maze([*supporting, *distracting]), plan, tuple(stated))
 
 
 def _narrate(
@@ -403,18 +400,3 @@ def _distract(
         seen.add(added)
         frontier += [(added, beyond) for beyond in tree[added] if beyond not in seen]
     return distracting
-
-
-def _state_facts(supporting: list[str], distracting: list[str], shuffle: float, rng: random.Random) -> tuple[str, ...]:
-    """Return supporting facts in path order with the others at random places between; then permute a share of them."""
-    count = len(supporting) + len(distracting)
-    places = set(rng.sample(range(count), len(distracting)))
-    supports = iter(supporting)
-    others = iter(distracting)
-    stated = [next(others if i in places else supports) for i in range(count)]
-
-    moved = rng.sample(range(count), round(shuffle * count))
-    moved_facts = [stated[i] for i in moved]
-    for index, fact in zip(sorted(moved), moved_facts, strict=True):
-        stated[index] = fact
-    return tuple(stated)
