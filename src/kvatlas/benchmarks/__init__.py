@@ -124,9 +124,7 @@ def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
 
 def _is_benchmark(value: object) -> bool:
     """Return whether an object of a file is a class of benchmarks or of a family of them."""
-    if not isinstance(value, type):
-        return False
-    return callable(getattr(value, "named", None)) or hasattr(value, "problems")
+    return isinstance(value, type) and (callable(getattr(value, "named", None)) or hasattr(value, "problems"))
 
 
 __all__ = ["Benchmark", "families", "find", "for_model", "grade_answer", "identity", "problems_of", "prompt_of"]

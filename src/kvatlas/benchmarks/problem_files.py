@@ -245,7 +245,6 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     problems: list[Problem] = []
     rows = 0
     first: Row = {}
-    whole = False
     longest: dict[str, str] = {}
     for rows, row in enumerate(read_rows(path), 1):
         first = first or row
@@ -261,8 +260,6 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
             problems.append(found)
         if len(problems) == limit:
             break
-    else:
-        whole = True
 
     if not rows:
         raise KvatlasError(f"{where} holds no problems; expected a row for each, in JSON lines as {_EXAMPLE}.")
@@ -276,7 +273,7 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     # A copy of a column that is read holds nothing else.
     read_texts = {text for column, text in longest.items() if column in read}
     unread = {column: text for column, text in longest.items() if column not in read and text not in read_texts}
-    return ProblemFile(tuple(problems), rows, first, whole, unread)
+    return ProblemFile(tuple(problems), rows, first, len(problems) != limit, unread)
 
 
 def found_columns(row: Row, named: Mapping[str, str]) -> dict[str, str]:

@@ -121,17 +121,15 @@ class Command:
         """
         for name in values:
             if name in (*START_NAMES, "options"):
-                raise KvatlasError(f"No parameter can be named {name!r}: {{{name}}} in a command means another thing.")
-            if re.fullmatch(r"--\w[\w.-]*", name):
+                fault = f": {{{name}}} in a command means another thing"
+            elif re.fullmatch(r"--\w[\w.-]*", name):
                 plain = name.lstrip("-").replace("-", "_")
-                raise KvatlasError(
-                    f"No parameter can be named {name!r}: expected {plain}, a name without dashes before it."
-                )
-            if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
-                way_out = 'options: "/Kv:Type={kv_type}"'
-                raise KvatlasError(
-                    f"No parameter can be named {name!r}; write flags of another form out, as {way_out}."
-                )
+                fault = f": expected {plain}, a name without dashes before it"
+            elif not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
+                fault = '; write flags of another form out, as options: "/Kv:Type={kv_type}"'
+            else:
+                continue
+            raise KvatlasError(f"No parameter can be named {name!r}{fault}.")
 
         texts = {name: _text(name, value) for name, value in values.items()}
 

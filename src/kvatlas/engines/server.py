@@ -18,7 +18,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -121,11 +120,9 @@ class Server:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
         self.session["port"] = self.port
-        # What the next sweep must end if driver and guard are killed; secrets by their names. Before the group is
-        # known, its processes are found by the name of the start in their environment.
+        # What the next sweep must end if driver and guard are killed; secrets by their names. Until the group is noted,
+        # its processes are found by the name of the start in their environment.
         record: dict[str, Any] = {
-            "group": 0,
-            "start_time": 0,
             "driver": [os.getpid(), guard.start_time(os.getpid())],
             "boot": _boot(),
             "names": self.names,
@@ -417,7 +414,7 @@ def end_orphans(folder: Path) -> list[str]:
         launch = command.launch(record["names"], os.environ)
         guard.run_stop_command(launch.stop_arguments, launch.environment)
         # The others may outlive the first process: no new one gets its number while its group has a process.
-        group = record["group"]
+        group = record.get("group")
         groups = {group} if group else guard.groups_of_start(record["names"]["name"])
         is_same = not group or guard.start_time(group) in (0, record["start_time"])
         living = [one for one in groups if is_same and guard.HAS_PROC and guard.members(one)]
@@ -488,8 +485,6 @@ def _boot() -> str:
 
 def _gpu_column(column: str) -> list[str]:
     """Return a column of all GPUs; none without nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return []
     query = ["nvidia-smi", f"--query-gpu={column}", "--format=csv,noheader,nounits"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.splitlines()
