@@ -376,12 +376,11 @@ def _mentioned_letters(tail: str, last_letter: str) -> list[str | None]:
     Of mere mentions there must be one letter alone.
     """
     correct = [match["letter"] for match in _CORRECT.finditer(tail) if match["letter"] <= last_letter]
-    chosen = [_letter_at_start(rest, last_letter) for rest in _texts_after(_CHOSEN, tail)]
+    chosen = [letter for rest in _texts_after(_CHOSEN, tail) if (letter := _letter_at_start(rest, last_letter))]
     mentions = {_letter_at_start(rest, last_letter) for rest in _texts_after(_MENTION, tail)} - {None}
-    found = [letter for letter in chosen if letter]
     return [
         correct[-1] if correct else None,
-        found[-1] if found else None,
+        chosen[-1] if chosen else None,
         mentions.pop() if len(mentions) == 1 else None,
     ]
 

@@ -48,8 +48,9 @@ def find(name: str, **options: Any) -> Benchmark:
     prompt, columns, grader; empty ones are ignored. Raises KvatlasError for an unknown name.
     """
     options = {option: value for option, value in options.items() if value}
-    if class_file(name) is not None and not name.startswith("file:"):
-        return _benchmark_in_file(name, options)
+    python_file = class_file(name)
+    if python_file is not None and not name.startswith("file:"):
+        return _benchmark_in_file(name, python_file, options)
     if "@" not in name and ":" not in name and has_problem_suffix(name):
         name = f"file:{name}"
     name, _, file = name.partition("@")
@@ -87,7 +88,7 @@ def find(name: str, **options: Any) -> Benchmark:
             raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}; leave it out.") from error
 
 
-def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
+def _benchmark_in_file(name: str, file: Path, options: dict[str, Any]) -> Benchmark:
     """Return the benchmark FILE.py:CLASS, or FILE.py:CLASS12 of a family; the file needs a permission."""
     benchmark: Benchmark
     found_class, rest = load_named(name, "benchmark", _is_benchmark, takes_rest=True)
@@ -116,9 +117,7 @@ def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
     if missing:
         kind = type(benchmark).__name__
         raise KvatlasError(f"The benchmark {name!r} cannot be used (its class {kind} lacks {', '.join(missing)}).")
-    file = class_file(name)
-    if file is not None:
-        record_file(type(benchmark), file)
+    record_file(type(benchmark), file)
     return benchmark
 
 

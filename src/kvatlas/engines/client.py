@@ -41,7 +41,7 @@ NEUTRAL: Mapping[str, Any] = {
     "frequency_penalty": 0,
 }
 #: Fields that are left out for a server that refuses them; with others a request would ask for something else.
-_OPTIONAL = (*NEUTRAL, "seed", "return_token_ids")
+_OPTIONAL = re.compile(rf"\b({'|'.join((*NEUTRAL, 'seed', 'return_token_ids'))})\b")
 #: HTTP statuses after which the same request is sent again.
 _AGAIN = (429, 500, 502, 503, 504)
 #: The most times that a request is sent.
@@ -159,10 +159,13 @@ class Endpoint:
             began = time.monotonic()
             status, body, server_name = self._exchange("chat/completions", content, stopped)
             seconds = time.monotonic() - began
-            refused = _refused_field(body, content) if status in (400, 422) else ""
-            if not refused:
+            if status not in (400, 422):
                 break
-            left_out.add(refused)
+            # The first optional field that the refusal names.
+            refused = _OPTIONAL.search(body if isinstance(body, str) else json.dumps(body))
+            if refused is None or refused[0] not in content:
+                break
+            left_out.add(refused[0])
 
         body = self._checked("chat/completions", status, body)
         self.left_out |= left_out
@@ -324,13 +327,6 @@ def request_fields(sampling: Mapping[str, Any]) -> dict[str, Any]:
     # Off is -1 for vLLM, SGLang and llama.cpp; SGLang refuses 0.
     fields["top_k"] = fields["top_k"] or -1
     return fields
-
-
-def _refused_field(body: Any, sent: Mapping[str, Any]) -> str:
-    """Return the first optional field that a refusal names, or ""."""
-    text = body if isinstance(body, str) else json.dumps(body)
-    found = re.search(rf"\b({'|'.join(_OPTIONAL)})\b", text)
-    return found[0] if found and found[0] in sent else ""
 
 
 def _retry_after(header: str) -> float | None:

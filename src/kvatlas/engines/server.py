@@ -153,8 +153,7 @@ class Server:
         until = time.monotonic() + seconds
         while True:
             try:
-                self._check_ready()
-                break
+                return self._check_ready()
             except ServerError:
                 raise
             except KvatlasError as error:

@@ -138,28 +138,25 @@ def _walk_through(tree: Tree, path: list[int], shape: MazeShape, rng: random.Ran
     """Return the legs of a walk, along the `path` if one was laid, None for none; and the largest L in its reach."""
     if not shape.is_one_path:
         return _rewind(tree, shape, rng)
+    reached = len(path) + 1
     # The actions that pick up and use keys and open locked doors.
     key_actions = 3 * shape.doors
-    legs: list[Leg] | None = [(path, None)]
-    reached = len(path) + 1
     if not path:
         # The whole way without its doors, which are added afterwards.
         length = None if shape.length is None else shape.length - key_actions
         legs, reached = _rewind(tree, replace(shape, doors=0, length=length), rng)
+        path = legs[0][0] if legs else []
     reached += key_actions
-    if not legs or not shape.doors:
-        return legs, reached
 
     # Cut the path at the rooms of keys, with a locked door on each leg but the first.
-    rooms = legs[0][0]
     doors = shape.doors
-    spare = len(rooms) - 1 - (2 * doors + 1)
-    if spare < 0:
+    spare = len(path) - 1 - (2 * doors + 1)
+    if not path or spare < 0:
         return None, reached
     # The first leg has a move, each other two; the spare moves are spread at random.
     spread = sorted(rng.sample(range(spare + doors), doors))
     cuts = [cut + index + 1 for index, cut in enumerate(spread)]
-    first, *others = [rooms[begin : end + 1] for begin, end in pairwise([0, *cuts, len(rooms) - 1])]
+    first, *others = [path[begin : end + 1] for begin, end in pairwise([0, *cuts, len(path) - 1])]
     return [(first, None), *((leg, rng.randrange(1, len(leg) - 1)) for leg in others)], reached
 
 
