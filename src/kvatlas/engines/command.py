@@ -425,9 +425,7 @@ def _joined(arguments: Iterable[str]) -> str:
 
 def _text(name: str, value: object) -> str:
     """Return a value as commands have it. Raises KvatlasError for a list, and for nothing."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
+    if isinstance(value, bool | Mapping):
         return json.dumps(value)
     if not isinstance(value, str | int | float):
         raise KvatlasError(f"{name}: expected a text, a number, true, false or a mapping, {value!r} was given.")

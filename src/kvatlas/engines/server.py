@@ -225,7 +225,7 @@ class Server:
 
     def failure(self) -> ServerError | None:
         """Return the error of a server that ended by itself, None while it lives."""
-        if self._group is None or self._group.is_ending or self._group.process.poll() is None:
+        if self._group is None or self._group.ending.is_set() or self._group.process.poll() is None:
             return None
         # The rest of the group is ended first: it holds the log open.
         self._group.join()
@@ -248,7 +248,7 @@ class Server:
 
         Raises ServerError if a process is left, or something still answers at its port: a server that left its group.
         """
-        if self._group is None or self._group.is_ending:
+        if self._group is None or self._group.ending.is_set():
             return
         if not self._group.end():
             raise self._error("cannot be ended: a process of its group is left")
@@ -286,17 +286,14 @@ class _Group:
             self.guard.communicate()
             raise
         self.id = self.process.pid
-        self._write_to_guard(self._record())
-        self._ending = threading.Event()
+        self.record = json.dumps({"group": self.id, "stop_arguments": launch.stop_arguments})
+        self._write_to_guard(self.record)
+        #: Set once `end` is called.
+        self.ending = threading.Event()
         self._watching = threading.Thread(target=self._watch, daemon=True)
         self._logging = threading.Thread(target=self._copy_log, daemon=True)
         self._watching.start()
         self._logging.start()
-
-    @property
-    def is_ending(self) -> bool:
-        """True once `end` is called."""
-        return self._ending.is_set()
 
     def _start_guard(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -308,9 +305,6 @@ class _Group:
             start_new_session=True,
         )
 
-    def _record(self) -> str:
-        return json.dumps({"group": self.id, "stop_arguments": self.launch.stop_arguments})
-
     def _write_to_guard(self, line: str) -> None:
         assert self.guard.stdin is not None
         # The guard may have been killed.
@@ -320,14 +314,14 @@ class _Group:
 
     def _watch(self) -> None:
         """End the others once the first process ends; start the guard again if it is killed."""
-        while not self._ending.wait(0.1):
+        while not self.ending.wait(0.1):
             if self.process.poll() is not None:
                 self.ended.set()
                 guard.end_group(self.id)
                 return
             if self.guard.poll() is not None:
                 self.guard = self._start_guard()
-                self._write_to_guard(self._record())
+                self._write_to_guard(self.record)
 
     def _copy_log(self) -> None:
         """Copy what the processes write, without secrets, until all have closed it."""
@@ -351,7 +345,7 @@ class _Group:
 
     def end(self) -> bool:
         """End all processes, and return whether none is left."""
-        self._ending.set()
+        self.ending.set()
         try:
             self._watching.join()
             if self.launch.stop_arguments:

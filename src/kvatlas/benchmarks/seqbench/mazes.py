@@ -370,9 +370,7 @@ def _distract(
     tree: Tree, names: Sequence[str], legs: Sequence[Leg], count: int, spare: list[str], rng: random.Random
 ) -> list[str] | None:
     """Return `count` true facts that the plan does not need, grown from the walk; None if the tree has too few."""
-    seen: set[int] = set()
-    for leg_rooms, _ in legs:
-        seen.update(leg_rooms)
+    seen: set[int] = set().union(*(rooms for rooms, _ in legs))
     named = sorted(seen)
     # Doors from a named room to a new one.
     frontier: list[Edge] = []

@@ -191,7 +191,13 @@ class _Walk:
             self.room = argument
             return "" if argument == self.maze.start else "bad_start"
         if name == "move_to":
-            return self._move(argument)
+            doors = self.maze.doors.get(self.room, {})
+            if argument not in doors:
+                return "no_such_door"
+            if doors[argument] is not None and frozenset((self.room, argument)) not in self.opened:
+                return "door_locked"
+            self.room = argument
+            return ""
         if name == "pick_up_key":
             if (argument, self.room) not in self.maze.keys or argument in self.held_keys:
                 return "key_not_here"
@@ -202,15 +208,6 @@ class _Walk:
             return "" if argument in self.held_keys else "key_not_held"
         self.is_over = True
         return "" if self.room == self.maze.goal and argument == TARGET else "misplaced_rescue"
-
-    def _move(self, room: str) -> str:
-        doors = self.maze.doors.get(self.room, {})
-        if room not in doors:
-            return "no_such_door"
-        if doors[room] is not None and frozenset((self.room, room)) not in self.opened:
-            return "door_locked"
-        self.room = room
-        return ""
 
     def _unlock(self, room: str, used_key: str) -> str:
         """Open the door to a room with the key that was just used, empty without one."""
