@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cached_property
@@ -152,7 +153,11 @@ class Endpoint:
         reason may name any field. Cache costs are read from the field that `kvatlas serve` adds.
         """
         fields = {"model": self.model, "messages": [{"role": "user", "content": question}], "seed": seed}
-        fields |= {"return_token_ids": True, **request_fields(sampling)}
+        # All sampling fields, those without effect included.
+        fields |= {"return_token_ids": True, **NEUTRAL, **sampling}
+        fields["max_tokens"] = fields.pop("max_new_tokens")
+        # Off is -1 for vLLM, SGLang and llama.cpp; SGLang refuses 0.
+        fields["top_k"] = fields["top_k"] or -1
         left_out = set(self.left_out)
         while True:
             content = {name: value for name, value in fields.items() if name not in left_out}
@@ -190,8 +195,7 @@ class Endpoint:
                 compressions=_known_count(cache.get("compressions")),
                 seconds=seconds,
             )
-            said = {"model": body.get("model"), "system_fingerprint": body.get("system_fingerprint")}
-            said["server"] = server_name
+            said = {name: body.get(name) for name in ("model", "system_fingerprint")} | {"server": server_name}
             server = {name: self.short_text(value) for name, value in said.items() if isinstance(value, str) and value}
             prompt = body.get("prompt_token_ids")
             prompt_digest = digest(prompt)[:16] if isinstance(prompt, list) and prompt else ""
@@ -320,26 +324,14 @@ class Endpoint:
         return re.compile("".join(characters), re.IGNORECASE)
 
 
-def request_fields(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all sampling fields of a request, those without effect included."""
-    fields = {**NEUTRAL, **sampling}
-    fields["max_tokens"] = fields.pop("max_new_tokens")
-    # Off is -1 for vLLM, SGLang and llama.cpp; SGLang refuses 0.
-    fields["top_k"] = fields["top_k"] or -1
-    return fields
-
-
 def _retry_after(header: str) -> float | None:
     """Return the seconds that a Retry-After asks for, as a number or as a date; None if it says neither."""
-    try:
+    with suppress(ValueError):
         return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
+    # Dates of any year, which a clock may not have.
+    with suppress(ValueError, OverflowError, OSError):
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except (ValueError, OverflowError, OSError):
-        # Dates of any year, which a clock may not have.
-        return None
+    return None
 
 
 def _pause(seconds: float, stopped: threading.Event) -> None:

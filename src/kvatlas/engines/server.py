@@ -32,7 +32,7 @@ from typing import IO, Any, Self
 from kvatlas.core import KvatlasError, reason
 from kvatlas.engines import guard
 from kvatlas.engines.client import Endpoint
-from kvatlas.engines.command import Command, Launch, Secrets
+from kvatlas.engines.command import Command, Launch
 from kvatlas.text import duration_text
 
 HOST = "127.0.0.1"
@@ -192,7 +192,7 @@ class Server:
 
     def _note(self, name: str, text: str) -> None:
         """Note words of the server in the session, without secrets."""
-        self.session[name] = self.endpoint.short_text(self.launch.secrets.mask(text))
+        self.session[name] = self.endpoint.short_text(self.launch.mask(text))
 
     def _look(self, path: str) -> Any:
         status, body = self.endpoint.look(path)
@@ -241,7 +241,7 @@ class Server:
             lines = [line[:300] for line in text.splitlines() if line.strip()]
             sentence += f"\nIts log {str(log)!r} " + ("ends with:" if lines else "is empty.")
             sentence = "\n".join([sentence, *lines[-8:]])
-        return ServerError(self.launch.secrets.mask(sentence))
+        return ServerError(self.launch.mask(sentence))
 
     def stop(self) -> None:
         """End the server; wait until all its processes are gone and the memory of its GPUs is free.
@@ -334,9 +334,9 @@ class _Group:
                 end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
                 if not end and len(text) > 1 << 16:
                     end = len(text) - 4_096
-                _append(log, text[:end], self.launch.secrets)
+                _append(log, text[:end], self.launch)
                 text = text[end:]
-            _append(log, text, self.launch.secrets)
+            _append(log, text, self.launch)
 
     def join(self) -> None:
         """Wait until the others are ended and the log is whole, unless a process outside the group holds it open."""
@@ -365,9 +365,9 @@ class _Group:
         return is_ended
 
 
-def _append(log: IO[bytes], data: bytes, secrets: Secrets) -> None:
+def _append(log: IO[bytes], data: bytes, launch: Launch) -> None:
     """Append to a log, of which the middle is left out once it is long. A full disk ends the log, never the server."""
-    text = secrets.mask(data.decode("utf-8", "surrogateescape"))
+    text = launch.mask(data.decode("utf-8", "surrogateescape"))
     with contextlib.suppress(OSError):
         log.write(text.encode("utf-8", "surrogateescape"))
         size = log.tell()
