@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kvatlas.benchmarks import find
-from kvatlas.benchmarks.seqbench import Instance, MazeShape, draw, follow, format_plan, judge, parse_plan, read_maze
+from kvatlas.benchmarks.seqbench import MazeShape, draw, follow, format_plan, judge, parse_plan, read_maze
+from kvatlas.benchmarks.seqbench.mazes import Instance
 from kvatlas.benchmarks.seqbench.plans import ACTIONS, NO_ERROR, count_doors_and_moves, shortest
 from kvatlas.core import KvatlasError, Problem, Status
 

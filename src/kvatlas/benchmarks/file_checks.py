@@ -57,9 +57,8 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
         yield _check_references(problems)
         yield _check_own_answers(benchmark, problems)
     else:
-        yield CheckResult(
-            "problems", Check.OK, f"{counted(len(problems), 'problem')} (digest {_short_digest(problems)})"
-        )
+        message = f"{counted(len(problems), 'problem')} (digest {_short_digest(problems)})"
+        yield CheckResult("problems", Check.OK, message)
     yield _check_duplicates(problems)
 
     lengths = [len(prompt_of(benchmark, problem)) for problem in problems]

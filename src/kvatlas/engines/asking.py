@@ -357,14 +357,13 @@ def differing_prompts(traces: Iterable[Trace]) -> list[tuple[str, str]]:
     Digests of the tokens are compared where servers returned them, else their numbers: another template, system
     message or tokenizer changes both.
     """
-    digests: dict[tuple[str, str], set[str]] = {}
-    counts: dict[tuple[str, str], set[int]] = {}
-    for trace in traces:
-        place = trace.benchmark, trace.problem
-        digests.setdefault(place, set()).add(str(trace.grade.metrics.get("prompt", "")))
-        if trace.usage.prompt_tokens is not None:
-            counts.setdefault(place, set()).add(trace.usage.prompt_tokens)
-    return [place for place, found in digests.items() if len(found - {""}) > 1 or len(counts.get(place, ())) > 1]
+    differing = []
+    for place, answers in grouped(traces, lambda trace: (trace.benchmark, trace.problem)).items():
+        digests = {str(trace.grade.metrics.get("prompt", "")) for trace in answers}
+        counts = {trace.usage.prompt_tokens for trace in answers}
+        if len(digests - {""}) > 1 or len(counts - {None}) > 1:
+            differing.append(place)
+    return differing
 
 
 def other_models(traces: Iterable[Trace], asked_model: str = "") -> str:

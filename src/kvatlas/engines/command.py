@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -101,20 +101,19 @@ class Command:
         that is no text.
         """
         values: dict[str, Any] = {}
-        for layer in layers:
-            for key in (one.name for one in fields(cls)):
-                value = layer.get(key)
-                if value is None:
-                    continue
-                if key not in ("env", "files"):
-                    if isinstance(value, list):
-                        raise KvatlasError(f"{key}: expected one text, a command as in a shell; {value} was given.")
-                    values[key] = _text(key, value)
-                    continue
+        for layer, key in product(layers, [one.name for one in fields(cls)]):
+            value = layer.get(key)
+            if value is None:
+                continue
+            if key in ("env", "files"):
                 if not isinstance(value, Mapping):
                     raise KvatlasError(f"{key}: expected texts by name, as {{NAME: '1'}}, {value!r} was given.")
                 texts = {str(name): _text(f"{key} {name}", text) for name, text in value.items()}
                 values[key] = {**values.get(key, {}), **texts}
+            elif isinstance(value, list):
+                raise KvatlasError(f"{key}: expected one text, a command as in a shell; {value} was given.")
+            else:
+                values[key] = _text(key, value)
         return cls(**values)
 
     # -- rendering ----------------------------------------------------------------------------------------------------

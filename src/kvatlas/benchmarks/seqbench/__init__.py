@@ -35,12 +35,9 @@ from typing import Any, ClassVar
 from kvatlas.benchmarks.base import Benchmark
 from kvatlas.benchmarks.problem_files import Row, read_rows
 from kvatlas.benchmarks.seqbench import plans
-from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, Instance, MazeShape, draw
-from kvatlas.benchmarks.seqbench.plans import Maze, Plan, follow, format_plan, judge, parse_plan, read_maze
+from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, MazeShape, draw
+from kvatlas.benchmarks.seqbench.plans import follow, format_plan, judge, parse_plan, read_maze
 from kvatlas.core import Grade, KvatlasError, Problem, Status
-
-__all__ = ["Instance", "Maze", "MazeShape", "Plan", "SeqBench", "draw", "follow", "format_plan", "judge"]
-__all__ += ["parse_plan", "read_maze"]
 
 STANDARD_PROBLEMS = 300
 KEYS = {"onway": ON_WAY, "detour": DETOUR}
