@@ -176,8 +176,7 @@ def spanning_tree(columns: int, rows: int, rng: random.Random, path: Sequence[in
     walls = [(room, room + 1) for room in range(rooms) if (room + 1) % columns]
     walls += [(room, room + columns) for room in range(rooms - columns)]
     # One sort by random numbers takes a third of the time of random.shuffle, which dominates for large mazes.
-    draw_key = rng.random
-    walls.sort(key=lambda _: draw_key())
+    walls.sort(key=lambda _: rng.random())
     walls[:0] = pairwise(path)
 
     joined = DisjointSet(range(rooms))
