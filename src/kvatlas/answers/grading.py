@@ -15,7 +15,6 @@ from fractions import Fraction
 
 from kvatlas.answers import equality, finding, judges, normal, quantities
 from kvatlas.answers.judges import Equality
-from kvatlas.answers.normal import LONGEST
 from kvatlas.core import Grade, Status
 
 OWN = "kvatlas"
@@ -60,7 +59,7 @@ def _grade_by_rules(reference: str, choices: Sequence[str], text: str, with_bare
     if answer is None and (with_bare or marked is not text):
         answer = finding.bare_last_line(marked)
     if answer is None:
-        answer = finding.wrapped_last_line(text) if marked is text else finding.without_signs(marked)[:LONGEST]
+        answer = finding.wrapped_last_line(text) if marked is text else finding.without_signs(marked)[: normal.LONGEST]
     return (answer, equality.same(reference, answer)) if answer else (None, Equality.UNEQUAL)
 
 
@@ -76,7 +75,7 @@ def _grade_as_dynts(reference: str, choices: Sequence[str], text: str, _: bool) 
         # Where both stand, the last words count.
         for words in ("final answer is", "he answer is"):
             if words in text:
-                answer = text.split(words)[-1].strip().removeprefix(":").removesuffix(".").strip()[:LONGEST]
+                answer = text.split(words)[-1].strip().removeprefix(":").removesuffix(".").strip()[: normal.LONGEST]
     if not answer:
         return None, Equality.UNEQUAL
     if re.fullmatch("[A-E]", reference):

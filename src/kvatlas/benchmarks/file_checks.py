@@ -45,8 +45,8 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
     problems = problems_of(benchmark, limit)
     if isinstance(benchmark, Questions):
         read = benchmark.read(limit)
-        columns = problem_files.found_columns(read.first, dict(benchmark.columns))
         contents = ("context", "question", "answer", "options")
+        columns = read.columns
         message = ", ".join(f"{content} in {columns[content]!r}" for content in contents if content in columns)
         named = [problem.cluster for problem in problems if problem.cluster]
         if named:

@@ -225,13 +225,13 @@ def answer_text(value: Any) -> str:
 class ProblemFile:
     """The problems of a file that have a reference answer: the first ones, or all if the file is `whole`.
 
-    `rows` counts the rows that were read, `first` is the first of them. `unread` has the longest text of each column
-    that is no part of the problems.
+    `rows` counts the rows that were read, `columns` are those of the first one by what they hold. `unread` has the
+    longest text of each column that is no part of the problems.
     """
 
     problems: tuple[Problem, ...]
     rows: int
-    first: Row
+    columns: Mapping[str, str]
     whole: bool
     unread: Mapping[str, str]
 
@@ -263,20 +263,20 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
 
     if not rows:
         raise KvatlasError(f"{where} holds no problems; expected a row for each, in JSON lines as {_EXAMPLE}.")
+    columns = _found_columns(first, named)
     if not problems:
-        column = found_columns(first, named).get("answer", "answer")
         raise KvatlasError(
-            f"{where} holds no problem with an answer in {column!r}; --column answer=NAME, in a spec columns: "
-            "{answer: NAME}, names another column."
+            f"{where} holds no problem with an answer in {columns.get('answer', 'answer')!r}; --column answer=NAME, in "
+            "a spec columns: {answer: NAME}, names another column."
         )
-    read = set(found_columns(first, named).values())
+    read = set(columns.values())
     # A copy of a column that is read holds nothing else.
     read_texts = {text for column, text in longest.items() if column in read}
     unread = {column: text for column, text in longest.items() if column not in read and text not in read_texts}
-    return ProblemFile(tuple(problems), rows, first, len(problems) != limit, unread)
+    return ProblemFile(tuple(problems), rows, columns, len(problems) != limit, unread)
 
 
-def found_columns(row: Row, named: Mapping[str, str]) -> dict[str, str]:
+def _found_columns(row: Row, named: Mapping[str, str]) -> dict[str, str]:
     """Return the columns of a row by what they hold: those that the user `named`, else those with usual names."""
     columns = {content: _column_of(content, row, named) for content in (*USUAL, "context") if content != "answer"}
     columns["answer"] = named.get("answer") or columns[CORRECT] or _column_of("answer", row, named)
