@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from examples import Example, Scribe
 from vocabulary import words
 
-from kvatlas.benchmarks.seqbench import Instance, format_plan
+from kvatlas.benchmarks.seqbench.mazes import Instance
+from kvatlas.benchmarks.seqbench.plans import format_plan
 
 RECAP_RATE = 0.25
 CHECK_RATE = 0.2

@@ -3,6 +3,7 @@
 import itertools
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from kvatlas.core import KvatlasError
-from kvatlas.engines.command import Command, Secrets, check_distinct, flag, read_serve_params
+from kvatlas.engines.command import Command, check_distinct, flag, read_serve_params
 
 SPECS = Path(__file__).parent / "specs"
 SERVE = "vllm serve org/name --port {port}"
@@ -222,22 +223,21 @@ def test_variables_are_filled_at_the_start_alone() -> None:
     assert launch.arguments[-1] == launch.api_key == launch.environment["TOKEN"] == "hf_12345678"
     assert launch.environment["PATH"] == "/a:/bin"
     assert "hf_12345678" not in f"{command} {launch} {command.identity()}"
-    assert launch.secrets.mask("a hf_12345678 b") == "a $KEY b"
+    assert launch.mask("a hf_12345678 b") == "a $KEY b"
 
 
 def test_the_shell_of_a_script_fills_its_variables() -> None:
     command = rendered({}, serve_cmd="bash -c 'a --port {port} --api-key $MINE --x $x'")
     launch = command.launch(NAMES, {"MINE": "abcdefgh"})
     assert launch.arguments[2] == "a --port 8001 --api-key $MINE --x $x"
-    assert launch.secrets.mask("abcdefgh") == "$MINE"
+    assert launch.mask("abcdefgh") == "$MINE"
 
 
 def test_secrets_are_masked_by_their_names_and_nothing_else_is() -> None:
-    secrets = Secrets(
-        {"LONG": "abcdefgh-ij", "A_KEY": "abcd", "MODE": "auto", "SIZE": "4096", "PEM": "line one\nline two"}
-    )
-    assert secrets.mask("auto 4096 abcdefgh-ij abcd\nline two") == "auto 4096 $LONG $A_KEY\n$PEM"
-    assert "abcd" not in repr(secrets)
+    secrets = {"LONG": "abcdefgh-ij", "A_KEY": "abcd", "MODE": "auto", "SIZE": "4096", "PEM": "line one\nline two"}
+    launch = replace(Command().launch({}, {}), secrets=secrets)
+    assert launch.mask("auto 4096 abcdefgh-ij abcd\nline two") == "auto 4096 $LONG $A_KEY\n$PEM"
+    assert "abcd" not in repr(launch)
 
 
 def test_the_file_of_vllms_sweep_is_read(tmp_path: Path) -> None:

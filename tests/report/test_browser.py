@@ -87,7 +87,7 @@ def draws_mazes(page: Any) -> None:
         [problem.question, problem.answer],
     )
     walked = sum(name in ("start", "move_to") for name, _ in plan)
-    assert drawn == [len(maze.rooms), len(maze.locked_doors), 1, walked]
+    assert drawn == [len(maze.doors), len(maze.locked_doors), 1, walked]
     assert page.evaluate("mazeOf(state.runs[0].name, [])") is None
 
 

@@ -198,8 +198,7 @@ def _telling_words(text: str) -> list[str]:
         for word in re.findall(r"[^\W\d_]+|\d+", text)
         if word not in ("a", "an", "An", "the", "The", "is", "It", "it", "on")
     ]
-    singular = [word.casefold() for word in words]
-    singular = [word[:-1] if re.fullmatch(r".{2,}[^s]s", word) else word for word in singular]
+    singular = [re.sub(r"(?<=..[^s])s$", "", word.casefold()) for word in words]
     if _ORDERED & set(singular) or any(len(word) == 1 for word in words):
         return singular
     # The noun is the last word.
@@ -294,14 +293,10 @@ def _turned(equation: str) -> str:
 
 def _drop_conditions(value: str, other: str) -> Decision:
     r"""Both without a range of a parameter behind them, `k \in \mathbb{Z}`, of which two have to be the same."""
-    conditions = [_CONDITION.search(text) for text in (value, other)]
-    ranges = {normal.compact(match[1]) for match in conditions if match}
-    if len(ranges) > 1:
+    matches = map(_CONDITION.search, (value, other))
+    if len({normal.compact(match[1]) for match in matches if match}) > 1:
         return Equality.UNEQUAL
-    value, other = (
-        text[: match.start()] if match else text for text, match in zip((value, other), conditions, strict=True)
-    )
-    return value, other
+    return _CONDITION.sub("", value), _CONDITION.sub("", other)
 
 
 def _compare_lists(value: str, other: str) -> Decision:
@@ -367,11 +362,8 @@ RULES: tuple[Callable[[str, str], Decision], ...] = (
 
 
 def _all_equal(parts: Sequence[str], others: Sequence[str]) -> Equality:
-    for a, b in zip(parts, others, strict=True):
-        result = _same(a, b)
-        if result is not Equality.EQUAL:
-            return result
-    return Equality.EQUAL
+    results = map(_same, parts, others)
+    return next((result for result in results if result is not Equality.EQUAL), Equality.EQUAL)
 
 
 def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Equality]) -> Equality:
@@ -409,18 +401,17 @@ def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
 
     # Split at top-level commas, semicolons, "and" and "or"; commas of thousands join digits.
     inner = normal.without_thousands(re.sub(r"\s(?:and|or)\s", ", ", f" {inner} "))
-    items = []
+    items = [""]
     depth = 0
-    start = 0
-    for i, c in enumerate(inner):
+    for c in inner:
         depth += (c in "([{") - (c in ")]}")
         if depth <= 0 and c in ",;":
-            items.append(inner[start:i].strip())
-            start = i + 1
-    items.append(inner[start:].strip())
+            items.append("")
+        else:
+            items[-1] += c
 
     parts: list[str] = []
-    for item in filter(None, items):
+    for item in filter(None, map(str.strip, items)):
         # `1 \pm 2` stands for two expressions.
         if len(_PLUS_MINUS.findall(item)) == 1:
             parts += [_PLUS_MINUS.sub(sign, item).strip() for sign in "+-"]

@@ -51,6 +51,7 @@ _RELATIONS = {
     **{"<=": r"\le", ">=": r"\ge", "!=": r"\ne", r"\lt": "<", r"\gt": ">"},
     **{"\\" + name: "\\" + name for name in _SIGNS.split()},
 }
+_CONSTANTS = {"pi": sympy.pi, "infty": sympy.oo}
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
 #: The bits of the largest number that is computed: a few signs may stand for one that fills the memory.
 _MOST_BITS = 2**18
@@ -149,8 +150,7 @@ class _Parser:
             if is_fraction:
                 value = _quotient(value, self.factor()) * self.product(empty=True)
                 continue
-            is_negative = bool(self.accept("-"))
-            factor = -self.product() if is_negative else self.product()
+            factor = -self.product() if self.accept("-") else self.product()
             value = _quotient(value, factor) if sign in ("/", r"\div", ":") else value * factor
         return value
 
@@ -290,21 +290,15 @@ class _Parser:
             return sympy.Function(name, real=True)(*arguments)
         if name in _SYMBOLS:
             return sympy.Symbol(name + ("_" + self.raw() if self.accept("_") else ""), real=True)
+        if name in _CONSTANTS:
+            return _CONSTANTS[name]
         if name in _ACCENTS:
             return self.accented(name)
         if token in _CLOSING:
             self.at -= 1
             value = self.single(token)
             return sympy.floor(value) if name == "lfloor" else sympy.ceiling(value)
-        if token == r"\|":
-            value = self.terms()
-            self.take(r"\|")
-            return sympy.Function("norm", real=True)(value)
         match name:
-            case "pi":
-                return sympy.pi
-            case "infty":
-                return sympy.oo
             case "frac":
                 return self.fraction()
             case "binom":

@@ -23,6 +23,8 @@ DEPTH = 8
 MOST_BOXES = 4 * DEPTH
 
 _BOX = re.compile(r"\\(?:boxed|f(?:rame)?box)(?![A-Za-z])[ \t]*")
+#: A brace; or a sign behind a backslash, which opens and closes nothing.
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 #: What a box without braces holds: a number, a command or a capital letter; a word there is prose about boxes.
 _UNBRACED = re.compile(r"-?(?:\d[\w.,/]*|\\[A-Za-z][\w.,/]*|[B-Z](?!\w))")
 #: Words in place of an answer, in a note on the format of answers.
@@ -170,18 +172,10 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
         return (word[0].rstrip(".,"), word.end()) if word else ("", at)
 
     depth = 0
-    i = at
-    while i < len(text):
-        if text[i] == "\\":
-            i += 2
-            continue
-        if text[i] == "{":
-            depth += 1
-        elif text[i] == "}":
-            depth -= 1
+    for brace in _BRACE.finditer(text, at):
+        depth += (brace[0] == "{") - (brace[0] == "}")
         if depth == 0:
-            return text[at + 1 : i], i
-        i += 1
+            return text[at + 1 : brace.start()], brace.start()
 
     # The box is not closed: its line counts, up to the end of a formula or a sentence.
     line = text[at + 1 :].split("\n", 1)[0][: 4 * LONGEST]
@@ -382,12 +376,11 @@ def _mentioned_letters(tail: str, last_letter: str) -> list[str | None]:
     Of mere mentions there must be one letter alone.
     """
     correct = [match["letter"] for match in _CORRECT.finditer(tail) if match["letter"] <= last_letter]
-    chosen = [_letter_at_start(rest, last_letter) for rest in _texts_after(_CHOSEN, tail)]
+    chosen = [letter for rest in _texts_after(_CHOSEN, tail) if (letter := _letter_at_start(rest, last_letter))]
     mentions = {_letter_at_start(rest, last_letter) for rest in _texts_after(_MENTION, tail)} - {None}
-    found = [letter for letter in chosen if letter]
     return [
         correct[-1] if correct else None,
-        found[-1] if found else None,
+        chosen[-1] if chosen else None,
         mentions.pop() if len(mentions) == 1 else None,
     ]
 

@@ -13,20 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
-from kvatlas.answers import equality, judges, normal, quantities
-from kvatlas.answers.finding import (
-    SHORT,
-    TAIL,
-    bare_last_line,
-    boxed_or_stated,
-    chosen_letter,
-    last_box,
-    marked_answer,
-    without_signs,
-    wrapped_last_line,
-)
+from kvatlas.answers import equality, finding, judges, normal, quantities
 from kvatlas.answers.judges import Equality
-from kvatlas.answers.normal import LONGEST
 from kvatlas.core import Grade, Status
 
 OWN = "kvatlas"
@@ -56,22 +44,22 @@ _Graded = tuple[str | None, Equality]
 
 def _grade_by_rules(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Graded:
     """Grade by our own rules."""
-    marked = marked_answer(text)
+    marked = finding.marked_answer(text)
     right_letter = reference_letter(reference)
     if choices or right_letter:
         # A letter; any boxed or stated answer if the problem lists no choices.
-        answer = chosen_letter(marked, choices)
+        answer = finding.chosen_letter(marked, choices)
         if answer is None and not choices:
-            answer = boxed_or_stated(marked)
-        if answer is None and with_bare and (last := bare_last_line(marked)):
-            answer = chosen_letter(last, choices)
+            answer = finding.boxed_or_stated(marked)
+        if answer is None and with_bare and (last := finding.bare_last_line(marked)):
+            answer = finding.chosen_letter(last, choices)
         return answer, Equality(answer == (right_letter or reference))
 
-    answer = boxed_or_stated(marked)
+    answer = finding.boxed_or_stated(marked)
     if answer is None and (with_bare or marked is not text):
-        answer = bare_last_line(marked)
+        answer = finding.bare_last_line(marked)
     if answer is None:
-        answer = wrapped_last_line(text) if marked is text else without_signs(marked)[:LONGEST]
+        answer = finding.wrapped_last_line(text) if marked is text else finding.without_signs(marked)[: normal.LONGEST]
     return (answer, equality.same(reference, answer)) if answer else (None, Equality.UNEQUAL)
 
 
@@ -80,14 +68,14 @@ def _grade_as_dynts(reference: str, choices: Sequence[str], text: str, _: bool) 
     if choices:
         answer = _dynts_letter(text)
     elif "boxed" in text:
-        answer = last_box(text[text.rindex("boxed") - 1 :]) or ""
+        answer = finding.last_box(text[text.rindex("boxed") - 1 :]) or ""
     else:
         numbers = re.findall(r"-?\d*\.?\d+", text.replace(",", ""))
         answer = numbers[-1] if numbers else ""
         # Where both stand, the last words count.
         for words in ("final answer is", "he answer is"):
             if words in text:
-                answer = text.split(words)[-1].strip().removeprefix(":").removesuffix(".").strip()[:LONGEST]
+                answer = text.split(words)[-1].strip().removeprefix(":").removesuffix(".").strip()[: normal.LONGEST]
     if not answer:
         return None, Equality.UNEQUAL
     if re.fullmatch("[A-E]", reference):
@@ -117,8 +105,8 @@ def _grade_by_math_verify(reference: str, choices: Sequence[str], text: str, wit
     """Give the whole answer to math-verify, unless the problem has choices."""
     if choices:
         return _grade_by_rules(reference, choices, text, with_bare)
-    comparison = judges.compare_expressions(reference, text[-TAIL:], find_in_text=True)
-    return boxed_or_stated(text) or text[-SHORT:].strip() or None, comparison
+    comparison = judges.compare_expressions(reference, text[-finding.TAIL :], find_in_text=True)
+    return finding.boxed_or_stated(text) or text[-finding.SHORT :].strip() or None, comparison
 
 
 GRADERS: Mapping[str, Callable[[str, Sequence[str], str, bool], _Graded]] = {

@@ -1,7 +1,7 @@
 """Comparison of expressions by sympy, in a process with limits on time and memory.
 
 Symbolic algebra on a model's answer may take any time and memory. The process is a plain subprocess with pipes
-(`python -P -m kvatlas.answers.judges BYTES`), because that starts from any thread, daemonic worker or actor; with -P
+(`python -P -m kvatlas.answers.judges`), because that starts from any thread, daemonic worker or actor; with -P
 no file of the working folder takes the place of a library. A request is a line of JSON, [reference, text, find_in_text,
 seconds], and so is the reply, [true or false, seconds]. A process that does not reply in time, or whose reply is not
 waited for, is killed and replaced.
@@ -82,7 +82,7 @@ class ComparisonProcess:
         # One thread: several reserve more address space than the limit allows.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kvatlas.answers.judges", str(MEMORY_BYTES)],
+            [sys.executable, "-P", "-m", "kvatlas.answers.judges"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -166,7 +166,6 @@ def _limit_time(seconds: float) -> None:
 
 def serve_requests() -> None:
     """Reply to requests until the input ends or memory runs out."""
-    memory = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Before any limit: the import takes longer than a comparison.
     from kvatlas.answers import algebra
@@ -174,7 +173,7 @@ def serve_requests() -> None:
     with contextlib.suppress(ImportError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
     for line in sys.stdin:
         reference, text, find_in_text, seconds = json.loads(line)

@@ -54,14 +54,9 @@ _SPACES = (
 
 #: Signs of money as the names of units, around an amount alone.
 _MONEY = {
-    r"\$": "dollar",
-    "USD": "dollar",
-    "€": "euro",
-    r"\euro": "euro",
-    "EUR": "euro",
-    "£": "pound",
-    "₹": "rupee",
-    "¢": "cent",
+    **dict.fromkeys((r"\$", "USD"), "dollar"),
+    **dict.fromkeys(("€", r"\euro", "EUR"), "euro"),
+    **{"£": "pound", "₹": "rupee", "¢": "cent"},
 }
 _SIGN_OF_MONEY = "|".join(map(re.escape, _MONEY))
 _AMOUNT = r"\d[\d.,{}!\\]*"

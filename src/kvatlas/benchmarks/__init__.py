@@ -55,8 +55,9 @@ def find(name: str, **options: Any) -> Benchmark:
     prompt, columns, grader; empty ones are ignored. Raises KvatlasError for an unknown name.
     """
     options = {option: value for option, value in options.items() if value}
-    if class_file(name) is not None and not name.startswith("file:"):
-        return _benchmark_in_file(name, options)
+    python_file = class_file(name)
+    if python_file is not None and not name.startswith("file:"):
+        return _benchmark_in_file(name, python_file, options)
     if "@" not in name and ":" not in name and has_problem_suffix(name):
         name = f"file:{name}"
     name, _, file = name.partition("@")
@@ -94,7 +95,7 @@ def find(name: str, **options: Any) -> Benchmark:
             raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}; leave it out.") from error
 
 
-def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
+def _benchmark_in_file(name: str, file: Path, options: dict[str, Any]) -> Benchmark:
     """Return the benchmark FILE.py:CLASS, or FILE.py:CLASS12 of a family; the file needs a permission."""
     benchmark: Benchmark
     found_class, rest = load_named(name, "benchmark", _is_benchmark, takes_rest=True)
@@ -128,17 +129,13 @@ def _benchmark_in_file(name: str, options: dict[str, Any]) -> Benchmark:
         if not accepts(value):
             fault = f"its {member} is {value!r}; expected {expected}"
             raise KvatlasError(f"The benchmark {name!r} cannot be used ({fault}).")
-    file = class_file(name)
-    if file is not None:
-        record_file(type(benchmark), file)
+    record_file(type(benchmark), file)
     return benchmark
 
 
 def _is_benchmark(value: object) -> bool:
     """Return whether an object of a file is a class of benchmarks or of a family of them."""
-    if not isinstance(value, type):
-        return False
-    return callable(getattr(value, "named", None)) or hasattr(value, "problems")
+    return isinstance(value, type) and (callable(getattr(value, "named", None)) or hasattr(value, "problems"))
 
 
 __all__ = ["Benchmark", "families", "find", "for_model", "grade_answer", "identity", "problems_of", "prompt_of"]

@@ -31,24 +31,19 @@ class Benchmark(Protocol):
     @property
     def name(self) -> str:
         """The name in specs and on figures."""
-        ...
 
     @property
     def typical_output_tokens(self) -> int:
         """Output tokens of a usual trace, for the estimates of `plan`."""
-        ...
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
         """Return the first `limit` problems, in a fixed order; all (or a standard number) for None."""
-        ...
 
     def prompt(self, problem: Problem) -> str:
         """Return the user message, before the model's chat template."""
-        ...
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Grade the text after the end of thinking. Truncated traces are not graded."""
-        ...
 
 
 class Family(Protocol):
@@ -59,7 +54,6 @@ class Family(Protocol):
 
     def named(self, rest: str, **options: Any) -> Benchmark:
         """Return the benchmark. Raises KvatlasError for an unknown name. Families of files take the option `file`."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ class Definition:
 
 @dataclass(frozen=True)
 class System:
-    """A problem: definitions in an order of evaluation, their order in the question, and the names in question."""
+    """A problem: definitions in an order of evaluation, the same as the question states them, the names in question."""
 
     definitions: tuple[Definition, ...]
-    stated: tuple[int, ...]
+    stated: tuple[Definition, ...]
     queries: tuple[str, ...]
 
     @property
@@ -49,8 +49,7 @@ class System:
 
     @property
     def question(self) -> str:
-        stated = " ; ".join(str(self.definitions[i]) for i in self.stated)
-        return f"{stated} ? {' , '.join(self.queries)}"
+        return f"{' ; '.join(map(str, self.stated))} ? {' , '.join(self.queries)}"
 
     @property
     def answer(self) -> str:
@@ -73,7 +72,7 @@ def draw_system(size: int, rng: random.Random) -> System:
         value = (left.value + right.value if operator == "+" else left.value - right.value) % 10
         definitions.append(Definition(name, operator, left.name, right.name, value))
 
-    stated = list(range(size))
+    stated = list(definitions)
     rng.shuffle(stated)
     queries = rng.sample(names[digits:], size - digits)
     return System(tuple(definitions), tuple(stated), tuple(queries))

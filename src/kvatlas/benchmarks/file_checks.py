@@ -45,8 +45,8 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
     problems = problems_of(benchmark, limit)
     if isinstance(benchmark, Questions):
         read = benchmark.read(limit)
-        columns = problem_files.found_columns(read.first, dict(benchmark.columns))
         contents = ("context", "question", "answer", "options")
+        columns = read.columns
         message = ", ".join(f"{content} in {columns[content]!r}" for content in contents if content in columns)
         named = [problem.cluster for problem in problems if problem.cluster]
         if named:
@@ -59,9 +59,8 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
     else:
         # A grade that cannot be stored is refused before anything is decoded.
         grade_answer(benchmark, problems[0], problems[0].answer)
-        yield CheckResult(
-            "problems", Check.OK, f"{counted(len(problems), 'problem')} (digest {_short_digest(problems)})"
-        )
+        message = f"{counted(len(problems), 'problem')} (digest {_short_digest(problems)})"
+        yield CheckResult("problems", Check.OK, message)
     yield _check_duplicates(problems)
 
     lengths = [len(prompt_of(benchmark, problem)) for problem in problems]

@@ -71,8 +71,7 @@ class Ledger:
 
     @property
     def answer(self) -> str:
-        found = self.found
-        lines = [*self.named, *([found] if found else [])]
+        lines = [*self.named, *filter(None, [self.found])]
         total, *others = (self.balances[line] for line in lines)
         sums = []
         for other in others:

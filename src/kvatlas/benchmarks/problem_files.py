@@ -13,7 +13,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from io import TextIOWrapper
 from pathlib import Path
@@ -25,15 +25,18 @@ from kvatlas.text import UnclearNumber, did_you_mean_file, open_csv, with_decima
 
 Row = Mapping[str, Any]
 
-#: Usual names of columns, the likeliest first; case and underscores do not matter.
-QUESTION = ("problem", "question", "prompt")
-#: Columns with the text that a question beside them is about, as of SVAMP and ASDiv.
-CONTEXT = ("body", "context", "passage", "premise", "input")
-ANSWER = ("answer", "final answer")
-OPTIONS = ("options", "choices")
-CLUSTER = "cluster"
 CORRECT = "correct answer"
 INCORRECT = tuple(f"incorrect answer {i}" for i in range(1, 10))
+#: Usual names of columns by what they hold, the likeliest first; case and underscores do not matter.
+USUAL = {
+    "question": ("problem", "question", "prompt"),
+    "answer": ("answer", "final answer"),
+    "options": ("options", "choices"),
+    "cluster": ("cluster",),
+    **{name: (name,) for name in (CORRECT, *INCORRECT)},
+}
+#: Columns with the text that a question beside them is about, as of SVAMP and ASDiv.
+CONTEXT = ("body", "context", "passage", "premise", "input")
 #: The seed of the seeds of all permutations of choices: part of the benchmark, the same for every user.
 CHOICE_SEED = 0
 #: A row of JSON lines.
@@ -222,13 +225,13 @@ def answer_text(value: Any) -> str:
 class ProblemFile:
     """The problems of a file that have a reference answer: the first ones, or all if the file is `whole`.
 
-    `rows` counts the rows that were read, `first` is the first of them. `unread` has the longest text of each column
-    that is no part of the problems.
+    `rows` counts the rows that were read, `columns` are those of the first one by what they hold. `unread` has the
+    longest text of each column that is no part of the problems.
     """
 
     problems: tuple[Problem, ...]
     rows: int
-    first: Row
+    columns: Mapping[str, str]
     whole: bool
     unread: Mapping[str, str]
 
@@ -242,7 +245,6 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     problems: list[Problem] = []
     rows = 0
     first: Row = {}
-    whole = False
     longest: dict[str, str] = {}
     for rows, row in enumerate(read_rows(path), 1):
         first = first or row
@@ -253,121 +255,115 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
             is_longest = isinstance(value, str) and len(value) > len(longest.get(column, ""))
             if is_longest and " ".join(value.split()) not in asked:
                 longest[column] = value
-        found = replace(found, cluster=read_cluster(row, named, f"{where}, row {rows},"))
         # A question without a reference answer could only be counted wrong.
         if found.answer:
             problems.append(found)
         if len(problems) == limit:
             break
-    else:
-        whole = True
 
     if not rows:
         raise KvatlasError(f"{where} holds no problems; expected a row for each, in JSON lines as {_EXAMPLE}.")
+    columns = _found_columns(first, named)
     if not problems:
-        column = found_columns(first, named).get("answer", "answer")
         raise KvatlasError(
-            f"{where} holds no problem with an answer in {column!r}; --column answer=NAME, in a spec columns: "
-            "{answer: NAME}, names another column."
+            f"{where} holds no problem with an answer in {columns.get('answer', 'answer')!r}; --column answer=NAME, in "
+            "a spec columns: {answer: NAME}, names another column."
         )
-    read = set(found_columns(first, named).values())
+    read = set(columns.values())
     # A copy of a column that is read holds nothing else.
     read_texts = {text for column, text in longest.items() if column in read}
     unread = {column: text for column, text in longest.items() if column not in read and text not in read_texts}
-    return ProblemFile(tuple(problems), rows, first, whole, unread)
+    return ProblemFile(tuple(problems), rows, columns, len(problems) != limit, unread)
 
 
-def found_columns(row: Row, named: Mapping[str, str]) -> dict[str, str]:
+def _found_columns(row: Row, named: Mapping[str, str]) -> dict[str, str]:
     """Return the columns of a row by what they hold: those that the user `named`, else those with usual names."""
-    usual = {
-        "question": QUESTION,
-        "context": (),
-        "answer": (CORRECT, *ANSWER),
-        "options": OPTIONS,
-        CLUSTER: (CLUSTER,),
-        **{name: (name,) for name in (CORRECT, *INCORRECT)},
-    }
-    columns = dict(named)
-    for content, names in usual.items():
-        columns[content] = columns.get(content) or find_column(row, *names) or ""
-    columns["context"] = columns["context"] or context_column(row, named) or ""
+    columns = {content: _column_of(content, row, named) for content in (*USUAL, "context") if content != "answer"}
+    columns["answer"] = named.get("answer") or columns[CORRECT] or _column_of("answer", row, named)
     return {content: column for content, column in columns.items() if column}
 
 
-def context_column(row: Row, named: Mapping[str, str], where: str = "The file") -> str | None:
-    """Return the column whose text stands before the question; None without one.
+def _column_of(content: str, row: Row, named: Mapping[str, str], where: str = "The file") -> str | None:
+    """Return the column with this content: the user's, else the first with a usual name; None without one.
 
-    It is the column that the user names, else the only column with a usual name. If the user names only the column of
-    the question, no context is added.
+    A context is the only column with a usual name. If the user names the column of the question alone, none is added.
     """
+    if content != "context":
+        return named.get(content) or find_column(row, *USUAL[content], where=where)
     if "context" in named or "question" in named:
         return named.get("context")
     columns = [column for name in CONTEXT if (column := find_column(row, name, where=where))]
     return columns[0] if len(columns) == 1 else None
 
 
-def read_cluster(row: Row, named: Mapping[str, str], where: str) -> str:
-    """Return the name of what the problem in a row shares with others; "" for none."""
-    column = named.get(CLUSTER) or find_column(row, CLUSTER, where=where)
-    if column is None:
-        return ""
-    if column not in row:
-        raise KvatlasError(f"{where} has no column {column!r} for the cluster; there are: {', '.join(map(str, row))}.")
-    return _read_cell(row, column, where)
+def _existing_column(content: str, row: Row, named: Mapping[str, str], where: str) -> str:
+    """Return the column with this content, "" for an optional one that is not there.
+
+    Raises KvatlasError if a row lacks the column that the user names, or its question or answer.
+    """
+    name = _column_of(content, row, named, where)
+    is_required = content in ("question", "answer")
+    if name in row or (name is None and not is_required):
+        return name or ""
+    expected = f"column {name!r} for the {content}" if name else f"column for the {content}"
+    advice = ""
+    if is_required:
+        advice = (
+            " (the first line of a CSV file names the columns: if it is a problem, write question,answer above it); "
+            f"usual names are {', '.join(USUAL[content])}; name another with columns: {{{content}: NAME}} in a spec, "
+            f"or --column {content}=NAME"
+        )
+    raise KvatlasError(f"{where} has no {expected}; there are: {', '.join(map(str, row))}{advice}.")
 
 
 def read_problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem:
     """Return the problem in a row; `named` are the user's columns. Raises KvatlasError for a missing or wrong field."""
-    question_column = _required_column(row, "question", QUESTION, named, where)
+    question_column = _existing_column("question", row, named, where)
     question = _read_cell(row, question_column, where)
     if not question:
         raise KvatlasError(f"{where} has an empty question in {question_column!r}; fill it, or leave the row out.")
-    context_at = context_column(row, named, where)
-    if context_at is not None and context_at not in row:
-        raise KvatlasError(f"{where} has no column {context_at!r} for the context; there are: {', '.join(row)}.")
     context = ""
-    if context_at is not None:
+    if context_column := _existing_column("context", row, named, where):
         without = f" `--column question={question_column}` asks without it, as columns: {{question: NAME}} in a spec."
-        context = _read_cell(row, context_at, where, _joined_text, without)
+        context = _read_cell(row, context_column, where, _joined_text, without)
     # Some files have the whole question in one column, and its parts beside it.
     if context and context not in question:
         question = f"{context}\n{question}"
 
+    answer, about = _read_answer(row, question, named, where)
+    cluster_column = _existing_column("cluster", row, named, where)
+    cluster = _read_cell(row, cluster_column, where) if cluster_column else ""
+    return Problem(id_, question, answer, about, cluster)
+
+
+def _read_answer(row: Row, question: str, named: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]]:
+    """Return the reference answer to a question, a letter if there are choices, and these."""
     # A column with the right answer and columns with wrong ones, as of GPQA.
-    correct_at = find_column(row, CORRECT, where=where)
-    wrong = []
-    for name in INCORRECT:
-        column = find_column(row, name, where=where)
-        if column and (text := _read_cell(row, column, where)):
-            wrong.append(text)
-    if correct_at and wrong:
-        correct = _read_cell(row, correct_at, where)
+    correct_column = _column_of(CORRECT, row, named, where)
+    columns = (_column_of(name, row, named, where) for name in INCORRECT)
+    wrong = [text for column in columns if column and (text := _read_cell(row, column, where))]
+    if correct_column and wrong:
+        correct = _read_cell(row, correct_column, where)
         # The order of the choices depends on the texts alone: neither on the row's number nor on the set's name.
         seed = int(digest(["choices", CHOICE_SEED, question])[:8], 16)
         choices = sorted([correct, *wrong])
         random.Random(seed).shuffle(choices)
-        about = {"choices": choices, "choice_seed": seed}
-        return Problem(id_, question, _letter(choices.index(correct)), about)
+        return _letter(choices.index(correct)), {"choices": choices, "choice_seed": seed}
 
-    answer_column = _required_column(row, "answer", ANSWER, named, where)
-    value = row[answer_column]
+    answer_column = _existing_column("answer", row, named, where)
     # GSM8K's references are whole solutions with this end.
     answer = _read_cell(row, answer_column, where, answer_text).rpartition("\n#### ")[2].strip()
 
     # A list of options. Not "" for a column that is missing: pandas writes an index under this name.
-    options_at = named.get("options") or find_column(row, *OPTIONS, where=where)
-    options = None if options_at is None else row.get(options_at)
+    options_column = _column_of("options", row, named, where)
+    options = None if options_column is None else row.get(options_column)
     if options:
-        by_index = isinstance(value, int | float) and not isinstance(value, bool)
-        choices, letter = _choices_and_letter(options, answer, where, by_index)
-        return Problem(id_, question, letter, {"choices": choices})
+        return _letter_and_choices(row[answer_column], answer, options, where)
 
     # Choices inside the question, or none.
     inside = _choices_inside(question)
     letter = _chosen(answer, inside)
-    if letter:
-        return Problem(id_, question, letter, {"choices": inside, "choices_in_question": True})
-    return Problem(id_, question, answer)
+    return (letter, {"choices": inside, "choices_in_question": True}) if letter else (answer, {})
 
 
 def _read_cell(row: Row, column: str, where: str, read: Callable[[Any], str] = _plain_text, way_out: str = "") -> str:
@@ -377,19 +373,6 @@ def _read_cell(row: Row, column: str, where: str, read: Callable[[Any], str] = _
     except ValueError as error:
         # Bytes that are not UTF-8 raise ValueError, too.
         raise KvatlasError(f"{where} column {column!r}, {reason(error)}.{way_out}") from error
-
-
-def _required_column(row: Row, content: str, usual: Sequence[str], named: Mapping[str, str], where: str) -> str:
-    """Return the row's column with this content: the user's, else the first usual one."""
-    name = named.get(content) or find_column(row, *usual, where=where)
-    if name is None or name not in row:
-        expected = f"column {name!r} for the {content}" if name else f"column for the {content}"
-        raise KvatlasError(
-            f"{where} has no {expected}; there are: {', '.join(map(str, row))} (the first line of a CSV file names the "
-            f"columns: if it is a problem, write question,answer above it); usual names are {', '.join(usual)}; name "
-            f"another with columns: {{{content}: NAME}} in a spec, or --column {content}=NAME."
-        )
-    return name
 
 
 def _letter(index: int) -> str:
@@ -416,23 +399,27 @@ def _chosen(answer: str, choices: Sequence[str]) -> str:
     return _letter(choices.index(answer)) if choices.count(answer) == 1 else ""
 
 
-def _choices_and_letter(value: Any, answer: str, where: str, by_index: bool) -> tuple[list[str], str]:
-    """Return choices as texts without their letters, and the answer as a letter; a number counts from 0."""
-    if not isinstance(value, list | tuple):
-        raise KvatlasError(f"{where} has the options {value!r}; expected a list.")
+def _letter_and_choices(value: Any, answer: str, options: Any, where: str) -> tuple[str, dict[str, Any]]:
+    """Return an answer as a letter, and the options as texts without letters; an index counts from 0.
+
+    A number as `value` of the answer is an index, the text of a number only if no option has this text.
+    """
+    if not isinstance(options, list | tuple):
+        raise KvatlasError(f"{where} has the options {options!r}; expected a list.")
     try:
-        texts = [_plain_text(option) for option in value]
+        texts = [_plain_text(option) for option in options]
         if "" in texts:
             raise ValueError("is empty")
     except ValueError as error:
-        raise KvatlasError(f"{where} has the options {value!r}, of which one {reason(error)}.") from error
+        raise KvatlasError(f"{where} has the options {options!r}, of which one {reason(error)}.") from error
 
     choices = [re.sub(r"^\s*\(?[A-Z][).:]\s+", "", text).strip() for text in texts]
-    is_index = answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_index = answer.isdecimal() and int(answer) < len(choices) and (is_number or answer not in choices)
     letter = _letter(int(answer)) if is_index else _chosen(answer, choices)
     if not letter:
         raise KvatlasError(
             f"{where} has the answer {answer!r}; expected one of its options ({', '.join(choices)}), "
             f"its letter, or its index from 0 to {len(choices) - 1}."
         )
-    return choices, letter
+    return letter, {"choices": choices}

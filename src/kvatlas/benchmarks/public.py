@@ -26,9 +26,7 @@ from kvatlas.hub import Repository, matching
 
 def download_problems(name: str) -> Path:
     """Return the file of a benchmark's problems, from the hub's cache or the hub. Raises KvatlasError without it."""
-    source = SOURCES.get(name)
-    if source is None:
-        raise KvatlasError(f"The benchmark {name!r} needs a problem file.")
+    source = SOURCES[name]
     repository = Repository(source.repository, "dataset")
 
     # The cache first.

@@ -6,11 +6,10 @@ asks only what is missing.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import queue
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -241,21 +240,24 @@ def ask_missing(
 
     stopped = stopped or threading.Event()
     threads = _AskingThreads(missing, concurrency)
-    held: _Arrived | None = None
+    held: list[_Arrived] = []
     awaited = len(missing)
     try:
         while awaited and not stopped.is_set():
-            held = threads.next_answer()
-            if held is None:
+            try:
+                held.append(threads.arrived.get(timeout=_LOOK))
+            except queue.Empty:
                 continue
             awaited -= 1
-            if _store_answer(store, answers, *held):
+            if _store_answer(store, answers, *held[0]):
                 on_trace(len(questions) - len(missing) + answers.now, len(questions))
-            held = None
+            held.clear()
     finally:
         # What arrived until Ctrl-C, or the end of the server, is stored.
-        arrived = threads.stop()
-        for question, answer in ([held] if held else []) + arrived:
+        threads.stopped.set()
+        while not threads.arrived.empty():
+            held.append(threads.arrived.get())
+        for question, answer in held:
             if isinstance(answer, EndpointAnswer):
                 _store_answer(store, answers, question, answer)
 
@@ -281,56 +283,39 @@ def _set_changed_aside(store: Store, cells: Sequence[AskedCell]) -> int:
 class _AskingThreads:
     """Threads that ask questions in their order, and the answers that arrived."""
 
-    def __init__(self, questions: Iterable[Question], concurrency: int) -> None:
-        self.waiting = deque(questions)
+    def __init__(self, questions: Sequence[Question], concurrency: int) -> None:
+        # All threads take from one iterator over a list, whose steps are atomic.
+        self.waiting = iter(questions)
         self.most_failures = max(concurrency, _FAILURES)
         self.failures_in_row: Counter[str] = Counter()
         self.stopped = threading.Event()
         # Bounded, so that answers never come faster than they are stored; a stopped thread finds room for its last one.
         self.arrived: queue.Queue[_Arrived] = queue.Queue(2 * concurrency)
-        for _ in range(min(concurrency, len(self.waiting))):
+        for _ in range(min(concurrency, len(questions))):
             # A daemon, since a request that hangs must not keep the process from its end.
             threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
-        while not self.stopped.is_set():
-            try:
-                question = self.waiting.popleft()
-            except IndexError:
+        for question in self.waiting:
+            if self.stopped.is_set():
                 return
             setting = question.key[1]
             answer: EndpointAnswer | BaseException | None = None
             if self.failures_in_row[setting] < self.most_failures:
                 try:
                     answer = question.answer(self.stopped)
+                    self.failures_in_row[setting] = 0
                 except BaseException as error:  # it is raised where the answers are awaited
                     answer = error
-                is_answer = isinstance(answer, EndpointAnswer)
-                self.failures_in_row[setting] = 0 if is_answer else self.failures_in_row[setting] + 1
+                    self.failures_in_row[setting] += 1
             self.arrived.put((question, answer))
-
-    def next_answer(self) -> _Arrived | None:
-        """Return what arrives within some time, None if nothing does."""
-        try:
-            return self.arrived.get(timeout=_LOOK)
-        except queue.Empty:
-            return None
-
-    def stop(self) -> list[_Arrived]:
-        """Let the threads end, and return what had arrived."""
-        self.stopped.set()
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self.arrived.get_nowait())
-        return found
 
 
 def _store_answer(
     store: Store, answers: AskedAnswers, question: Question, answer: EndpointAnswer | BaseException | None
 ) -> bool:
     """Store an answer and return True; else count the failure. None is a question that was not asked."""
-    error: KvatlasError | None = None
+    error = answer
     if isinstance(answer, EndpointAnswer):
         try:
             store.add(question.key[0], question.trace(answer))
@@ -339,15 +324,13 @@ def _store_answer(
         else:
             answers.now += 1
             return True
-    elif isinstance(answer, KvatlasError):
-        error = answer
-    elif isinstance(answer, Exception):
-        # One answer of an unforeseen form is a failure of its own; the others go on.
-        error = KvatlasError(f"{question.cell.endpoint.url} was not understood ({described(answer)}).")
-    elif answer is not None:
-        raise answer
-    if error is not None:
+    if isinstance(error, Exception):
+        if not isinstance(error, KvatlasError):
+            # One answer of an unforeseen form is a failure of its own; the others go on.
+            error = KvatlasError(f"{question.cell.endpoint.url} was not understood ({described(error)}).")
         answers.failures = (*answers.failures, error)
+    elif isinstance(error, BaseException):
+        raise error
     return False
 
 
@@ -374,14 +357,13 @@ def differing_prompts(traces: Iterable[Trace]) -> list[tuple[str, str]]:
     Digests of the tokens are compared where servers returned them, else their numbers: another template, system
     message or tokenizer changes both.
     """
-    digests: dict[tuple[str, str], set[str]] = {}
-    counts: dict[tuple[str, str], set[int]] = {}
-    for trace in traces:
-        place = trace.benchmark, trace.problem
-        digests.setdefault(place, set()).add(str(trace.grade.metrics.get("prompt", "")))
-        if trace.usage.prompt_tokens is not None:
-            counts.setdefault(place, set()).add(trace.usage.prompt_tokens)
-    return [place for place, found in digests.items() if len(found - {""}) > 1 or len(counts.get(place, ())) > 1]
+    differing = []
+    for place, answers in grouped(traces, lambda trace: (trace.benchmark, trace.problem)).items():
+        digests = {str(trace.grade.metrics.get("prompt", "")) for trace in answers}
+        counts = {trace.usage.prompt_tokens for trace in answers}
+        if len(digests - {""}) > 1 or len(counts - {None}) > 1:
+            differing.append(place)
+    return differing
 
 
 def other_models(traces: Iterable[Trace], asked_model: str = "") -> str:

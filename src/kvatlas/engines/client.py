@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cached_property
@@ -41,7 +42,7 @@ NEUTRAL: Mapping[str, Any] = {
     "frequency_penalty": 0,
 }
 #: Fields that are left out for a server that refuses them; with others a request would ask for something else.
-_OPTIONAL = (*NEUTRAL, "seed", "return_token_ids")
+_OPTIONAL = re.compile(rf"\b({'|'.join((*NEUTRAL, 'seed', 'return_token_ids'))})\b")
 #: HTTP statuses after which the same request is sent again.
 _AGAIN = (429, 500, 502, 503, 504)
 #: The most times that a request is sent.
@@ -152,17 +153,24 @@ class Endpoint:
         reason may name any field. Cache costs are read from the field that `kvatlas serve` adds.
         """
         fields = {"model": self.model, "messages": [{"role": "user", "content": question}], "seed": seed}
-        fields |= {"return_token_ids": True, **request_fields(sampling)}
+        # All sampling fields, those without effect included.
+        fields |= {"return_token_ids": True, **NEUTRAL, **sampling}
+        fields["max_tokens"] = fields.pop("max_new_tokens")
+        # Off is -1 for vLLM, SGLang and llama.cpp; SGLang refuses 0.
+        fields["top_k"] = fields["top_k"] or -1
         left_out = set(self.left_out)
         while True:
             content = {name: value for name, value in fields.items() if name not in left_out}
             began = time.monotonic()
             status, body, server_name = self._exchange("chat/completions", content, stopped)
             seconds = time.monotonic() - began
-            refused = _refused_field(body, content) if status in (400, 422) else ""
-            if not refused:
+            if status not in (400, 422):
                 break
-            left_out.add(refused)
+            # The first optional field that the refusal names.
+            refused = _OPTIONAL.search(body if isinstance(body, str) else json.dumps(body))
+            if refused is None or refused[0] not in content:
+                break
+            left_out.add(refused[0])
 
         body = self._checked("chat/completions", status, body)
         self.left_out |= left_out
@@ -187,8 +195,7 @@ class Endpoint:
                 compressions=_known_count(cache.get("compressions")),
                 seconds=seconds,
             )
-            said = {"model": body.get("model"), "system_fingerprint": body.get("system_fingerprint")}
-            said["server"] = server_name
+            said = {name: body.get(name) for name in ("model", "system_fingerprint")} | {"server": server_name}
             server = {name: self.short_text(value) for name, value in said.items() if isinstance(value, str) and value}
             prompt = body.get("prompt_token_ids")
             prompt_digest = digest(prompt)[:16] if isinstance(prompt, list) and prompt else ""
@@ -317,33 +324,14 @@ class Endpoint:
         return re.compile("".join(characters), re.IGNORECASE)
 
 
-def request_fields(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all sampling fields of a request, those without effect included."""
-    fields = {**NEUTRAL, **sampling}
-    fields["max_tokens"] = fields.pop("max_new_tokens")
-    # Off is -1 for vLLM, SGLang and llama.cpp; SGLang refuses 0.
-    fields["top_k"] = fields["top_k"] or -1
-    return fields
-
-
-def _refused_field(body: Any, sent: Mapping[str, Any]) -> str:
-    """Return the first optional field that a refusal names, or ""."""
-    text = body if isinstance(body, str) else json.dumps(body)
-    found = re.search(rf"\b({'|'.join(_OPTIONAL)})\b", text)
-    return found[0] if found and found[0] in sent else ""
-
-
 def _retry_after(header: str) -> float | None:
     """Return the seconds that a Retry-After asks for, as a number or as a date; None if it says neither."""
-    try:
+    with suppress(ValueError):
         return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
+    # Dates of any year, which a clock may not have.
+    with suppress(ValueError, OverflowError, OSError):
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except (ValueError, OverflowError, OSError):
-        # Dates of any year, which a clock may not have.
-        return None
+    return None
 
 
 def _pause(seconds: float, stopped: threading.Event) -> None:

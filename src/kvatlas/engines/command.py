@@ -18,6 +18,8 @@ import shlex
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import product, zip_longest
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -43,15 +45,32 @@ _SHELLS = ("bash", "sh", "zsh", "dash")
 
 
 @dataclass(frozen=True)
-class Secrets:
-    """Values of the environment by their names; texts that are stored or shown have `$NAME` in their place."""
+class Launch:
+    """All that one start needs, with the values of the environment in it: nothing of it is stored.
 
-    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    `secrets` are values of the environment by their names.
+    """
+
+    arguments: tuple[str, ...] = field(repr=False)
+    stop_arguments: tuple[str, ...] = field(repr=False)
+    environment: Mapping[str, str] = field(repr=False)
+    files: Mapping[str, str]
+    endpoint: str
+    secrets: Mapping[str, str] = field(repr=False)
+
+    @property
+    def api_key(self) -> str | None:
+        """The key that the server asks for, else the one that kvatlas sends to endpoints."""
+        for argument, following in zip_longest(self.arguments, self.arguments[1:]):
+            option, equals, value = argument.partition("=")
+            if option in ("--api-key", "--api_key"):
+                return value if equals else following
+        return self.environment.get("VLLM_API_KEY") or self.environment.get("KVATLAS_API_KEY")
 
     def mask(self, text: str) -> str:
-        """Return the text with the names in place of the values."""
+        """Return a text that may be stored and shown, with `$NAME` in place of a secret."""
         names: dict[str, str] = {}
-        for name, value in self.values.items():
+        for name, value in self.secrets.items():
             for line in map(str.strip, value.splitlines()):
                 # Numbers and short words stand in any text.
                 shortest = 4 if is_secret(name, line) else 8
@@ -60,19 +79,6 @@ class Secrets:
         for line in sorted(names, key=len, reverse=True):
             text = text.replace(line, f"${names[line]}")
         return text
-
-
-@dataclass(frozen=True)
-class Launch:
-    """All that one start needs, with the values of the environment in it: nothing of it is stored."""
-
-    arguments: tuple[str, ...] = field(repr=False)
-    stop_arguments: tuple[str, ...] = field(repr=False)
-    environment: Mapping[str, str] = field(repr=False)
-    files: Mapping[str, str]
-    endpoint: str
-    api_key: str | None = field(repr=False)
-    secrets: Secrets
 
 
 @dataclass(frozen=True)
@@ -95,20 +101,19 @@ class Command:
         that is no text.
         """
         values: dict[str, Any] = {}
-        for layer in layers:
-            for key in (one.name for one in fields(cls)):
-                value = layer.get(key)
-                if value is None:
-                    continue
-                if key not in ("env", "files"):
-                    if isinstance(value, list):
-                        raise KvatlasError(f"{key}: expected one text, a command as in a shell; {value} was given.")
-                    values[key] = _text(key, value)
-                    continue
+        for layer, key in product(layers, [one.name for one in fields(cls)]):
+            value = layer.get(key)
+            if value is None:
+                continue
+            if key in ("env", "files"):
                 if not isinstance(value, Mapping):
                     raise KvatlasError(f"{key}: expected texts by name, as {{NAME: '1'}}, {value!r} was given.")
                 texts = {str(name): _text(f"{key} {name}", text) for name, text in value.items()}
                 values[key] = {**values.get(key, {}), **texts}
+            elif isinstance(value, list):
+                raise KvatlasError(f"{key}: expected one text, a command as in a shell; {value} was given.")
+            else:
+                values[key] = _text(key, value)
         return cls(**values)
 
     # -- rendering ----------------------------------------------------------------------------------------------------
@@ -121,23 +126,19 @@ class Command:
         """
         for name in values:
             if name in (*START_NAMES, "options"):
-                raise KvatlasError(f"No parameter can be named {name!r}: {{{name}}} in a command means another thing.")
-            if re.fullmatch(r"--\w[\w.-]*", name):
+                fault = f": {{{name}}} in a command means another thing"
+            elif re.fullmatch(r"--\w[\w.-]*", name):
                 plain = name.lstrip("-").replace("-", "_")
-                raise KvatlasError(
-                    f"No parameter can be named {name!r}: expected {plain}, a name without dashes before it."
-                )
-            if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
-                way_out = 'options: "/Kv:Type={kv_type}"'
-                raise KvatlasError(
-                    f"No parameter can be named {name!r}; write flags of another form out, as {way_out}."
-                )
+                fault = f": expected {plain}, a name without dashes before it"
+            elif not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
+                fault = '; write flags of another form out, as options: "/Kv:Type={kv_type}"'
+            else:
+                continue
+            raise KvatlasError(f"No parameter can be named {name!r}{fault}.")
 
         texts = {name: _text(name, value) for name, value in values.items()}
 
-        def filled(text: str, place: str) -> str:
-            return _filled(text, texts, START_NAMES, place)
-
+        filled = partial(_filled, values=texts, later=START_NAMES)
         used = _names_in(text for _, text in self._texts())
         flags = {name: value for name, value in values.items() if name not in used}
         if flags and (self.options is not None or not self.serve_cmd):
@@ -255,24 +256,22 @@ class Command:
                 # The variables of a script are its shell's.
                 return match[0] if is_script else environment[name]
 
-            return _VARIABLE.sub(value_of, _filled(text, names, (), place))
+            return _VARIABLE.sub(value_of, _filled(text, place, names))
 
         def arguments_of(command: str, place: str) -> tuple[str, ...]:
             arguments = shlex.split(command)
             return tuple(filled(argument, place, _is_script(arguments)) for argument in arguments)
 
         env = {name: filled(text, f"env {name}") for name, text in self.env.items()}
-        arguments = arguments_of(self.serve_cmd, "serve_cmd")
         child_environment = {**environment, **env}
         inherited = {name: value for name, value in child_environment.items() if is_secret(name, value)}
         return Launch(
-            arguments=arguments,
+            arguments=arguments_of(self.serve_cmd, "serve_cmd"),
             stop_arguments=arguments_of(self.stop_cmd, "stop_cmd"),
             environment=child_environment,
-            files={name: _filled(text, names, (), f"files {name}") for name, text in self.files.items()},
+            files={name: _filled(text, f"files {name}", names) for name, text in self.files.items()},
             endpoint=filled(self.endpoint, "endpoint"),
-            api_key=_api_key(arguments, child_environment),
-            secrets=Secrets({**referred, **inherited}),
+            secrets={**referred, **inherited},
         )
 
 
@@ -331,16 +330,14 @@ def read_serve_params(path: Path) -> list[dict[str, Value]]:
     with refusal(f"serve_params: {str(path)!r} cannot be read", OSError, ValueError):
         data = json.loads(path.read_text("utf-8"))
 
-    entries = list(data.values()) if isinstance(data, dict) else data
+    entries: list[dict[str, Value]] = list(data.values()) if isinstance(data, dict) else data
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise KvatlasError(f"serve_params: {str(path)!r}: expected a list of mappings, or mappings by name.")
-    settings: list[dict[str, Value]] = []
-    for entry in entries:
-        values = {name: value for name, value in entry.items() if name != ENTRY_NAME}
+    for values in entries:
+        values.pop(ENTRY_NAME, None)
         for name, value in values.items():
             _text(name, value)
-        settings.append(values)
-    return settings
+    return entries
 
 
 def flag(name: str, value: Value) -> list[str]:
@@ -430,9 +427,7 @@ def _joined(arguments: Iterable[str]) -> str:
 
 def _text(name: str, value: object) -> str:
     """Return a value as commands have it. Raises KvatlasError for a list, and for nothing."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
+    if isinstance(value, bool | Mapping):
         return json.dumps(value)
     if not isinstance(value, str | int | float):
         raise KvatlasError(f"{name}: expected a text, a number, true, false or a mapping, {value!r} was given.")
@@ -446,7 +441,7 @@ def _names_in(texts: Iterable[str]) -> set[str]:
     return names
 
 
-def _filled(text: str, values: Mapping[str, str], later: Iterable[str], place: str) -> str:
+def _filled(text: str, place: str, values: Mapping[str, str], later: Iterable[str] = ()) -> str:
     """Return the text with values in place of `{name}`; names of `later` stay. Raises KvatlasError for another name."""
 
     def value_of(match: re.Match[str]) -> str:
@@ -462,13 +457,3 @@ def _filled(text: str, values: Mapping[str, str], later: Iterable[str], place: s
         return values[name]
 
     return _BRACES.sub(value_of, text)
-
-
-def _api_key(arguments: Iterable[str], environment: Mapping[str, str]) -> str | None:
-    """Return the key that a server asks for, else the one that kvatlas sends to endpoints."""
-    rest = list(arguments)
-    for place, argument in enumerate(rest):
-        option, equals, value = argument.partition("=")
-        if option in ("--api-key", "--api_key"):
-            return value if equals else next(iter(rest[place + 1 :]), None)
-    return environment.get("VLLM_API_KEY") or environment.get("KVATLAS_API_KEY")

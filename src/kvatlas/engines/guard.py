@@ -24,21 +24,15 @@ STOP_COMMAND_SECONDS = 60.0
 HAS_PROC = Path("/proc/self/stat").exists()
 
 
-def members(group: int) -> dict[int, int]:
-    """Return the living processes of a group, and of its session, with their start times in ticks since the boot."""
+def members(group: int) -> set[int]:
+    """Return the living processes of a group, and of its session."""
     if not HAS_PROC:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, 0)
-            return {group: 0}
-        return {}
-
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        process = int(folder.name)
-        groups, start = _groups_and_start(process)
-        if str(group) in groups:
-            found[process] = start
-    return found
+            return {group}
+        return set()
+    processes = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    return {process for process in processes if str(group) in _groups_and_start(process)[0]}
 
 
 def start_time(process: int) -> int:

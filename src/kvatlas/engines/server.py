@@ -18,7 +18,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -33,7 +32,7 @@ from typing import IO, Any, Self
 from kvatlas.core import KvatlasError, reason
 from kvatlas.engines import guard
 from kvatlas.engines.client import Endpoint
-from kvatlas.engines.command import Command, Launch, Secrets
+from kvatlas.engines.command import Command, Launch
 from kvatlas.text import duration_text
 
 HOST = "127.0.0.1"
@@ -121,11 +120,9 @@ class Server:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
         self.session["port"] = self.port
-        # What the next sweep must end if driver and guard are killed; secrets by their names. Before the group is
-        # known, its processes are found by the name of the start in their environment.
+        # What the next sweep must end if driver and guard are killed; secrets by their names. Until the group is noted,
+        # its processes are found by the name of the start in their environment.
         record: dict[str, Any] = {
-            "group": 0,
-            "start_time": 0,
             "driver": [os.getpid(), guard.start_time(os.getpid())],
             "boot": _boot(),
             "names": self.names,
@@ -156,8 +153,7 @@ class Server:
         until = time.monotonic() + seconds
         while True:
             try:
-                self._check_ready()
-                break
+                return self._check_ready()
             except ServerError:
                 raise
             except KvatlasError as error:
@@ -196,7 +192,7 @@ class Server:
 
     def _note(self, name: str, text: str) -> None:
         """Note words of the server in the session, without secrets."""
-        self.session[name] = self.endpoint.short_text(self.launch.secrets.mask(text))
+        self.session[name] = self.endpoint.short_text(self.launch.mask(text))
 
     def _look(self, path: str) -> Any:
         status, body = self.endpoint.look(path)
@@ -229,7 +225,7 @@ class Server:
 
     def failure(self) -> ServerError | None:
         """Return the error of a server that ended by itself, None while it lives."""
-        if self._group is None or self._group.is_ending or self._group.process.poll() is None:
+        if self._group is None or self._group.ending.is_set() or self._group.process.poll() is None:
             return None
         # The rest of the group is ended first: it holds the log open.
         self._group.join()
@@ -245,14 +241,14 @@ class Server:
             lines = [line[:300] for line in text.splitlines() if line.strip()]
             sentence += f"\nIts log {str(log)!r} " + ("ends with:" if lines else "is empty.")
             sentence = "\n".join([sentence, *lines[-8:]])
-        return ServerError(self.launch.secrets.mask(sentence))
+        return ServerError(self.launch.mask(sentence))
 
     def stop(self) -> None:
         """End the server; wait until all its processes are gone and the memory of its GPUs is free.
 
         Raises ServerError if a process is left, or something still answers at its port: a server that left its group.
         """
-        if self._group is None or self._group.is_ending:
+        if self._group is None or self._group.ending.is_set():
             return
         if not self._group.end():
             raise self._error("cannot be ended: a process of its group is left")
@@ -290,17 +286,14 @@ class _Group:
             self.guard.communicate()
             raise
         self.id = self.process.pid
-        self._write_to_guard(self._record())
-        self._ending = threading.Event()
+        self.record = json.dumps({"group": self.id, "stop_arguments": launch.stop_arguments})
+        self._write_to_guard(self.record)
+        #: Set once `end` is called.
+        self.ending = threading.Event()
         self._watching = threading.Thread(target=self._watch, daemon=True)
         self._logging = threading.Thread(target=self._copy_log, daemon=True)
         self._watching.start()
         self._logging.start()
-
-    @property
-    def is_ending(self) -> bool:
-        """True once `end` is called."""
-        return self._ending.is_set()
 
     def _start_guard(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -312,9 +305,6 @@ class _Group:
             start_new_session=True,
         )
 
-    def _record(self) -> str:
-        return json.dumps({"group": self.id, "stop_arguments": self.launch.stop_arguments})
-
     def _write_to_guard(self, line: str) -> None:
         assert self.guard.stdin is not None
         # The guard may have been killed.
@@ -324,14 +314,14 @@ class _Group:
 
     def _watch(self) -> None:
         """End the others once the first process ends; start the guard again if it is killed."""
-        while not self._ending.wait(0.1):
+        while not self.ending.wait(0.1):
             if self.process.poll() is not None:
                 self.ended.set()
                 guard.end_group(self.id)
                 return
             if self.guard.poll() is not None:
                 self.guard = self._start_guard()
-                self._write_to_guard(self._record())
+                self._write_to_guard(self.record)
 
     def _copy_log(self) -> None:
         """Copy what the processes write, without secrets, until all have closed it."""
@@ -344,9 +334,9 @@ class _Group:
                 end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
                 if not end and len(text) > 1 << 16:
                     end = len(text) - 4_096
-                _append(log, text[:end], self.launch.secrets)
+                _append(log, text[:end], self.launch)
                 text = text[end:]
-            _append(log, text, self.launch.secrets)
+            _append(log, text, self.launch)
 
     def join(self) -> None:
         """Wait until the others are ended and the log is whole, unless a process outside the group holds it open."""
@@ -355,7 +345,7 @@ class _Group:
 
     def end(self) -> bool:
         """End all processes, and return whether none is left."""
-        self._ending.set()
+        self.ending.set()
         try:
             self._watching.join()
             if self.launch.stop_arguments:
@@ -375,9 +365,9 @@ class _Group:
         return is_ended
 
 
-def _append(log: IO[bytes], data: bytes, secrets: Secrets) -> None:
+def _append(log: IO[bytes], data: bytes, launch: Launch) -> None:
     """Append to a log, of which the middle is left out once it is long. A full disk ends the log, never the server."""
-    text = secrets.mask(data.decode("utf-8", "surrogateescape"))
+    text = launch.mask(data.decode("utf-8", "surrogateescape"))
     with contextlib.suppress(OSError):
         log.write(text.encode("utf-8", "surrogateescape"))
         size = log.tell()
@@ -417,7 +407,7 @@ def end_orphans(folder: Path) -> list[str]:
         launch = command.launch(record["names"], os.environ)
         guard.run_stop_command(launch.stop_arguments, launch.environment)
         # The others may outlive the first process: no new one gets its number while its group has a process.
-        group = record["group"]
+        group = record.get("group")
         groups = {group} if group else guard.groups_of_start(record["names"]["name"])
         is_same = not group or guard.start_time(group) in (0, record["start_time"])
         living = [one for one in groups if is_same and guard.HAS_PROC and guard.members(one)]
@@ -488,8 +478,6 @@ def _boot() -> str:
 
 def _gpu_column(column: str) -> list[str]:
     """Return a column of all GPUs; none without nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return []
     query = ["nvidia-smi", f"--query-gpu={column}", "--format=csv,noheader,nounits"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.splitlines()

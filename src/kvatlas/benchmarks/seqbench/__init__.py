@@ -6,14 +6,14 @@ Omitted parts have the grid's default:
 
 | grid | L | B | N | S | K | prompt |
 |---|---|---|---|---|---|---|
-| up to 6x6 | any | 0 | 1 | 1 | detour | `facts/v1`, the facts alone, one a line, for models without tokens for more |
-| larger | any | 0 | 0 | 0 | onway, as published | `seqbench/v1`: task, guidance, three worked examples, facts |
+| up to 6x6 | any | 0 | 1 | 1 | detour | `facts`: the facts alone, one a line, for models without tokens for more |
+| larger | any | 0 | 0 | 0 | onway, as published | `full`: task, guidance, three worked examples, facts |
 
-A model that can read the task gets `seqbench/v1` for small mazes, too, unless the name says `-facts`.
+A model that can read the task gets `full` for small mazes, too, unless the name says `-facts`.
 Names with the same problems and prompt are one benchmark under its shortest name.
 
 `SEQBENCH@FILE` stands for the mazes of a copy of the published data set (emnlp-submission/seqBench, CC-BY-4.0), with
-the prompt `seqbench/v1`. The file is JSON lines, compressed or not, as `seqBench_compact.jsonl.gz`. Its rows have
+the prompt `full`. The file is JSON lines, compressed or not, as `seqBench_compact.jsonl.gz`. Its rows have
 `instance_id`, `context` (the facts), `completion` (the reference plan), `complexity_parameters` (`logical_depth_L`,
 `backtracking_count_B`, `noise_ratio_N`) and `instance_metadata` (with the names of agent and target). Facts and plan
 are translated into our wording and names, so that one prompt and one grader serve all mazes.
@@ -35,15 +35,11 @@ from typing import Any, ClassVar
 from kvatlas.benchmarks.base import Benchmark
 from kvatlas.benchmarks.problem_files import Row, read_rows
 from kvatlas.benchmarks.seqbench import plans
-from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, Instance, MazeShape, draw
-from kvatlas.benchmarks.seqbench.plans import Maze, Plan, follow, format_plan, judge, parse_plan, read_maze
+from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, MazeShape, draw
+from kvatlas.benchmarks.seqbench.plans import follow, format_plan, judge, parse_plan, read_maze
 from kvatlas.core import Grade, KvatlasError, Problem, Status
 
-__all__ = ["Instance", "Maze", "MazeShape", "Plan", "SeqBench", "draw", "follow", "format_plan", "judge"]
-__all__ += ["parse_plan", "read_maze"]
-
 STANDARD_PROBLEMS = 300
-FORMATS = {"facts": "facts/v1", "full": "seqbench/v1"}
 KEYS = {"onway": ON_WAY, "detour": DETOUR}
 _EXAMPLES = "SEQBENCH-5x5, SEQBENCH-6x6-B1, SEQBENCH-40x40-L100-B2-N0.5-S1"
 _NAME = re.compile(
@@ -60,7 +56,7 @@ _FACT = re.compile(
     rf"|Key \d+ is in room {_ROOM}\."
     rf"|[A-Z][A-Za-z_-]* is in room {_ROOM}\."
 )
-#: The part before the facts in `seqbench/v1`: task, guidance and worked examples.
+#: The part before the facts in the prompt `full`: task, guidance and worked examples.
 TEMPLATE = (files("kvatlas.benchmarks.seqbench") / "seqbench-v1.txt").read_text(encoding="utf-8")
 
 
@@ -82,9 +78,9 @@ class _MazeGrading:
 
 @dataclass(frozen=True)
 class SeqBench(_MazeGrading):
-    """The benchmark of one shape of maze, in one prompt format: `facts/v1`, `seqbench/v1`, or "" for the default.
+    """The benchmark of one shape of maze, in one prompt format: `facts`, `full`, or "" for the default.
 
-    `full`: the model can read the task, so that the default is `seqbench/v1` for small mazes, too.
+    `full`: the model can read the task, so that this is the default for small mazes, too.
     """
 
     shape: MazeShape
@@ -123,12 +119,12 @@ class SeqBench(_MazeGrading):
             shuffle=float(match["S"] or common.shuffle),
             keys=KEYS.get(match["K"], common.keys),
         )
-        prompt_format = FORMATS.get(match["F"], "")
-        return cls(shape, "" if prompt_format == FORMATS["full"] and not shape.small else prompt_format)
+        prompt_format = match["F"] or ""
+        return cls(shape, "" if prompt_format == "full" and not shape.small else prompt_format)
 
     @property
     def name(self) -> str:
-        return self._maze_name + next((f"-{k}" for k, v in FORMATS.items() if v == self.prompt_format), "")
+        return f"{self._maze_name}-{self.prompt_format}".removesuffix("-")
 
     @property
     def _maze_name(self) -> str:
@@ -180,9 +176,8 @@ class SeqBench(_MazeGrading):
         return Problem(f"{self.name}-{index:04d}", "\n".join(instance.facts), format_plan(instance.plan), about)
 
     def prompt(self, problem: Problem) -> str:
-        default = FORMATS["full" if self.full or not self.shape.small else "facts"]
-        facts_alone = (self.prompt_format or default) == FORMATS["facts"]
-        return problem.question if facts_alone else super().prompt(problem)
+        default = "full" if self.full or not self.shape.small else "facts"
+        return problem.question if (self.prompt_format or default) == "facts" else super().prompt(problem)
 
 
 def _default_shape(columns: int, rows: int) -> MazeShape:

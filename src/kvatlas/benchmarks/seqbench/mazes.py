@@ -27,6 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from scipy.cluster.hierarchy import DisjointSet
+
 from kvatlas.benchmarks.seqbench.plans import SENTENCES, TARGET, Action, Maze, Plan, check_maze, read_maze
 from kvatlas.core import KvatlasError
 
@@ -96,20 +98,14 @@ class MazeShape:
         """Return True if the walk crosses no room twice."""
         return self.keys == ON_WAY or not self.doors
 
-    @property
-    def key_actions(self) -> int:
-        """The actions of a plan that pick up and use keys and open locked doors."""
-        return 3 * self.doors
-
 
 @dataclass(frozen=True)
 class Instance:
-    """One maze with its only optimal plan and its facts in order; `supporting` counts those that the plan needs."""
+    """One maze with its only optimal plan and its facts in order."""
 
     maze: Maze
     plan: Plan
     facts: tuple[str, ...]
-    supporting: int
 
 
 def draw(shape: MazeShape, rng: random.Random) -> Instance:
@@ -119,7 +115,7 @@ def draw(shape: MazeShape, rng: random.Random) -> Instance:
         # A walk that a random tree is unlikely to have is laid before the tree.
         path: list[int] = []
         if shape.length is not None and shape.is_one_path:
-            moves = shape.length - shape.key_actions - 2
+            moves = shape.length - 3 * shape.doors - 2
             if moves > _LAID * (shape.columns + shape.rows):
                 path = long_path(shape.columns, shape.rows, moves, rng)
         tree = spanning_tree(shape.columns, shape.rows, rng, path)
@@ -142,26 +138,25 @@ def _walk_through(tree: Tree, path: list[int], shape: MazeShape, rng: random.Ran
     """Return the legs of a walk, along the `path` if one was laid, None for none; and the largest L in its reach."""
     if not shape.is_one_path:
         return _rewind(tree, shape, rng)
-    legs: list[Leg] | None = [(path, None)]
     reached = len(path) + 1
+    # The actions that pick up and use keys and open locked doors.
+    key_actions = 3 * shape.doors
     if not path:
         # The whole way without its doors, which are added afterwards.
-        length = None if shape.length is None else shape.length - shape.key_actions
+        length = None if shape.length is None else shape.length - key_actions
         legs, reached = _rewind(tree, replace(shape, doors=0, length=length), rng)
-    reached += shape.key_actions
-    if not legs or not shape.doors:
-        return legs, reached
+        path = legs[0][0] if legs else []
+    reached += key_actions
 
     # Cut the path at the rooms of keys, with a locked door on each leg but the first.
-    rooms = legs[0][0]
     doors = shape.doors
-    spare = len(rooms) - 1 - (2 * doors + 1)
-    if spare < 0:
+    spare = len(path) - 1 - (2 * doors + 1)
+    if not path or spare < 0:
         return None, reached
     # The first leg has a move, each other two; the spare moves are spread at random.
     spread = sorted(rng.sample(range(spare + doors), doors))
     cuts = [cut + index + 1 for index, cut in enumerate(spread)]
-    first, *others = [rooms[begin : end + 1] for begin, end in pairwise([0, *cuts, len(rooms) - 1])]
+    first, *others = [path[begin : end + 1] for begin, end in pairwise([0, *cuts, len(path) - 1])]
     return [(first, None), *((leg, rng.randrange(1, len(leg) - 1)) for leg in others)], reached
 
 
@@ -181,23 +176,13 @@ def spanning_tree(columns: int, rows: int, rng: random.Random, path: Sequence[in
     walls = [(room, room + 1) for room in range(rooms) if (room + 1) % columns]
     walls += [(room, room + columns) for room in range(rooms - columns)]
     # One sort by random numbers takes a third of the time of random.shuffle, which dominates for large mazes.
-    draw_key = rng.random
-    walls.sort(key=lambda _: draw_key())
+    walls.sort(key=lambda _: rng.random())
     walls[:0] = pairwise(path)
 
-    root = list(range(rooms))
+    joined = DisjointSet(range(rooms))
     tree: Tree = [[] for _ in range(rooms)]
     for a, b in walls:
-        root_a = a
-        while root[root_a] != root_a:
-            root[root_a] = root[root[root_a]]
-            root_a = root[root_a]
-        root_b = b
-        while root[root_b] != root_b:
-            root[root_b] = root[root[root_b]]
-            root_b = root[root_b]
-        if root_a != root_b:
-            root[root_b] = root_a
+        if joined.merge(a, b):
             tree[a].append(b)
             tree[b].append(a)
     return tree
@@ -335,12 +320,20 @@ def _furnish(tree: Tree, legs: Sequence[Leg], shape: MazeShape, rng: random.Rand
         keys = [str(drawn) for drawn in rng.sample(range(1, max(100, 2 * count)), count)]
 
     plan, supporting = _narrate(legs, names, keys, rng)
-    distracting_facts = round(shape.noise * len(supporting))
-    distracting = _distract(tree, names, legs, distracting_facts, keys[shape.doors :], rng)
+    distracting = _distract(tree, names, legs, round(shape.noise * len(supporting)), keys[shape.doors :], rng)
     if distracting is None:
         return None
-    facts = _state_facts(supporting, distracting, shape.shuffle, rng)
-    return Instance(read_maze([*supporting, *distracting]), plan, facts, len(supporting))
+    # Supporting facts in path order with the others at random places between; then a share of them is permuted.
+    count = len(supporting) + len(distracting)
+    places = set(rng.sample(range(count), len(distracting)))
+    supports = iter(supporting)
+    others = iter(distracting)
+    stated = [next(others if i in places else supports) for i in range(count)]
+    moved = rng.sample(range(count), round(shape.shuffle * count))
+    moved_facts = [stated[i] for i in moved]
+    for index, fact in zip(sorted(moved), moved_facts, strict=True):
+        stated[index] = fact
+    return Instance(read_maze([*supporting, *distracting]), plan, tuple(stated))
 
 
 def _narrate(
@@ -376,9 +369,7 @@ def _distract(
     tree: Tree, names: Sequence[str], legs: Sequence[Leg], count: int, spare: list[str], rng: random.Random
 ) -> list[str] | None:
     """Return `count` true facts that the plan does not need, grown from the walk; None if the tree has too few."""
-    seen: set[int] = set()
-    for leg_rooms, _ in legs:
-        seen.update(leg_rooms)
+    seen: set[int] = set().union(*(rooms for rooms, _ in legs))
     named = sorted(seen)
     # Doors from a named room to a new one.
     frontier: list[Edge] = []
@@ -403,18 +394,3 @@ def _distract(
         seen.add(added)
         frontier += [(added, beyond) for beyond in tree[added] if beyond not in seen]
     return distracting
-
-
-def _state_facts(supporting: list[str], distracting: list[str], shuffle: float, rng: random.Random) -> tuple[str, ...]:
-    """Return supporting facts in path order with the others at random places between; then permute a share of them."""
-    count = len(supporting) + len(distracting)
-    places = set(rng.sample(range(count), len(distracting)))
-    supports = iter(supporting)
-    others = iter(distracting)
-    stated = [next(others if i in places else supports) for i in range(count)]
-
-    moved = rng.sample(range(count), round(shuffle * count))
-    moved_facts = [stated[i] for i in moved]
-    for index, fact in zip(sorted(moved), moved_facts, strict=True):
-        stated[index] = fact
-    return tuple(stated)

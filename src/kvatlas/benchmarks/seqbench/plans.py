@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from kvatlas.core import Grade, KvatlasError, Status
@@ -22,11 +21,7 @@ Plan = tuple[Action, ...]
 AGENT = "Bob"
 TARGET = "Alice"
 ACTIONS = ("start", "move_to", "pick_up_key", "use_key", "unlock_and_open_door_to", "rescue")
-#: First-error classes, and the word for a plan without an error.
-ERRORS = (
-    *("bad_start", "no_such_door", "door_locked", "key_not_here", "key_not_held", "wrong_key", "use_without_unlock"),
-    *("misplaced_rescue", "ended_early", "not_optimal", "format"),
-)
+#: The word for a plan without an error, in place of an error class.
 NO_ERROR = "none"
 
 #: Longer lists are ignored, in characters. A plan of 400 actions has about 12,000.
@@ -53,27 +48,17 @@ _PATTERNS = {
 
 @dataclass(frozen=True)
 class Maze:
-    """The content of the facts. Doors join two rooms; a locked one names its key; `keys` are pairs of key and room."""
+    """The content of the facts.
 
-    open_doors: tuple[tuple[str, str], ...]
-    locked_doors: tuple[tuple[str, str, str], ...]
-    keys: tuple[tuple[str, str], ...]
+    `doors` has for each room, in order of first mention, its neighbours with the key of the door between them, None for
+    an open door. `locked_doors` has two rooms and a key for each; `keys` are pairs of key and room.
+    """
+
+    doors: Mapping[str, Mapping[str, str | None]]
+    locked_doors: Sequence[tuple[str, str, str]]
+    keys: Sequence[tuple[str, str]]
     start: str
     goal: str
-
-    @cached_property
-    def doors(self) -> Mapping[str, Mapping[str, str | None]]:
-        """Room -> neighbouring room -> the key of the door between them, None for an open door."""
-        doors: dict[str, dict[str, str | None]] = {self.start: {}, self.goal: {}}
-        for a, b, key in [*((a, b, None) for a, b in self.open_doors), *self.locked_doors]:
-            doors.setdefault(a, {})[b] = key
-            doors.setdefault(b, {})[a] = key
-        return doors
-
-    @property
-    def rooms(self) -> tuple[str, ...]:
-        """All rooms of the facts, in order of first mention."""
-        return tuple(self.doors)
 
 
 def read_maze(sentences: Iterable[str]) -> Maze:
@@ -88,15 +73,16 @@ def read_maze(sentences: Iterable[str]) -> Maze:
     if len(facts["start"]) != 1 or len(facts["goal"]) != 1:
         raise KvatlasError(f"The facts of a seqBench maze say once where {AGENT} is and once where {TARGET} is.")
 
+    ((start,),) = facts["start"]
+    ((goal,),) = facts["goal"]
     key_of = {frozenset((a, b)): key for a, b, key in facts["requires"]}
-    return Maze(
-        open_doors=tuple((a, b) for a, b in facts["open"]),
-        # A door without a fact about its key stays locked: no key is called "".
-        locked_doors=tuple((a, b, key_of.get(frozenset((a, b)), "")) for a, b in facts["locked"]),
-        keys=tuple((key, room) for key, room in facts["key"]),
-        start=facts["start"][0][0],
-        goal=facts["goal"][0][0],
-    )
+    # A door without a fact about its key stays locked: no key is called "".
+    locked_doors = [(a, b, key_of.get(frozenset((a, b)), "")) for a, b in facts["locked"]]
+    doors: dict[str, dict[str, str | None]] = {start: {}, goal: {}}
+    for a, b, key in [*((a, b, None) for a, b in facts["open"]), *locked_doors]:
+        doors.setdefault(a, {})[b] = key
+        doors.setdefault(b, {})[a] = key
+    return Maze(doors, locked_doors, [(key, room) for key, room in facts["key"]], start, goal)
 
 
 def count_doors_and_moves(plan: Plan) -> tuple[int, int]:
@@ -205,7 +191,13 @@ class _Walk:
             self.room = argument
             return "" if argument == self.maze.start else "bad_start"
         if name == "move_to":
-            return self._move(argument)
+            doors = self.maze.doors.get(self.room, {})
+            if argument not in doors:
+                return "no_such_door"
+            if doors[argument] is not None and frozenset((self.room, argument)) not in self.opened:
+                return "door_locked"
+            self.room = argument
+            return ""
         if name == "pick_up_key":
             if (argument, self.room) not in self.maze.keys or argument in self.held_keys:
                 return "key_not_here"
@@ -216,15 +208,6 @@ class _Walk:
             return "" if argument in self.held_keys else "key_not_held"
         self.is_over = True
         return "" if self.room == self.maze.goal and argument == TARGET else "misplaced_rescue"
-
-    def _move(self, room: str) -> str:
-        doors = self.maze.doors.get(self.room, {})
-        if room not in doors:
-            return "no_such_door"
-        if doors[room] is not None and frozenset((self.room, room)) not in self.opened:
-            return "door_locked"
-        self.room = room
-        return ""
 
     def _unlock(self, room: str, used_key: str) -> str:
         """Open the door to a room with the key that was just used, empty without one."""
