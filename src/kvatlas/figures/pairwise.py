@@ -171,7 +171,10 @@ def _pairs_title(
     # Systems that are not proven to be ahead in one of their pairs.
     behind: set[int] = set()
     for (x, y, pair), is_proven in zip(pairs, proven, strict=True):
-        behind |= {y if pair.difference.value > 0 else x} if is_proven else {x, y}
+        if is_proven:
+            behind.add(y if pair.difference.value > 0 else x)
+        else:
+            behind |= {x, y}
     leaders = [name for index, name in enumerate(names) if index not in behind]
     if leaders:
         return f"{label}: {leaders[0]} is proven to be ahead of all others"
