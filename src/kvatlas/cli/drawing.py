@@ -101,11 +101,10 @@ def compare_command(
     all_systems, systems, notes = _chosen_systems(runs, metric, names, partial, benchmark)
     check_panels(systems)
     pairs = pairs_of(systems)
-    shown = names_of(systems)
-    if any(note.kind is NoteKind.LEFT_OUT for note in notes):
-        # Settings that were chosen for the reader have names that tell them from those that were not.
-        name_of = {id(system): name for system, name in zip(all_systems, names_of(all_systems), strict=True)}
-        shown = [name_of[id(system)] for system in systems]
+    # Settings that were chosen for the reader have names that tell them from those that were not.
+    told_apart = all_systems if any(note.kind is NoteKind.LEFT_OUT for note in notes) else systems
+    name_of = dict(zip(map(id, told_apart), names_of(told_apart), strict=True))
+    shown = [name_of[id(system)] for system in systems]
     written = []
     if out is not None:
         figure = pairwise_figure(systems, pairs, metric, notes, options=options.figure_options(look))
