@@ -175,8 +175,8 @@ def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
     try:
         spec.loader.exec_module(module)
     except ImportError as error:
-        beside = str(error.name).partition(".")[0]
-        if error.name is None or (file.parent / f"{beside}.py").exists():
+        module_name = str(error.name).partition(".")[0]
+        if error.name is None or (file.parent / f"{module_name}.py").exists():
             raise KvatlasError(
                 f"The file {str(file)!r} imports a module of its folder ({reason(error)}); expected `import NAME`, "
                 f"and the folder in PYTHONPATH: PYTHONPATH={file.parent} kvatlas ..."

@@ -41,9 +41,9 @@ class Column:
     in_csv: CSV maps have it.
     title: the label of a cost; "" for other columns.
     scale: the colour scale of a cost, a name of `kvatlas.figures.colours.SCALES`.
-    heading, choice, hover: the words of the app for a cost: over its column in a table of settings, among the measures
-        of maps, and around its value (`{}`) in the facts of a cell, where words that begin with a comma go on with the
-        fact before. None for words made of the title, "" if it is not there.
+    words: those of the app for a cost: over its column in a table of settings, among the measures of maps, and around
+        its value (`{}`) in the facts of a cell, where words that begin with a comma go on with the fact before; "" if
+        it is not there. None for words made of the title.
     merge: makes one value of those of traces, and of those of benchmarks.
     """
 
@@ -58,9 +58,7 @@ class Column:
     in_csv: bool = False
     title: str = ""
     scale: str = "costs"
-    heading: str | None = None
-    choice: str | None = None
-    hover: str | None = None
+    words: tuple[str, str, str] | None = None
     merge: Callable[[Sequence[Any]], Any] = mean
 
     @property
@@ -120,14 +118,9 @@ class Column:
         unit = "%" if self.is_share or self.unit == "traces" else self.unit
         title = self.title[:1].upper() + self.title[1:]
         form = "fixed" if self.is_share else _PAGE_FORMS.get(self.unit, "brief")
-        return {
-            "name": self.page,
-            "form": form,
-            "heading": title if self.heading is None else self.heading,
-            "choice": f"{title} ({unit})".removesuffix(" ()") if self.choice is None else self.choice,
-            "hover": f"{self.title}: {{}} {unit}".rstrip() if self.hover is None else self.hover,
-            "scale": self.scale,
-        }
+        usual = title, f"{title} ({unit})".removesuffix(" ()"), f"{self.title}: {{}} {unit}".rstrip()
+        words = dict(zip(("heading", "choice", "hover"), self.words or usual, strict=True))
+        return {"name": self.page, "form": form, **words, "scale": self.scale}
 
 
 def share_of_traces(count: int | None, cell: Cell) -> float | None:
@@ -166,9 +159,7 @@ CELL_COLUMNS = [
         page="kept",
         in_csv=True,
         title="mean KV cache",
-        heading="Cached tokens",
-        choice="KV memory (mean cached tokens)",
-        hover="{} tokens cached on average",
+        words=("Cached tokens", "KV memory (mean cached tokens)", "{} tokens cached on average"),
     ),
     Column("kv_bytes_mean", "kv_memory", "bytes", digits=0, frame="kv_memory", in_csv=True, title="mean KV memory"),
     Column("kv_bytes_peak", "kv_bytes_peak", "bytes", merge=max),
@@ -181,9 +172,7 @@ CELL_COLUMNS = [
         page="peak",
         in_csv=True,
         title="peak KV cache",
-        heading="",
-        choice="",
-        hover=", {} at the peak",
+        words=("", "", ", {} at the peak"),
         merge=max,
     ),
     Column(
@@ -205,9 +194,7 @@ CELL_COLUMNS = [
         page="output",
         in_csv=True,
         title="answer length",
-        heading="New tokens",
-        choice="Tokens per answer",
-        hover="{} tokens per answer",
+        words=("New tokens", "Tokens per answer", "{} tokens per answer"),
     ),
     Column(
         "truncated",
@@ -218,9 +205,7 @@ CELL_COLUMNS = [
         page="truncated",
         in_csv=True,
         title="truncated answers",
-        heading="",
-        choice="Truncated (%)",
-        hover="{} % truncated",
+        words=("", "Truncated (%)", "{} % truncated"),
         merge=sum,
     ),
     Column(
@@ -232,9 +217,7 @@ CELL_COLUMNS = [
         page="seconds",
         in_csv=True,
         title="time per answer",
-        heading="Seconds",
-        choice="Time (seconds per answer)",
-        hover="{} s per answer",
+        words=("Seconds", "Time (seconds per answer)", "{} s per answer"),
     ),
     Column("audit", "audit", page="audit", merge=_merge_audits),
 ]
@@ -248,8 +231,10 @@ NUMBERS_OF_TRACES = {"progress", *(cost.name for cost in fields(Costs)), *(one.n
 
 def taken_names() -> set[str]:
     """Return the names that columns and the usual numbers of a trace have."""
-    of_columns = {name for column in CELL_COLUMNS for name in (column.name, column.key, column.page) if name}
-    return _TAKEN | NUMBERS_OF_TRACES | of_columns
+    taken = _TAKEN | NUMBERS_OF_TRACES
+    for column in CELL_COLUMNS:
+        taken |= {column.name, column.key, column.page}
+    return taken - {""}
 
 
 @cache
@@ -310,4 +295,4 @@ def cost_columns(measures: Iterable[Measure] = ()) -> dict[str, Column]:
 
 def added_columns(cells: Sequence[Cell]) -> list[Column]:
     """Return the columns that a user added to these cells, with a title: measures, and those of `add_column`."""
-    return [column for column in page_columns(measures_of(cells)) if column.title and column.heading is None]
+    return [column for column in page_columns(measures_of(cells)) if column.title and column.words is None]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -63,13 +63,18 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def attention_function(function: Callable[..., Any]) -> Iterator[None]:
-    """Let models under `own_attention` attend by `function` in calls of this thread."""
-    token = _function.set(function)
+def _holding(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Let a variable of this thread have a value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _function.reset(token)
+        variable.reset(token)
+
+
+def attention_function(function: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Let models under `own_attention` attend by `function` in calls of this thread."""
+    return _holding(_function, function)
 
 
 def attend(*tensors: Any, **others: Any) -> Any:
@@ -165,11 +170,6 @@ def _keeps_state(module: torch.nn.Module) -> bool:
     return False
 
 
-@contextmanager
-def reading_batch(batch: Any) -> Iterator[None]:
+def reading_batch(batch: Any) -> AbstractContextManager[None]:
     """Let layers with a state that this thread calls read `batch`, a `ForwardBatch`."""
-    token = _batch.set(batch)
-    try:
-        yield
-    finally:
-        _batch.reset(token)
+    return _holding(_batch, batch)

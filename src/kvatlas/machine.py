@@ -149,6 +149,14 @@ def free_memory(device: str = "cpu") -> int | None:
     return max(0, min(available, left, available if grouped is None else grouped))
 
 
+#: The files of limit and usage of a control group, and the line of its statistics that counts cached files, by the
+#: controller: version 2 has one for all.
+_GROUP_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
 def left_in_group(root: Path = Path("/")) -> int | None:
     """Return the bytes left below the memory limits of this process's control groups; None without a limit.
 
@@ -162,19 +170,11 @@ def left_in_group(root: Path = Path("/")) -> int | None:
         return None
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        # The files of limit and usage, and the line of the statistics that counts cached files.
-        if controllers == "":
-            top = root / "sys/fs/cgroup"
-            limit = "memory.max"
-            usage = "memory.current"
-            cached = "inactive_file"
-        elif "memory" in controllers.split(","):
-            top = root / "sys/fs/cgroup/memory"
-            limit = "memory.limit_in_bytes"
-            usage = "memory.usage_in_bytes"
-            cached = "total_inactive_file"
-        else:
+        controller = next((name for name in _GROUP_FILES if name in controllers.split(",")), None)
+        if controller is None:
             continue
+        limit, usage, cached = _GROUP_FILES[controller]
+        top = root / "sys/fs/cgroup" / controller
         lowest = top / path.strip("/")
         # In a container the path may be that of the host; the container's limit is then at the top.
         for group in [lowest, *lowest.parents][: len(lowest.parts) - len(top.parts) + 1]:

@@ -77,15 +77,12 @@ def gumbel(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
     The key is the id of a token and not its rank, so that two settings with equal logits choose the same token even if
     top-k or top-p cut differently.
     """
-
     kernels = native.load()
     rows = token.shape[0] if token.dim() == 2 else -1
     # On a CPU the arithmetic on tensors of int64 costs more than the layers of a small model.
     if kernels and token.is_cpu and stream.shape == position.shape == (rows, 1) and token.stride(1) == 1:
-        numbers = kernels.uniform(stream.flatten(), position.flatten(), token)
-    else:
-        return gumbel_in_torch(stream, position, token)
-    return numbers.log_().neg_().log_().neg_()
+        return kernels.uniform(stream.flatten(), position.flatten(), token).log_().neg_().log_().neg_()
+    return gumbel_in_torch(stream, position, token)
 
 
 def gumbel_in_torch(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:

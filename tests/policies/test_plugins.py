@@ -241,7 +241,7 @@ MEMBERS = {
     "observes = {Signal.HIDDEN}; columns = ('a',)": "has the columns ('a',), and no observe; expected def observe",
     "observes = {Signal.QUERIES}": "its queries is 0, and it observes ['queries']; expected both, as in",
     "queries = 8": "its queries is 8, and it observes []; expected both, as in",
-    "def check(self, model): return False": "returned False from check; expected nothing, since it raises",
+    "def check(self, model): return False": "returned False from check; expected nothing: notes go in columns",
     "def identity(self, model): return {}": "returned {} from identity; expected a dictionary of numbers and texts",
     "def __init__(self): pass": "it has an __init__ of its own; expected none",
     "rule_defaults = {'window': 3}": "its rule_defaults is {'window': 3}; expected values by names of kv_budget, ",

@@ -87,8 +87,11 @@ def compare_command(
     if out is None and look is not None:
         raise KvatlasError("--look is for a figure of systems, and none is asked for; name it with --out.")
     if len(runs) == 2 and not of_systems:
-        _print_agreement(runs[0], runs[1], as_json)
-        return
+        from kvatlas.report.agreement import compare_runs, runs_as_text
+
+        agreement = compare_runs(*runs)
+        typer.echo(json.dumps(agreement, indent=2) if as_json else runs_as_text(agreement), nl=as_json)
+        raise typer.Exit(0 if agreement["same"] else 1)
     from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure, save_pairwise
     from kvatlas.figures.style import check_figure
     from kvatlas.stats.systems import pairs_of
@@ -98,11 +101,10 @@ def compare_command(
     all_systems, systems, notes = _chosen_systems(runs, metric, names, partial, benchmark)
     check_panels(systems)
     pairs = pairs_of(systems)
-    shown = names_of(systems)
-    if any(note.kind is NoteKind.LEFT_OUT for note in notes):
-        # Settings that were chosen for the reader have names that tell them from those that were not.
-        name_of = {id(system): name for system, name in zip(all_systems, names_of(all_systems), strict=True)}
-        shown = [name_of[id(system)] for system in systems]
+    # Settings that were chosen for the reader have names that tell them from those that were not.
+    told_apart = all_systems if any(note.kind is NoteKind.LEFT_OUT for note in notes) else systems
+    name_of = dict(zip(map(id, told_apart), names_of(told_apart), strict=True))
+    shown = [name_of[id(system)] for system in systems]
     written = []
     if out is not None:
         figure = pairwise_figure(systems, pairs, metric, notes, options=options.figure_options(look))
@@ -119,14 +121,6 @@ def compare_command(
         typer.echo("Each pair is judged by itself.")
     for note in notes:
         typer.echo(f"Note: {note.text}.")
-
-
-def _print_agreement(first: Path, second: Path, as_json: bool) -> None:
-    from kvatlas.report.agreement import compare_runs, runs_as_text
-
-    compared = compare_runs(first, second)
-    typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
-    raise typer.Exit(0 if compared["same"] else 1)
 
 
 def _chosen_systems(

@@ -194,7 +194,7 @@ def check_command(
         print_check_results(check_servers(spec, Path(target).parent), as_json)
         return
     if names_policy(target):
-        print_check_results(_check_policy(target), as_json)
+        print_check_results(_try_policy(target), as_json)
         return
     try:
         benchmark = find(target, **options.file_columns(column))
@@ -218,15 +218,15 @@ def check_command(
     print_check_results(check_benchmark(benchmark), as_json)
 
 
-def _check_policy(name: str) -> Iterator[CheckResult]:
+def _try_policy(name: str) -> Iterator[CheckResult]:
     """Yield the parameters of a policy in a file, and how it compressed an embedded model; KvatlasError for a fault."""
     from kvatlas.api import run
     from kvatlas.policies import policies as registry
     from kvatlas.policies.contract import own_parameters
 
     policy = registry.get(name)
-    own = ", ".join(item.name for item in own_parameters(policy)) or "none"
-    yield CheckResult("policy", Check.OK, f"{policy.summary}; parameters of its own: {own}")
+    names = ", ".join(item.name for item in own_parameters(policy)) or "none"
+    yield CheckResult("policy", Check.OK, f"{policy.summary}; parameters of its own: {names}")
     values: dict[str, Any] = {"kv_budget": 96, "local_window": 8, "ratio": 0.5}
     tried = run("embedded:tiny-llama", "CHAIN8", policy=name, problems=1, max_new_tokens=200, workers=1, **values)
     (trace,) = tried.traces()

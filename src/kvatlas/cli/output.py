@@ -6,7 +6,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,7 +15,6 @@ from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from kvatlas.core import AuditedCell, CheckResult
 
@@ -68,63 +67,49 @@ def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False) -> None:
     In a terminal long texts wrap. Names and numbers are never cut: a table that is too wide loses numbers from the
     right, and names them below.
     """
+    from rich.markup import escape
+    from rich.table import Table
+
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
     texts: dict[str, list[str]] = {}
-    for row in rows:
-        for name, value in row.items():
-            texts.setdefault(name, []).append(visible(_value_text(value)))
+    widths: dict[str, int] = {}
     numeric = []
-    for name in texts:
+    for name in rows[0] if rows else ():
         values = [row[name] for row in rows]
+        texts[name] = [visible(str(value)) for value in values]
+        widths[name] = max(map(len, (name, *texts[name])))
         if all(isinstance(value, int | float) or _NUMBER.fullmatch(str(value)) for value in values):
             numeric.append(name)
 
-    # Names and numbers need their whole width; other texts wrap.
+    # Names, in the first column, and numbers need their whole width; other texts wrap.
     console = table_console()
     whole = {*numeric, *list(texts)[:1]}
-    needed = 0
-    for name, column in texts.items():
-        needed += 2 + (_width(name, column) if name in whole else min(_width(name, column), _NARROW))
+    needed = sum(2 + (width if name in whole else min(width, _NARROW)) for name, width in widths.items())
     left_out: list[str] = []
     for name in reversed(numeric):
         if needed <= console.width:
             break
         left_out.insert(0, name)
-        needed -= 2 + _width(name, texts[name])
-
-    shown = {name: column for name, column in texts.items() if name not in left_out}
-    console.print(_rich_table(shown, numeric))
-    if left_out:
-        typer.echo(f"Left out at {console.width} columns: {', '.join(left_out).replace('_', ' ')}; --json has all.")
-
-
-def _width(name: str, texts: Sequence[str]) -> int:
-    return max(map(len, (name, *texts)))
-
-
-def _rich_table(texts: dict[str, list[str]], numeric: Sequence[str]) -> Table:
-    """Return a table whose names, in the first column, and numbers are never cut."""
-    from rich.markup import escape
-    from rich.table import Table
+        needed -= 2 + widths[name]
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    names = [*texts][:1]
-    for name, column in texts.items():
-        is_whole = name in names or name in numeric
-        least = _width(name, column) if is_whole else None
-        side: Literal["left", "right"] = "right" if name in numeric else "left"
-        table.add_column(name.replace("_", " "), justify=side, no_wrap=is_whole, min_width=least, overflow="fold")
-    for row in zip(*texts.values(), strict=True):
-        table.add_row(*map(escape, row))
-    return table
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(name if default == "required" else f"{name}={default}" for name, default in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    shown = [name for name in texts if name not in left_out]
+    for name in shown:
+        is_whole = name in numeric or name == shown[0]
+        table.add_column(
+            name.replace("_", " "),
+            justify="right" if name in numeric else "left",
+            no_wrap=is_whole,
+            min_width=widths[name] if is_whole else None,
+            overflow="fold",
+        )
+    for cells in zip(*(texts[name] for name in shown), strict=True):
+        table.add_row(*map(escape, cells))
+    console.print(table)
+    if left_out:
+        typer.echo(f"Left out at {console.width} columns: {', '.join(left_out).replace('_', ' ')}; --json has all.")
 
 
 def table_console() -> Console:

@@ -12,6 +12,7 @@ from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Display
 
     from kvatlas.sweeps import Progress
 
@@ -31,7 +32,7 @@ def progress_display(quiet: bool = False, verbose: bool = False) -> Callable[[Pr
     say = message_display(quiet)
     began = last = time.monotonic()
     before = -1
-    bar = _ProgressBar(console) if console.is_terminal and not (quiet or verbose) else None
+    bar = _progress_bar(console) if console.is_terminal and not (quiet or verbose) else None
 
     def on_trace(progress: Progress) -> None:
         nonlocal before, last
@@ -46,7 +47,12 @@ def progress_display(quiet: bool = False, verbose: bool = False) -> Callable[[Pr
 
         is_last = progress.done == progress.total
         if bar is not None:
-            bar.show(progress, progress.text(before, now - began))
+            text = visible(progress.text(before, now - began))
+            bar.start()
+            bar.update(bar.task_ids[0], total=progress.total, completed=progress.done, description=text)
+            if is_last:
+                bar.stop()
+                atexit.unregister(bar.stop)
         elif now - last >= INTERVAL or is_last:
             last = now
             say(progress.text(before, now - began))
@@ -59,29 +65,20 @@ def message_display(quiet: bool) -> Callable[[str], None]:
     return (lambda _: None) if quiet else note
 
 
-class _ProgressBar:
-    """A bar on a terminal, which ends with the last trace, or with the command."""
+def _progress_bar(console: Console) -> Display:
+    """Return a bar on a terminal, which ends with the last trace, or with the command."""
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+    from rich.progress import Progress as Display
+    from rich.table import Column
 
-    def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-        from rich.progress import Progress as Display
-        from rich.table import Column
-
-        # Of a line that is too wide the end of the text is cut.
-        text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
-        share = TaskProgressColumn(table_column=Column(no_wrap=True, min_width=4))
-        self._display = Display(BarColumn(12), share, text, console=console, expand=True)
-        self._task = self._display.add_task("", total=None)
-        # A bar that is left running hides the cursor.
-        atexit.register(self._display.stop)
-
-    def show(self, progress: Progress, text: str) -> None:
-        """Show so many traces of all, and the text; the last trace ends the bar."""
-        self._display.start()
-        self._display.update(self._task, total=progress.total, completed=progress.done, description=visible(text))
-        if progress.done == progress.total:
-            self._display.stop()
-            atexit.unregister(self._display.stop)
+    # Of a line that is too wide the end of the text is cut.
+    text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    share = TaskProgressColumn(table_column=Column(no_wrap=True, min_width=4))
+    bar = Display(BarColumn(12), share, text, console=console, expand=True)
+    bar.add_task("", total=None)
+    # A bar that is left running hides the cursor.
+    atexit.register(bar.stop)
+    return bar
 
 
 def count_display(name: str, unit: str) -> Callable[[int, int], None]:

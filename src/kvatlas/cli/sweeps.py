@@ -134,9 +134,7 @@ def plan_command(
     # What the problems can prove of the settings, if a full cache is beside them.
     baselines = {policy.setting.policy for policy, is_baseline in planned.policies if is_baseline}
     compared = {policy.setting.policy for policy, is_baseline in planned.policies if not is_baseline}
-    provable = None
-    if "full" in baselines and compared:
-        provable = planned.provable()
+    provable = planned.provable() if "full" in baselines and compared else None
 
     if as_json:
         document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}

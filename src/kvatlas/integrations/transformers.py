@@ -12,6 +12,7 @@ import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ _ROWWISE = (
     processing.SuppressTokensLogitsProcessor,
 )
 #: The parameters of our policies.
-_PARAMETERS = {item.name for name in policies.ours for item in parameters(policies.get(name))}
+_PARAMETERS = {item.name for item in chain.from_iterable(map(parameters, map(policies.get, policies.ours)))}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 

@@ -186,15 +186,16 @@ def _parameter_fault(policy: type[Policy]) -> str:
     """Return what is wrong with the parameters of a plug-in's class; empty if nothing is."""
     if "precision" not in inspect.signature(policy.__init__).parameters:
         return "it has an __init__ of its own; expected none, and @dataclass(frozen=True) before the class"
-    own = own_parameters(policy)
-    for item in own:
+    parameters_of_class = own_parameters(policy)
+    for item in parameters_of_class:
         if item.name in inspect.get_annotations(Policy):
             return f"its {item.name} has a type, and would be a parameter; expected {item.name} = ..., without a type"
         default = item.default if item.default_factory is MISSING else item.default_factory()
         fault = "" if default is MISSING else value_fault(item, default)
         if fault:
             return f"the default of its {fault}"
-    if "queries" not in [item.name for item in own] and (policy.queries > 0) != (Signal.QUERIES in policy.observes):
+    is_fixed = "queries" not in [item.name for item in parameters_of_class]
+    if is_fixed and (policy.queries > 0) != (Signal.QUERIES in policy.observes):
         return (
             f"its queries is {policy.queries}, and it observes {sorted(map(str, policy.observes))}; expected both, as "
             "in observes = frozenset({Signal.QUERIES}) and queries = 8, or none"

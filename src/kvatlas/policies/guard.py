@@ -14,12 +14,6 @@ AUTHORED = ("__post_init__", "bind", "check", "check_prompt", "identity", "obser
 #: What to do in place of an assignment to an attribute of a policy.
 _STATELESS = "a policy keeps no state of its own: notes on tokens go in `columns`, derived values in cached properties"
 
-#: Methods that return nothing, and what they do instead.
-_WITHOUT_RESULT = {
-    "observe": "notes go in columns, as by step.enter",
-    "check": "it raises kvatlas.KvatlasError",
-    "check_prompt": "it raises kvatlas.KvatlasError",
-}
 #: What stands in a step for signals that a policy does not declare.
 _UNOBSERVED = "step.attention is None without Signal.ATTENTION in observes, and step.hidden without Signal.HIDDEN"
 
@@ -57,8 +51,8 @@ def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
         expected = ""
         if name == "bind" and not isinstance(result, type(policy)):
             expected = f"an object of {type(policy).__name__}"
-        if name in _WITHOUT_RESULT and result is not None:
-            expected = f"nothing, since {_WITHOUT_RESULT[name]}"
+        if name in ("observe", "check", "check_prompt") and result is not None:
+            expected = "nothing: notes go in columns, as by step.enter, and a fault is raised as kvatlas.KvatlasError"
         if name == "identity":
             try:
                 canonical(result)

@@ -638,8 +638,8 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         given = ", ".join(map(str, first["input"])) if "." in where else ""
         if given:
             instead = f", which has {given} there"
-            near = [key for word in first["input"] for key in get_close_matches(word, ("serve_cmd", "endpoint"))]
-            instead += f" ({near[0]} was perhaps meant)" if near else ""
+            near = [word for word in first["input"] if get_close_matches(word, ("serve_cmd", "endpoint"))]
+            instead += f" ({near[0]} is no key; serve_cmd and endpoint are)" if near else ""
         name = where.rpartition(".")[2]
         example = f"; write it as {name}: {_KEY_EXAMPLES[name]}" if name in _KEY_EXAMPLES else ""
         return f"The key {where!r} is missing in {source}{instead}{example}."
