@@ -228,7 +228,12 @@ def ask_missing(
     An endpoint that only fails is asked no more. Asking ends at once with Ctrl-C, and when `stopped` is set, as by the
     end of a server: what has arrived is stored, what is under way is lost.
     """
-    changed = _set_changed_aside(store, cells)
+    # Stored answers to problems that ask something else now are set aside.
+    contents: dict[str, dict[str, str]] = {}
+    for cell in cells:
+        contents.setdefault(cell.expected.run_key, {}).update(cell.contents())
+    changed = store.set_aside(contents)
+
     stored_keys = store.keys()
     questions = list(questions_of(cells))
     missing = [question for question in questions if question.key not in stored_keys]
@@ -236,7 +241,7 @@ def ask_missing(
     if len(missing) < len(questions):
         for trace in stored_answers(store, cells):
             earlier[str(json.loads(trace.made_with or "{}").get("day", "an unknown day"))] += 1
-    answers = AskedAnswers(dict(earlier), len(missing), changed=changed)
+    answers = AskedAnswers(dict(earlier), len(missing), changed=len(changed))
 
     stopped = stopped or threading.Event()
     threads = _AskingThreads(missing, concurrency)
@@ -265,19 +270,6 @@ def ask_missing(
         if cell.endpoint.refused_fields:
             answers.left_out[cell.endpoint.url] = cell.endpoint.refused_fields
     return answers
-
-
-def _set_changed_aside(store: Store, cells: Sequence[AskedCell]) -> int:
-    """Set stored answers aside to problems that ask something else now; return the number of such problems."""
-    contents: dict[str, dict[str, str]] = {}
-    for cell in cells:
-        contents.setdefault(cell.expected.run_key, {}).update(cell.contents())
-    changed: set[str] = set()
-    for run_key, now in contents.items():
-        before = store.contents(run_key)
-        changed.update(problem for problem, content in now.items() if before.get(problem, content) != content)
-    store.set_aside(contents)
-    return len(changed)
 
 
 class _AskingThreads:
