@@ -101,8 +101,9 @@ class Question:
         return Trace(*name, (), answer.text, grade, answer.costs, made_with=canonical(made_with))
 
 
-#: A question with its answer, its failure, or None if it was not asked.
-_Arrived = tuple[Question, EndpointAnswer | BaseException | None]
+#: The answer to a question, its failure, or None if it was not asked.
+_Outcome = EndpointAnswer | BaseException | None
+_Arrived = tuple[Question, _Outcome]
 
 
 @dataclass
@@ -292,7 +293,7 @@ class _AskingThreads:
             if self.stopped.is_set():
                 return
             setting = question.key[1]
-            answer: EndpointAnswer | BaseException | None = None
+            answer: _Outcome = None
             if self.failures_in_row[setting] < self.most_failures:
                 try:
                     answer = question.answer(self.stopped)
@@ -303,10 +304,8 @@ class _AskingThreads:
             self.arrived.put((question, answer))
 
 
-def _store_answer(
-    store: Store, answers: AskedAnswers, question: Question, answer: EndpointAnswer | BaseException | None
-) -> bool:
-    """Store an answer and return True; else count the failure. None is a question that was not asked."""
+def _store_answer(store: Store, answers: AskedAnswers, question: Question, answer: _Outcome) -> bool:
+    """Store an answer and return True; else count the failure."""
     error = answer
     if isinstance(answer, EndpointAnswer):
         try:
