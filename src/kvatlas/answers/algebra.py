@@ -46,13 +46,7 @@ def equal(reference: str, text: str, find_in_text: bool) -> bool:
     """Return whether two expressions are equal; False if one cannot be read (see `compare_expressions`)."""
     try:
         if find_in_text:
-            import math_verify
-
-            # The library's own time limits need the main thread's alarm, which is ours.
-            parsed = [math_verify.parse(each, parsing_timeout=None) for each in (f"${reference}$", text)]
-            # In both orders: an interval and the equivalent inequality are equal in one order only.
-            orders = (parsed, parsed[::-1])
-            return any(math_verify.verify(*order, timeout_seconds=None) for order in orders)
+            return _verified(reference, text)
         decimals = [len(digits) for digits in _DECIMALS.findall(f"{reference} {text}")]
         last_digit = 10.0 ** -max(decimals) if decimals else 0.0
         first = read_expression(reference)
@@ -62,6 +56,18 @@ def equal(reference: str, text: str, find_in_text: bool) -> bool:
         raise
     except Exception:
         return False
+
+
+def _verified(reference: str, text: str) -> bool:
+    """Return whether math-verify finds the reference in a text.
+
+    In both orders: an interval and the equivalent inequality are equal in one order only.
+    """
+    import math_verify
+
+    # The library's own time limits need the main thread's alarm, which is ours.
+    parsed = [math_verify.parse(each, parsing_timeout=None) for each in (f"${reference}$", text)]
+    return any(math_verify.verify(*order, timeout_seconds=None) for order in (parsed, parsed[::-1]))
 
 
 def _same(first: Any, second: Any, last_digit: float) -> bool:

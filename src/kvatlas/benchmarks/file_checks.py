@@ -9,7 +9,6 @@ import itertools
 import re
 import statistics
 import unicodedata
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from kvatlas.benchmarks import problem_files
 from kvatlas.benchmarks.base import Benchmark, grade_answer, problems_of, prompt_of
 from kvatlas.benchmarks.public import Questions
 from kvatlas.benchmarks.public_data import SOURCES
-from kvatlas.core import Check, CheckResult, KvatlasError, Problem, canonical, digest
+from kvatlas.core import Check, CheckResult, KvatlasError, Problem, canonical, digest, grouped
 from kvatlas.text import counted
 
 Problems = Sequence[Problem]
@@ -244,12 +243,12 @@ def _check_own_answers(benchmark: Questions, problems: Problems) -> CheckResult:
 
 def _check_duplicates(problems: Problems) -> CheckResult:
     """Look for questions that are there twice, and for different answers to them."""
-    groups: dict[str, list[Problem]] = defaultdict(list)
-    for problem in problems:
-        words = re.sub(r"\W+", "", problem.question).casefold() or problem.question
-        groups[canonical([words, sorted(problem.about.get("choices", ()))])].append(problem)
 
-    repeated = [group for group in groups.values() if len(group) > 1]
+    def content(problem: Problem) -> str:
+        words = re.sub(r"\W+", "", problem.question).casefold() or problem.question
+        return canonical([words, sorted(problem.about.get("choices", ()))])
+
+    repeated = [group for group in grouped(problems, content).values() if len(group) > 1]
     if not repeated:
         return CheckResult("duplicates", Check.OK, "every question is there once")
     later: list[Problem] = []

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.answers.grading import reference_letter
-from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, Problem, digest, importing, reason, refusal, refuse_pointer
+from kvatlas.core import PROBLEM_SUFFIXES, KvatlasError, Problem, digest, grouped, reason, refusal, refuse_pointer
+from kvatlas.core.basics import importing
 from kvatlas.text import UnclearNumber, did_you_mean_file, open_csv, with_decimal_point
 
 Row = Mapping[str, Any]
@@ -177,18 +178,14 @@ _READERS: dict[str, Callable[[TextIOWrapper], Iterator[Any]]] = {
 
 def find_column(row: Row, *names: str, where: str = "The file") -> str | None:
     """Return the row's column with the first of these names that exists; KvatlasError if two columns have it."""
-    columns: dict[str, list[str]] = {}
-    for key in row:
-        columns.setdefault(str(key).strip().casefold().replace("_", " "), []).append(key)
-    found = next((columns[name] for name in names if name in columns), None)
-    if found is None:
-        return None
+    columns = grouped(row, lambda key: str(key).strip().casefold().replace("_", " "))
+    found = next((columns[name] for name in names if name in columns), [])
     if len(found) > 1:
         raise KvatlasError(
             f"{where} has the columns {' and '.join(map(repr, found))}; leave one out, or name the right one "
             "(--column answer=NAME, in a spec columns: {answer: NAME})."
         )
-    return found[0]
+    return found[0] if found else None
 
 
 def _plain_text(value: Any) -> str:

@@ -101,8 +101,9 @@ class Question:
         return Trace(*name, (), answer.text, grade, answer.costs, made_with=canonical(made_with))
 
 
-#: A question with its answer, its failure, or None if it was not asked.
-_Arrived = tuple[Question, EndpointAnswer | BaseException | None]
+#: The answer to a question, its failure, or None if it was not asked.
+_Outcome = EndpointAnswer | BaseException | None
+_Arrived = tuple[Question, _Outcome]
 
 
 @dataclass
@@ -228,7 +229,12 @@ def ask_missing(
     An endpoint that only fails is asked no more. Asking ends at once with Ctrl-C, and when `stopped` is set, as by the
     end of a server: what has arrived is stored, what is under way is lost.
     """
-    changed = _set_changed_aside(store, cells)
+    # Stored answers to problems that ask something else now are set aside.
+    contents: dict[str, dict[str, str]] = {}
+    for cell in cells:
+        contents.setdefault(cell.expected.run_key, {}).update(cell.contents())
+    changed = store.set_aside(contents)
+
     stored_keys = store.keys()
     questions = list(questions_of(cells))
     missing = [question for question in questions if question.key not in stored_keys]
@@ -236,7 +242,7 @@ def ask_missing(
     if len(missing) < len(questions):
         for trace in stored_answers(store, cells):
             earlier[str(json.loads(trace.made_with or "{}").get("day", "an unknown day"))] += 1
-    answers = AskedAnswers(dict(earlier), len(missing), changed=changed)
+    answers = AskedAnswers(dict(earlier), len(missing), changed=len(changed))
 
     stopped = stopped or threading.Event()
     threads = _AskingThreads(missing, concurrency)
@@ -267,19 +273,6 @@ def ask_missing(
     return answers
 
 
-def _set_changed_aside(store: Store, cells: Sequence[AskedCell]) -> int:
-    """Set stored answers aside to problems that ask something else now; return the number of such problems."""
-    contents: dict[str, dict[str, str]] = {}
-    for cell in cells:
-        contents.setdefault(cell.expected.run_key, {}).update(cell.contents())
-    changed: set[str] = set()
-    for run_key, now in contents.items():
-        before = store.contents(run_key)
-        changed.update(problem for problem, content in now.items() if before.get(problem, content) != content)
-    store.set_aside(contents)
-    return len(changed)
-
-
 class _AskingThreads:
     """Threads that ask questions in their order, and the answers that arrived."""
 
@@ -300,7 +293,7 @@ class _AskingThreads:
             if self.stopped.is_set():
                 return
             setting = question.key[1]
-            answer: EndpointAnswer | BaseException | None = None
+            answer: _Outcome = None
             if self.failures_in_row[setting] < self.most_failures:
                 try:
                     answer = question.answer(self.stopped)
@@ -311,10 +304,8 @@ class _AskingThreads:
             self.arrived.put((question, answer))
 
 
-def _store_answer(
-    store: Store, answers: AskedAnswers, question: Question, answer: EndpointAnswer | BaseException | None
-) -> bool:
-    """Store an answer and return True; else count the failure. None is a question that was not asked."""
+def _store_answer(store: Store, answers: AskedAnswers, question: Question, answer: _Outcome) -> bool:
+    """Store an answer and return True; else count the failure."""
     error = answer
     if isinstance(answer, EndpointAnswer):
         try:

@@ -275,20 +275,23 @@ class Store:
             row = self._connection.execute(query, (_CONTENTS + run_key,)).fetchone()
             return {} if row is None else dict(json.loads(row[0]))
 
-    def set_aside(self, contents: Mapping[str, Mapping[str, str]]) -> None:
-        """Keep only traces of problems with these digests under each run key.
+    def set_aside(self, contents: Mapping[str, Mapping[str, str]]) -> set[str]:
+        """Keep only traces of problems with these digests under each run key; return the problems that had another one.
 
         Traces of a problem with another digest are set aside, and restored when the problem has that digest again.
         """
         before = {key: self.contents(key) for key in contents}
+        changed = set()
         with self._transaction():
             for key, now in contents.items():
                 for problem, old in before[key].items():
                     if now.get(problem, old) != old:
+                        changed.add(problem)
                         self._move(key, f"{key}{_ASIDE}{old}", problem)
                         self._move(f"{key}{_ASIDE}{now[problem]}", key, problem)
                 row = (_CONTENTS + key, json.dumps(before[key] | dict(now)))
                 self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
+        return changed
 
     def _move(self, key: str, to: str, problem: str) -> None:
         # Damaged traces stay, and are reported when they are read.

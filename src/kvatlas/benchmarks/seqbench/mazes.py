@@ -323,17 +323,8 @@ def _furnish(tree: Tree, legs: Sequence[Leg], shape: MazeShape, rng: random.Rand
     distracting = _distract(tree, names, legs, round(shape.noise * len(supporting)), keys[shape.doors :], rng)
     if distracting is None:
         return None
-    # Supporting facts in path order with the others at random places between; then a share of them is permuted.
-    count = len(supporting) + len(distracting)
-    places = set(rng.sample(range(count), len(distracting)))
-    supports = iter(supporting)
-    others = iter(distracting)
-    stated = [next(others if i in places else supports) for i in range(count)]
-    moved = rng.sample(range(count), round(shape.shuffle * count))
-    moved_facts = [stated[i] for i in moved]
-    for index, fact in zip(sorted(moved), moved_facts, strict=True):
-        stated[index] = fact
-    return Instance(read_maze([*supporting, *distracting]), plan, tuple(stated))
+    facts = _state_facts(supporting, distracting, shape.shuffle, rng)
+    return Instance(read_maze([*supporting, *distracting]), plan, facts)
 
 
 def _narrate(
@@ -394,3 +385,18 @@ def _distract(
         seen.add(added)
         frontier += [(added, beyond) for beyond in tree[added] if beyond not in seen]
     return distracting
+
+
+def _state_facts(supporting: list[str], distracting: list[str], shuffle: float, rng: random.Random) -> tuple[str, ...]:
+    """Return supporting facts in path order with the others at random places between; then permute a share of them."""
+    count = len(supporting) + len(distracting)
+    places = set(rng.sample(range(count), len(distracting)))
+    supports = iter(supporting)
+    others = iter(distracting)
+    stated = [next(others if i in places else supports) for i in range(count)]
+
+    moved = rng.sample(range(count), round(shuffle * count))
+    moved_facts = [stated[i] for i in moved]
+    for index, fact in zip(sorted(moved), moved_facts, strict=True):
+        stated[index] = fact
+    return tuple(stated)

@@ -267,6 +267,8 @@ def check_maze(maze: Maze, plan: Plan) -> None:
             raise AssertionError(f"key {key} is not needed")
 
 
+#: The key of each door, None for an open one, by its two rooms.
+_Doors = dict[str, dict[str, str | None]]
 #: A room, the keys held, the keys of opened doors, the key just used.
 _Place = tuple[str, frozenset[str], frozenset[str], str]
 
@@ -276,7 +278,8 @@ def shortest(maze: Maze, without: str = "") -> tuple[int, int]:
 
     The key `without` stays where it is. Dead ends without a useful key are removed first: no shortest plan enters them.
     """
-    doors, keys_in = _without_dead_ends(maze)
+    keys = {key: room for key, room in maze.keys if key != without}
+    doors, keys_in = _without_dead_ends(maze, keys)
 
     nothing: frozenset[str] = frozenset()
     layer: dict[_Place, int] = {(maze.start, nothing, nothing, ""): 1}
@@ -289,7 +292,7 @@ def shortest(maze: Maze, without: str = "") -> tuple[int, int]:
 
         following: Counter[_Place] = Counter()
         for place, count in layer.items():
-            for next_place in _next_places(place, doors, keys_in, without):
+            for next_place in _next_places(place, doors, keys_in):
                 following[next_place] += count
         layer = {place: count for place, count in following.items() if place not in done}
         done.update(layer)
@@ -297,16 +300,14 @@ def shortest(maze: Maze, without: str = "") -> tuple[int, int]:
     return 0, 0
 
 
-def _next_places(
-    place: _Place, doors: Mapping[str, Mapping[str, str | None]], keys_in: Mapping[str, Sequence[str]], without: str
-) -> Iterator[_Place]:
-    """Yield the places after each possible action; the key `without` is not picked up."""
+def _next_places(place: _Place, doors: _Doors, keys_in: Mapping[str, Sequence[str]]) -> Iterator[_Place]:
+    """Yield the places after each possible action."""
     room, held, opened, used = place
     if used:
         yield room, held, opened | {used}, ""
         return
     for key in keys_in.get(room, ()):
-        if key not in held and key != without:
+        if key not in held:
             yield room, held | {key}, opened, ""
     for neighbour, needed in doors[room].items():
         if needed is None or needed in opened:
@@ -315,14 +316,13 @@ def _next_places(
             yield room, held, opened, needed
 
 
-def _without_dead_ends(maze: Maze) -> tuple[dict[str, dict[str, str | None]], dict[str, list[str]]]:
-    """Return the doors by room, and keys by room, without those that no shortest plan can need."""
+def _without_dead_ends(maze: Maze, keys: Mapping[str, str]) -> tuple[_Doors, dict[str, list[str]]]:
+    """Return the doors by room, and keys by room, without those that no shortest plan can need; `keys` have rooms."""
     doors = {room: dict(neighbours) for room, neighbours in maze.doors.items()}
     keys_in: dict[str, list[str]] = {}
-    for name, place in maze.keys:
+    for name, place in keys.items():
         keys_in.setdefault(place, []).append(name)
 
-    places = dict(maze.keys)
     ahead = list(doors)
     while ahead:
         room = ahead.pop()
@@ -331,7 +331,7 @@ def _without_dead_ends(maze: Maze) -> tuple[dict[str, dict[str, str | None]], di
         for neighbour, key in doors.pop(room).items():
             del doors[neighbour][room]
             ahead.append(neighbour)
-            if key in places:
-                keys_in[places[key]].remove(key)
-                ahead.append(places[key])
+            if key is not None and key in keys:
+                keys_in[keys[key]].remove(key)
+                ahead.append(keys[key])
     return doors, keys_in
