@@ -204,16 +204,11 @@ class _TaskAnswers:
             filled[places] = np.array(list(values), kind)
             return filled
 
-        return AnswerGrid(
-            self.side,
-            self.task,
-            table((answer.score for answer in self.answers), np.float64, np.nan),
-            table((answer.length for answer in self.answers), np.float64, np.nan),
-            table((_STATUSES.index(answer.status) for answer in self.answers), np.int8, 0),
-            table((answer.fingerprint for answer in self.answers), np.int64, 0),
-            problems,
-            samples.tolist(),
-        )
+        scores = table((answer.score for answer in self.answers), np.float64, np.nan)
+        lengths = table((answer.length for answer in self.answers), np.float64, np.nan)
+        statuses = table((_STATUSES.index(answer.status) for answer in self.answers), np.int8, 0)
+        fingerprints = table((answer.fingerprint for answer in self.answers), np.int64, 0)
+        return AnswerGrid(self.side, self.task, scores, lengths, statuses, fingerprints, problems, samples.tolist())
 
 
 def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> PairedAnswers:
@@ -335,15 +330,11 @@ def _pair_task(
     problems = [*first.asked, *lacking]
     # Equal questions under several names are one unit, as problems of a named cluster are.
     units = {**second.units(), **first.units(), **{name: (cluster,) for name, cluster in clusters.items()}}
-    return TaskPairs(
-        task,
-        problems,
-        first.grid([*first.asked, *(None for _ in lacking)]),
-        second.grid([*(partners.get(name) for name in first.asked), *lacking]),
-        by_name=len(by_name),
-        no_prompt=sum("" in asked.prompts or "" in other.prompts for _, asked, other in pairs),
-        clusters=cluster_numbers([units.get(name, name) for name in problems]),
-    )
+    before = first.grid([*first.asked, *(None for _ in lacking)])
+    after = second.grid([*(partners.get(name) for name in first.asked), *lacking])
+    no_prompt = sum("" in asked.prompts or "" in other.prompts for _, asked, other in pairs)
+    numbers = cluster_numbers([units.get(name, name) for name in problems])
+    return TaskPairs(task, problems, before, after, len(by_name), no_prompt, numbers)
 
 
 def _check_names(first: _TaskAnswers, second: _TaskAnswers) -> None:
