@@ -111,6 +111,7 @@ class JudgedChange:
         if conditions and conditions != ["seed"]:
             found.append(f"The two runs of the base differ in {', '.join(conditions)}.")
         found += [note if note.endswith("?") else f"{note}." for note in self.pairs.notes if _is_told_first(self, note)]
+
         if self.pairs.unknown:
             found.append(_unknown_text(self.pairs))
         return found

@@ -112,6 +112,7 @@ def _sample_log(file: Path) -> SampleLog:
     if match is None:
         stem = file.name.removesuffix(".gz").removesuffix(".jsonl")
         return SampleLog(file, stem.removeprefix("samples_"), "", {})
+
     found = {}
     for path in sorted(file.parent.glob(f"*_{match['date']}.json*")):
         if path.name.startswith("samples_"):
@@ -234,6 +235,7 @@ def _scan_log(log: SampleLog, options: SideOptions) -> SampleGrading:
                 metrics = filters[name]
                 found = SampleGrading(options.metric or next(iter(metrics), ""), name, metrics)
             found.add(row)
+
     if not filters:
         raise KvatlasError(f"{log.path.name} is empty.")
     if found is None:

@@ -363,6 +363,7 @@ def _check_same(task: str, pairs: Sequence[tuple[str, _AskedProblem, _AskedProbl
         prompts = (before.prompts - {""}, after.prompts - {""})
         if all(prompts) and prompts[0] != prompts[1]:
             reworded.append(name)
+
     if regraded and "grading" not in allow:
         raise KvatlasError(
             f"{len(regraded):,} of {len(pairs):,} problems of {task!r} have another reference (as {regraded[0]!r}): "
@@ -411,6 +412,7 @@ def _check_missing(pairs: TaskPairs) -> None:
             problems = ", ".join(pairs.problems[row] for row in rows)
             answers = f"{grid.missing:,} of {grid.scores.size:,} answers"
             lacking.append(f"{grid.side!r} lacks {answers} (as problem {problems})")
+
     # What a side lacks has the name that the other gives it.
     alike = _alike_names(unpaired[1], unpaired[0])
     raise KvatlasError(

@@ -220,6 +220,7 @@ def _logged_answers(log: GradedLog, begin: int) -> Iterator[GradedAnswer]:
         if trace is None:
             yield promised
             continue
+
         score = trace.grade.progress if log.task.metric else float(trace.grade.correct)
         tokens = trace.usage.output_tokens
         length = math.nan if tokens is None else float(tokens)
