@@ -276,9 +276,8 @@ def gate_headline(result: JudgedChange) -> str:
     decides = judgement.losses[judgement.claim]
     if judgement.verdict is Verdict.KEEPS:
         most = limit_text(decides.high, judgement.margin)
-        if result.equal_answers:
-            return f"Keeps: {result.equal_answers}; at most {most} points (margin {margin})"
-        return f"Keeps: loses at most {most} points (margin {margin})"
+        kept = f"{result.equal_answers};" if result.equal_answers else "loses"
+        return f"Keeps: {kept} at most {most} points (margin {margin})"
     if judgement.verdict is Verdict.LOSES:
         names = judgement.losing_tasks
         if decides.low <= judgement.margin and names:

@@ -165,9 +165,9 @@ class _TaskAnswers:
         counts = Counter((answer.problem, answer.sample) for answer in self.answers)
         repeated = len(self.answers) - len(counts)
         if repeated:
-            problems = list(self.asked)
+            places = {name: place for place, name in enumerate(self.asked)}
             twice = [name for name, count in counts.items() if count > 1]
-            problem, sample = min(twice, key=lambda name: (problems.index(name[0]), name[1]))
+            problem, sample = min(twice, key=lambda name: (places[name[0]], name[1]))
             raise KvatlasError(
                 f"{self.side} has {repeated:,} answers of the task {self.task!r} twice (as sample {sample} of problem "
                 f"{problem!r}): is it two logs in one file? {len(counts):,} are distinct."
@@ -333,8 +333,8 @@ def _pair_task(
     before = first.grid([*first.asked, *(None for _ in lacking)])
     after = second.grid([*(partners.get(name) for name in first.asked), *lacking])
     no_prompt = sum("" in asked.prompts or "" in other.prompts for _, asked, other in pairs)
-    numbers = cluster_numbers([units.get(name, name) for name in problems])
-    return TaskPairs(task, problems, before, after, len(by_name), no_prompt, numbers)
+    problem_clusters = cluster_numbers([units.get(name, name) for name in problems])
+    return TaskPairs(task, problems, before, after, len(by_name), no_prompt, problem_clusters)
 
 
 def _check_names(first: _TaskAnswers, second: _TaskAnswers) -> None:
