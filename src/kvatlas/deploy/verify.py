@@ -224,6 +224,7 @@ def _greedy_cell(reference: MeasuredCell, policy: Policy, problems: int) -> Meas
         compressed = tuple(id_ for id_ in cell.problems if (cell.benchmark, id_) in prompts)[:share]
         if compressed:
             cells.append(replace(cell, problems=compressed, samples=1))
+
     limit = min(most, int(reference.sampling["max_new_tokens"]))
     sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": limit}
     return replace(reference, sampling=sampling, cells=tuple(cells))

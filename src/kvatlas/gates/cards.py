@@ -160,6 +160,7 @@ def shared_card(cards: Mapping[str, Card], runs: Sequence[str], where: str) -> C
                     f"{where} holds logs of one task under unlike conditions: {row.condition} is {row.before!r} in "
                     f"{names[0]} and {row.after!r} in {name}. Name one of them."
                 )
+
     is_greedy = is_drawn([first]) is False
     if is_greedy or len(set(runs)) < len(names):
         why = "at temperature 0" if is_greedy else "of one run"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas.core import Claim, KvatlasError, has_problem_suffix, refusal
+from kvatlas.core import Claim, KvatlasError, grouped, has_problem_suffix, refusal
 from kvatlas.gates import lm_eval_logs
 from kvatlas.gates.endpoints import Asking, endpoint_sides
 from kvatlas.gates.gate_result import JudgedChange
@@ -178,11 +178,8 @@ def _side_at_path(name: str, options: SideOptions) -> Side:
         return side_of_run(run, "", name, options)
 
     # The files by what they hold; of a folder those that are no logs do not count.
-    files: dict[str, list[Path]] = {}
     candidates = sorted(path.rglob("*")) if path.is_dir() else [path]
-    for file in candidates:
-        if file.is_file():
-            files.setdefault(_kind_of_file(file), []).append(file)
+    files = grouped(filter(Path.is_file, candidates), _kind_of_file)
     samples = files.get("samples", [])
     inspect_logs = files.get("Inspect log", [])
     if samples and inspect_logs:

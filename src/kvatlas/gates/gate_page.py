@@ -106,6 +106,7 @@ def gate_figure(result: JudgedChange) -> Figure:
         judged = [(*judged[0][:3], judgement.verdict)]
     else:
         judged.insert(0, ("mean", judgement.changed, judgement.losses[judgement.claim], judgement.verdict))
+
     rows = []
     for name, (lost, gained), loss, verdict in judged:
         span = LossSpan(100 * loss.value, 100 * loss.low, 100 * loss.high)

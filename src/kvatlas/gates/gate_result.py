@@ -111,6 +111,7 @@ class JudgedChange:
         if conditions and conditions != ["seed"]:
             found.append(f"The two runs of the base differ in {', '.join(conditions)}.")
         found += [note if note.endswith("?") else f"{note}." for note in self.pairs.notes if _is_told_first(self, note)]
+
         if self.pairs.unknown:
             found.append(_unknown_text(self.pairs))
         return found
@@ -275,9 +276,8 @@ def gate_headline(result: JudgedChange) -> str:
     decides = judgement.losses[judgement.claim]
     if judgement.verdict is Verdict.KEEPS:
         most = limit_text(decides.high, judgement.margin)
-        if result.equal_answers:
-            return f"Keeps: {result.equal_answers}; at most {most} points (margin {margin})"
-        return f"Keeps: loses at most {most} points (margin {margin})"
+        kept = f"{result.equal_answers};" if result.equal_answers else "loses"
+        return f"Keeps: {kept} at most {most} points (margin {margin})"
     if judgement.verdict is Verdict.LOSES:
         names = judgement.losing_tasks
         if decides.low <= judgement.margin and names:

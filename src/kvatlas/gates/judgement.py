@@ -234,6 +234,7 @@ def _task_verdicts(
     for task in tasks:
         losses = {claim: _mean_loss([task], claim, margin, shared) for claim in claims}
         verdicts.append(TaskVerdict(task, losses))
+
     kept = holm([verdict.losses[decides].p_kept for verdict in verdicts])
     broken = holm([verdict.losses[decides].p_broken for verdict in verdicts])
     for index, verdict in enumerate(verdicts):
@@ -320,6 +321,7 @@ def _length_change(tasks: Sequence[TaskPairs]) -> Difference | None:
         longest = max(longest, float(np.nanmax(after)), float(np.nanmax(before)))
     if not longest:
         return None
+
     strata = strata_of_sizes([len(of_task) for of_task in changes])
     every = np.concatenate(changes)
     # In steps of a ten-thousandth of the longest: equal changes are counted, however many problems there are.

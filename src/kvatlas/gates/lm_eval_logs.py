@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,6 +112,7 @@ def _sample_log(file: Path) -> SampleLog:
     if match is None:
         stem = file.name.removesuffix(".gz").removesuffix(".jsonl")
         return SampleLog(file, stem.removeprefix("samples_"), "", {})
+
     found = {}
     for path in sorted(file.parent.glob(f"*_{match['date']}.json*")):
         if path.name.startswith("samples_"):
@@ -233,6 +235,7 @@ def _scan_log(log: SampleLog, options: SideOptions) -> SampleGrading:
                 metrics = filters[name]
                 found = SampleGrading(options.metric or next(iter(metrics), ""), name, metrics)
             found.add(row)
+
     if not filters:
         raise KvatlasError(f"{log.path.name} is empty.")
     if found is None:
@@ -380,6 +383,8 @@ def _sample_answers(log: SampleLog, grading: SampleGrading, begin: int) -> Itera
         # All that the model read, but not the settings of the generation.
         requests = _requests(row)
         read = [value for value in chain.from_iterable(requests) if not isinstance(value, dict)]
+        prompt = digest_of(read) if read else ""
+        asked = str(requests[0][0]) if requests else ""
 
         texts = _responses(row)
         grades = grading.grades(row, where)
@@ -393,17 +398,9 @@ def _sample_answers(log: SampleLog, grading: SampleGrading, begin: int) -> Itera
             has_no_answer = bool(filtered) and all(each == _INVALID for each in filtered)
             # Of log-likelihoods their numbers tell logs apart, of a mean all its texts.
             every_text = "\0".join(written) if texts else json.dumps(row.get("resps"))
-            yield GradedAnswer(
-                log.task,
-                str(row["doc_id"]),
-                begin + sample,
-                score,
-                question,
-                reference,
-                digest_of(read) if read else "",
-                status=Status.NO_ANSWER if has_no_answer or (texts and not any(written)) else Status.OK,
-                length=sum(map(len, written)) / len(written) if written else float("nan"),
-                asked=str(requests[0][0]) if requests else "",
-                text=written[0] if written else "",
-                fingerprint=hash(every_text) if every_text else 0,
-            )
+            fingerprint = hash(every_text) if every_text else 0
+            text = written[0] if written else ""
+            length = sum(map(len, written)) / len(written) if written else math.nan
+            status = Status.NO_ANSWER if has_no_answer or (texts and not any(written)) else Status.OK
+            name = (log.task, str(row["doc_id"]), begin + sample)
+            yield GradedAnswer(*name, score, question, reference, prompt, status, length, asked, text, fingerprint)

@@ -165,9 +165,9 @@ class _TaskAnswers:
         counts = Counter((answer.problem, answer.sample) for answer in self.answers)
         repeated = len(self.answers) - len(counts)
         if repeated:
-            problems = list(self.asked)
+            places = {name: place for place, name in enumerate(self.asked)}
             twice = [name for name, count in counts.items() if count > 1]
-            problem, sample = min(twice, key=lambda name: (problems.index(name[0]), name[1]))
+            problem, sample = min(twice, key=lambda name: (places[name[0]], name[1]))
             raise KvatlasError(
                 f"{self.side} has {repeated:,} answers of the task {self.task!r} twice (as sample {sample} of problem "
                 f"{problem!r}): is it two logs in one file? {len(counts):,} are distinct."
@@ -204,16 +204,11 @@ class _TaskAnswers:
             filled[places] = np.array(list(values), kind)
             return filled
 
-        return AnswerGrid(
-            self.side,
-            self.task,
-            table((answer.score for answer in self.answers), np.float64, np.nan),
-            table((answer.length for answer in self.answers), np.float64, np.nan),
-            table((_STATUSES.index(answer.status) for answer in self.answers), np.int8, 0),
-            table((answer.fingerprint for answer in self.answers), np.int64, 0),
-            problems,
-            samples.tolist(),
-        )
+        scores = table((answer.score for answer in self.answers), np.float64, np.nan)
+        lengths = table((answer.length for answer in self.answers), np.float64, np.nan)
+        statuses = table((_STATUSES.index(answer.status) for answer in self.answers), np.int8, 0)
+        fingerprints = table((answer.fingerprint for answer in self.answers), np.int64, 0)
+        return AnswerGrid(self.side, self.task, scores, lengths, statuses, fingerprints, problems, samples.tolist())
 
 
 def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> PairedAnswers:
@@ -343,15 +338,11 @@ def _pair_task(
     problems = [*first.asked, *lacking]
     # Equal questions under several names are one unit, as problems of a named cluster are.
     units = {**second.units(), **first.units(), **{name: (cluster,) for name, cluster in clusters.items()}}
-    return TaskPairs(
-        task,
-        problems,
-        first.grid([*first.asked, *(None for _ in lacking)]),
-        second.grid([*(partners.get(name) for name in first.asked), *lacking]),
-        by_name=len(by_name),
-        no_prompt=sum("" in asked.prompts or "" in other.prompts for _, asked, other in pairs),
-        clusters=cluster_numbers([units.get(name, name) for name in problems]),
-    )
+    before = first.grid([*first.asked, *(None for _ in lacking)])
+    after = second.grid([*(partners.get(name) for name in first.asked), *lacking])
+    no_prompt = sum("" in asked.prompts or "" in other.prompts for _, asked, other in pairs)
+    problem_clusters = cluster_numbers([units.get(name, name) for name in problems])
+    return TaskPairs(task, problems, before, after, len(by_name), no_prompt, problem_clusters)
 
 
 def _check_names(first: _TaskAnswers, second: _TaskAnswers) -> None:
@@ -380,6 +371,7 @@ def _check_same(task: str, pairs: Sequence[tuple[str, _AskedProblem, _AskedProbl
         prompts = (before.prompts - {""}, after.prompts - {""})
         if all(prompts) and prompts[0] != prompts[1]:
             reworded.append(name)
+
     if regraded and "grading" not in allow:
         raise KvatlasError(
             f"{len(regraded):,} of {len(pairs):,} problems of {task!r} have another reference (as {regraded[0]!r}): "
@@ -428,6 +420,7 @@ def _check_missing(pairs: TaskPairs) -> None:
             problems = ", ".join(pairs.problems[row] for row in rows)
             answers = f"{grid.missing:,} of {grid.scores.size:,} answers"
             lacking.append(f"{grid.side!r} lacks {answers} (as problem {problems})")
+
     # What a side lacks has the name that the other gives it.
     alike = _alike_names(unpaired[1], unpaired[0])
     raise KvatlasError(

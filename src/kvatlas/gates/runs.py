@@ -211,26 +211,20 @@ def _logged_answers(log: GradedLog, begin: int) -> Iterator[GradedAnswer]:
     cell = log.cell
     traces = {(trace.problem, trace.sample): trace for trace in log.traces}
     for problem, epoch in itertools.product(cell.problems, range(cell.samples)):
-        promised = GradedAnswer(
-            cell.benchmark,
-            problem,
-            begin + epoch,
-            float("nan"),
-            log.task.contents.get(problem, ""),
-            prompt=log.prompts.get((problem, epoch), ""),
-            asked=log.questions.get(problem, ""),
-        )
+        name = (cell.benchmark, problem, begin + epoch)
+        question = log.task.contents.get(problem, "")
+        prompt = log.prompts.get((problem, epoch), "")
+        asked = log.questions.get(problem, "")
+        promised = GradedAnswer(*name, math.nan, question, prompt=prompt, asked=asked)
         trace = traces.get((problem, epoch))
         if trace is None:
             yield promised
             continue
+
+        score = trace.grade.progress if log.task.metric else float(trace.grade.correct)
         tokens = trace.usage.output_tokens
-        yield promised._replace(
-            score=trace.grade.progress if log.task.metric else float(trace.grade.correct),
-            status=trace.grade.status,
-            length=float("nan") if tokens is None else float(tokens),
-            text=trace.text,
-        )
+        length = math.nan if tokens is None else float(tokens)
+        yield promised._replace(score=score, status=trace.grade.status, length=length, text=trace.text)
 
 
 # -- files of answers --------------------------------------------------------------------------------------------------
@@ -285,19 +279,12 @@ def _file_answers(path: Path, name: str, grade: str, unit: str, options: SideOpt
         if not options.has_task(row.benchmark):
             continue
         has_grades |= not math.isnan(row.score)
-        question = row.values.get("question")
-        yield GradedAnswer(
-            row.benchmark,
-            row.problem,
-            row.sample,
-            row.score,
-            digest_of(question) if question else "",
-            reference_digest(row.values.get("reference")),
-            status=row.status,
-            length=float(len(row.text)) if unit == "characters" else row.tokens,
-            asked=str(question or ""),
-            text=row.text,
-        )
+        asked = row.values.get("question") or ""
+        question = digest_of(asked) if asked else ""
+        reference = reference_digest(row.values.get("reference"))
+        length = float(len(row.text)) if unit == "characters" else row.tokens
+        answer = GradedAnswer(row.benchmark, row.problem, row.sample, row.score, question, reference)
+        yield answer._replace(status=row.status, length=length, asked=str(asked), text=row.text)
     options.check_tasks(name, tasks)
     if not has_grades:
         raise KvatlasError(f"{name}: {grade!r} is blank in row 1 and all others; expected a score from 0 to 1.")

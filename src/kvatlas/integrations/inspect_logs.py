@@ -129,7 +129,6 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int, s
 
         texts = [[trace.problem, trace.sample, trace.text] for trace in graded.traces]
         log_id = digest([graded.about.eval_id, cell.run_key, texts])[:16]
-        _check_no_other_log(stored, cell, log_id)
         # Arguments may hold secrets: of all but a few conditions only digests are stored.
         conditions = {name: value if name in _PLAIN else digest(value)[:8] for name, value in graded.conditions.items()}
         source = {
@@ -216,6 +215,13 @@ def _log_conditions(read: EvalLog, config: Mapping[str, Any], task: LogTask) -> 
     solver = ", ".join(step["solver"] for step in steps) or about.solver
     parameters = [step["params"] for step in steps if step["params"]] or about.solver_args
     scorer = task.scorer.partition(":")[0]
+    # The models of other roles, as of the one that grades, with digests: addresses and arguments may hold keys.
+    roles = {}
+    for role, models in (about.model_roles or {}).items():
+        listed = models if isinstance(models, list) else [models]
+        settings = [model.model_dump(mode="json", exclude={"base_url"}) for model in listed]
+        roles[role] = [f"{each['model']} ({digest(each)[:8]})" for each in settings]
+
     values: dict[str, Any] = {
         "task version": about.task_version,
         "task arguments": about.task_args,
@@ -225,8 +231,7 @@ def _log_conditions(read: EvalLog, config: Mapping[str, Any], task: LogTask) -> 
         "metric": task.scorer,
         "scorer options": [each.options for each in about.scorers or () if each.name == scorer and each.options],
         "seed": config.get("seed"),
-        # Addresses and arguments may hold keys.
-        "models of roles": _models_of_roles(about),
+        "models of roles": roles,
         "sandbox": about.sandbox and about.sandbox.type,
         "revision": about.revision and about.revision.commit,
         "model arguments": digest([about.model_base_url, about.model_args])[:8] if about.model_args else "",
@@ -235,16 +240,6 @@ def _log_conditions(read: EvalLog, config: Mapping[str, Any], task: LogTask) -> 
     values |= {name.replace("_", " "): value for name, value in limits.items() if name != "limit"}
     values |= {f"version of {name}": version for name, version in about.packages.items()}
     return {name: value for name, value in values.items() if value not in (None, "", {}, [])}
-
-
-def _models_of_roles(about: EvalSpec) -> dict[str, list[str]]:
-    """Return the models by their roles, as the one that grades, each with a digest of its settings."""
-    found = {}
-    for role, models in (about.model_roles or {}).items():
-        listed = models if isinstance(models, list) else [models]
-        settings = [model.model_dump(mode="json", exclude={"base_url"}) for model in listed]
-        found[role] = [f"{each['model']} ({digest(each)[:8]})" for each in settings]
-    return found
 
 
 #: Conditions that are stored as they are.
@@ -380,23 +375,21 @@ def _check_whole_log(read: EvalLog, samples: Sequence[EvalSample], epochs: int, 
         )
 
 
-def _check_no_other_log(stored: Manifest, cell: Expected, log_id: str) -> None:
-    """Raise KvatlasError if the run has answers of the cell's model to its task that are not of this log."""
-    source = stored.provenance.get("imported", {}).get(f"{cell.model} {cell.benchmark}", {})
-    if cell.name in [other.name for other in stored.expected] and source.get("id") != log_id:
-        raise KvatlasError(
-            f"The run has answers of {cell.model} to {cell.benchmark} from {source.get('log', 'a sweep')}; import the "
-            "log into a run of its own. (More answers to a problem are the epochs of one log.)"
-        )
-
-
 def _run_manifest(stored: Manifest, cell: Expected, task: LogTask, source: Mapping[str, Any]) -> Manifest:
     """Return the manifest of the run with this cell, which replaces one of the same name.
 
-    Raises KvatlasError if the run has other problems of the task, or other contents of them.
+    Raises KvatlasError if the run has answers of the model to the task that are not of this log, other problems of the
+    task, or other contents of them.
     """
-    imported = {**stored.provenance.get("imported", {}), f"{cell.model} {cell.benchmark}": dict(source)}
-    manifest = stored.with_cells([cell], imported=imported)
+    imported = stored.provenance.get("imported", {})
+    name = f"{cell.model} {cell.benchmark}"
+    earlier = imported.get(name, {})
+    if cell.name in [other.name for other in stored.expected] and earlier.get("id") != source["id"]:
+        raise KvatlasError(
+            f"The run has answers of {cell.model} to {cell.benchmark} from {earlier.get('log', 'a sweep')}; import the "
+            "log into a run of its own. (More answers to a problem are the epochs of one log.)"
+        )
+    manifest = stored.with_cells([cell], imported={**imported, name: dict(source)})
     same_benchmark = [other for other in manifest.expected if other.benchmark == cell.benchmark]
     if any(set(other.problems) != set(cell.problems) for other in same_benchmark):
         raise KvatlasError(

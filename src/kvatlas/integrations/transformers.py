@@ -113,16 +113,10 @@ def generate(
         room_for(handle, setting, prompt, sampling.max_new_tokens)
         row_processors = [_processor_of_row(processor, index, len(input_ids)) for processor in processors]
         row = _PaddedRow(input_ids[index], prompt, row_processors, criteria)
-        requests.append(
-            Request(
-                index,
-                prompt,
-                next_stream(seed or 0, prompt, seen),
-                (setting,),
-                stopping_criterion=row.stops if criteria else None,
-                logits_processor=row.processed if processors else None,
-            )
-        )
+        stops = row.stops if criteria else None
+        process = row.processed if processors else None
+        stream = next_stream(seed or 0, prompt, seen)
+        requests.append(Request(index, prompt, stream, (setting,), stopping_criterion=stops, logits_processor=process))
 
     training = model.training
     engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))

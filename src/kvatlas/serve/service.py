@@ -348,11 +348,4 @@ class Service:
                 yield None
                 continue
             ask = handle.ask
-            yield Request(
-                handle,
-                ask.prompt,
-                ask.stream,
-                (self.policy,),
-                sampling=ask.sampling,
-                stopping_criterion=handle.stopping_criterion,
-            )
+            yield Request(handle, ask.prompt, ask.stream, (self.policy,), ask.sampling, handle.stopping_criterion)
