@@ -9,17 +9,17 @@ are named beside its own in settings. Source of the contract: Dynamic Thinking-T
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import Field, FrozenInstanceError, dataclass, field, fields, replace
+from functools import cached_property, wraps
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kvatlas.class_files import code_of
-from kvatlas.core import CAP, UNLIMITED, UNNAMED, KvatlasError, Setting, Storage
+from kvatlas.core import CAP, UNLIMITED, UNNAMED, KvatlasError, Setting, Storage, canonical, described
+from kvatlas.machine import out_of_memory
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
 from kvatlas.policies.cache_view import CacheView, Signal, Step, Tensor
-from kvatlas.policies.guard import guard_methods
 from kvatlas.policies.parameter_types import Scope, check_parameters, tokens_param
 from kvatlas.policies.precision import PRECISION_PARAMETERS, STORAGE_VERSION, KvPrecision
 from kvatlas.text import did_you_mean, read_value
@@ -27,7 +27,14 @@ from kvatlas.text import did_you_mean, read_value
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
 
-#: Values of required parameters, for error sentences.
+#: The methods that the author of a policy may write.
+AUTHORED = ("__post_init__", "bind", "check", "check_prompt", "identity", "observe", "slots_used", "score")
+#: What to do in place of an assignment to an attribute of a policy.
+_STATELESS = "a policy keeps no state of its own: notes on tokens go in `columns`, derived values in cached properties"
+
+#: What stands in a step for signals that a policy does not declare.
+_UNOBSERVED = "step.attention is None without Signal.ATTENTION in observes, and step.hidden without Signal.HIDDEN"
+#: The required parameters of a rule, with values for error sentences.
 _EXAMPLES: Mapping[str, Any] = {"kv_budget": 512, "local_window": 64, "ratio": 0.3}
 
 
@@ -92,7 +99,7 @@ class Policy:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        guard_methods(cls)
+        _guard_methods(cls)
 
     def __post_init__(self) -> None:
         self.check_values()
@@ -106,13 +113,10 @@ class Policy:
         """Raise KvatlasError for a wrong value of a parameter, and for parts that do not fit together."""
         check_parameters(self)
         rule = self.budget
-        if rule is None:
-            return
-
-        # A share of a budget in bytes has no tokens before the model is known.
-        has_window = isinstance(rule.local_window, int) or rule.has_tokens
         residual = self.precision.residual
-        if self.storage.packed and has_window and residual > rule.window:
+        # A share of a budget in bytes has no tokens before the model is known.
+        has_window = rule is not None and (isinstance(rule.local_window, int) or rule.has_tokens)
+        if rule is not None and has_window and self.storage.packed and residual > rule.window:
             raise KvatlasError(
                 f"residual is {residual}, more than the local_window {rule.window}; expected at most that, since a "
                 "compression keeps every unpacked token."
@@ -141,8 +145,7 @@ class Policy:
         """
         values = setting.values
         name = preset or cls.name
-        declared = parameters(cls)
-        names = [item.name for item in declared]
+        names = [item.name for item in parameters(cls)]
         unknown = next((word for word in values if word not in names), None)
         if unknown is not None and unknown in RULE_PARAMETERS and not cls.compresses:
             raise KvatlasError(
@@ -163,10 +166,10 @@ class Policy:
 
         if cls.compresses:
             values |= implied_values(values)
-        missing = [item.name for item in declared if item.name in RULE_PARAMETERS and item.default is MISSING]
-        missing = [word for word in missing if word not in values]
+        given = {**cls.rule_defaults, **values}
+        missing = [word for word in _EXAMPLES if cls.compresses and word not in given]
         if missing:
-            example = " ".join(f"{word}={_EXAMPLES[word]}" for word in missing if word in _EXAMPLES)
+            example = " ".join(f"{word}={_EXAMPLES[word]}" for word in missing)
             raise KvatlasError(
                 f"The policy {name!r} needs a value for {', '.join(missing)}, as {example}. "
                 "`kvatlas plan --suggest MODEL PROBLEMS` proposes values."
@@ -175,19 +178,17 @@ class Policy:
         # The parameters of rule and precision stand beside the policy's own.
         rule = {**cls.rule_defaults, **{word: values.pop(word) for word in RULE_PARAMETERS if word in values}}
         bits = {word: values.pop(word) for word in PRECISION_PARAMETERS if word in values}
-        parts: dict[str, Any] = {"precision": KvPrecision(**bits), "preset": preset}
-        if cls.compresses:
-            parts["budget"] = BudgetRule(**rule)
-        policy = cls(**values, **parts)
+        precision = KvPrecision(**bits)
+        budget = BudgetRule(**rule) if cls.compresses else None
+        policy = cls(**values, budget=budget, precision=precision, preset=preset)
         # The author of a policy may replace __post_init__.
         policy.check_values()
         return policy.canonical()
 
     def canonical(self) -> Self:
         """Return the policy with its parameters in their canonical form: equal settings have equal parameters."""
-        changed: dict[str, Any] = {"precision": self.precision.canonical()}
-        if self.budget is not None:
-            changed["budget"] = self.budget.canonical()
+        changed: dict[str, Any] = {"budget": self.budget and self.budget.canonical()}
+        changed["precision"] = self.precision.canonical()
         if any(item.name == "scope" for item in fields(self)):
             # A text equals the member of an enumeration, but they are written differently.
             changed["scope"] = Scope(self.scope)
@@ -216,6 +217,52 @@ class Policy:
     def observer(self) -> tuple[Any, ...]:
         """The key of equal observations: the loop calls `observe` once for all settings with the same key."""
         return (self.setting_name, *(getattr(self, item.name) for item in own_parameters(type(self))))
+
+
+def _guard_methods(policy: type) -> None:
+    """Guard the methods that a class of policies defines itself."""
+    for name in AUTHORED:
+        method = vars(policy).get(name)
+        if callable(method):
+            setattr(policy, name, _with_sentences(method))
+
+
+def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method whose errors, and results with which nothing can be done, are one KvatlasError each."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(policy: Any, *values: Any, **named: Any) -> Any:
+        try:
+            result = method(policy, *values, **named)
+        except (KvatlasError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            # The engine halves its batch when memory runs out.
+            if out_of_memory(error):
+                raise
+            way_out = f"; {_STATELESS}" if isinstance(error, FrozenInstanceError) else ""
+            if name == "observe" and "NoneType" in str(error):
+                way_out = f"; {_UNOBSERVED}"
+            sentence = f"The policy {policy.setting_name!r} failed in {name} ({described(error)}){way_out}."
+            raise KvatlasError(sentence) from error
+
+        expected = ""
+        if name == "bind" and not isinstance(result, type(policy)):
+            expected = f"an object of {type(policy).__name__}"
+        if name == "identity":
+            try:
+                canonical(result)
+            except (TypeError, ValueError, RecursionError):
+                expected = "a dictionary of numbers and texts"
+            if not isinstance(result, dict):
+                expected = "a dictionary of numbers and texts"
+        if expected:
+            given = f"returned {result!r} from {name}; expected {expected}"
+            raise KvatlasError(f"The policy {policy.setting_name!r} {given}.")
+        return result
+
+    return call
 
 
 @dataclass(frozen=True)
