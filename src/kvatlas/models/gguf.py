@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, importing, reason, refusal, refuse_pointer
 from kvatlas.machine import being_made, cache_folder, return_freed_memory
-from kvatlas.models.weights import CONVERTED, SUBFOLDER, check_sizes, replaced, sha256
+from kvatlas.models.weights import CONVERTED, SUBFOLDER, check_sizes, patched, sha256
 from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def _opened(file: Path) -> Iterator[GGUFReader]:
     def reader_of(path: Any, *rest: Any, **named: Any) -> GGUFReader:
         return reader if Path(path).resolve() == file.resolve() else type(reader)(path, *rest, **named)
 
-    with replaced(gguf, "GGUFReader", reader_of):
+    with patched(gguf, "GGUFReader", reader_of):
         yield reader
 
 
@@ -284,7 +284,7 @@ def _read_whole(file: Path) -> tuple[PreTrainedModel, Iterable[str]]:
     load: Any = AutoModelForCausalLM.from_pretrained
     options = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        with replaced(modeling_gguf_pytorch_utils, "tqdm", each), refusal(f"The GGUF {str(file)!r} cannot be read"):
+        with patched(modeling_gguf_pytorch_utils, "tqdm", each), refusal(f"The GGUF {str(file)!r} cannot be read"):
             model, report = load(file.parent, gguf_file=file.name, **options)
     except KvatlasError as error:
         if not names:
