@@ -7,7 +7,7 @@ import pytest
 
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Setting, ascending
-from kvatlas.policies.memory import compression_of, local_window_of, stays
+from kvatlas.policies.budget_rule import local_window_of, stays
 from kvatlas.results import Store
 from kvatlas.sweeps import make_plan, parse_spec, read_spec, sweep
 from tests.command_line import Call
@@ -45,7 +45,7 @@ def test_the_engine_leaves_as_many_tokens_as_the_rule_says_and_a_share_is_its_to
             assert isinstance(policy, policies.CompressingPolicy)
             prompt = trace.usage.prompt_tokens
             assert prompt is not None
-            total, kept, *_ = compression_of(policy.budget, prompt)
+            total, kept, *_ = policy.budget.first_compression(prompt)
             first = min(step for step in trace.eviction_trace.evicted_at if step)
             evicted = sum(step == first for step in trace.eviction_trace.evicted_at)
             # Of the new tokens the last one is not yet cached.
@@ -93,7 +93,7 @@ def test_a_share_of_a_budget_in_bytes_is_known_with_the_model() -> None:
     assert policy.budget.window == policy.budget.tokens // 4 > 8
     found = stays(policy.setting, [20], model.kv_bytes(policy.storage))
     assert found is not None
-    assert found.tokens == compression_of(policy.budget, 20).after
+    assert found.tokens == policy.budget.first_compression(20).after
     assert stays(policy.setting, [20]) is None
 
 

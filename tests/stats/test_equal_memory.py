@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvatlas.core import Setting
-from kvatlas.policies.memory import stays
+from kvatlas.policies.budget_rule import stays
 from kvatlas.report.description import one_page
 from kvatlas.report.result import Result, analyse
 from kvatlas.report.sentences import memory_lines

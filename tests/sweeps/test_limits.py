@@ -141,7 +141,7 @@ def test_each_refusal_comes_from_planning(
 def test_a_plan_knows_the_sizes_of_the_cache(random_models: dict[str, ModelHandle], kind: str) -> None:
     """Before weights are loaded, what the layers then turn out to be."""
     model = models.find(random_models[kind].name)
-    planned = model.read_shape()
+    planned = model.shape
     full = policies.from_setting(Setting.from_parameters("full"))
     engine = Engine(model, model.load(), [full], Sampling(max_new_tokens=2), 1)
     list(engine.run([Request(0, tuple(range(5, 12)), 5, (full,))]))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.answers.reading import Tags, read_text
 from kvatlas.autopsy.kinds_of_death import Death, LocatedDeath, TraceText, find_death, lost_at, read_statements
 from kvatlas.core import Estimate, Setting, Trace, is_reference
-from kvatlas.policies.memory import local_window_of
+from kvatlas.policies.budget_rule import local_window_of
 from kvatlas.report.description import markdown_table
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Store

@@ -147,12 +147,11 @@ class Chat(ModelFiles):
         """SHA-256 over all that changes how the loaded tokenizer encodes and decodes, and its template, whatever its
         files: part of the run key."""
         tokenizer = self.tokenizer
-        encoding: list[Any]
         plain = [getattr(tokenizer, name, None) for name in ("clean_up_tokenization_spaces", "split_special_tokens")]
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is not None:
             # Each call sets truncation and padding.
-            encoding = [{**json.loads(backend.to_str()), "truncation": None, "padding": None}, *plain]
+            encoding: list[Any] = [{**json.loads(backend.to_str()), "truncation": None, "padding": None}, *plain]
         else:
             with TemporaryDirectory() as folder:
                 vocabulary = sorted(weights.sha256(Path(file)) for file in tokenizer.save_vocabulary(folder))
@@ -199,8 +198,12 @@ class Chat(ModelFiles):
 
     @cached_property
     def think_close(self) -> int | None:
-        """The id of the token that ends thinking; None if several tokens end it, -1 if there are no think tags."""
-        return self.thinking.token if self.thinking.close else -1
+        """The id of the token that ends thinking; None if several tokens end it, -1 if there are no think tags.
+
+        It is an added token, which never merges with its neighbours.
+        """
+        close = self.thinking.close
+        return self.tokenizer.added_tokens_encoder.get(close) if close else -1
 
     @cached_property
     def opens_thinking(self) -> bool:

@@ -1,14 +1,12 @@
 """Checks of a model against problems, without its weights: the ranges that it claims, and its tokenizer."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, TypeAdapter
 
@@ -46,7 +44,7 @@ class Claims:
     ranges: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> Claims:
+    def read(cls, folder: Path) -> Self:
         """Return the claims of a model's folder. Raises KvatlasError for a file of another form."""
         file = folder / CLAIMS
         if not file.is_file():
@@ -57,9 +55,7 @@ class Claims:
     def __str__(self) -> str:
         families = []
         for family, ranges in self.ranges.items():
-            texts = []
-            for name, (low, high) in ranges.items():
-                texts.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
+            texts = [f"{name} {low}" + (f" to {high}" if high != low else "") for name, (low, high) in ranges.items()]
             families.append(f"{family} with {', '.join(texts)}")
         return "; ".join(families)
 

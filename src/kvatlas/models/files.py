@@ -40,7 +40,7 @@ STEADY = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 class _Config(BaseModel, extra="allow", strict=True):
-    """The entries of a config.json that are no numbers; sizes are read by `ModelFiles.read_shape`."""
+    """The entries of a config.json that are no numbers; sizes are read by `ModelFiles.shape`."""
 
     model_type: str | None = None
     architectures: list[str] | None = None
@@ -126,8 +126,12 @@ class ModelFiles:
             defaults = {name: getattr(text, name, None) for name in _SIZES} | text.to_dict()
         return {**defaults, **self.config}
 
-    def read_shape(self) -> Shape:
-        """Return the sizes in config.json. Raises KvatlasError for missing and impossible ones."""
+    @cached_property
+    def shape(self) -> Shape:
+        """The sizes in config.json, or those that the engine measured on the loaded model.
+
+        Raises KvatlasError for missing and impossible ones.
+        """
         complete = all(self.config.get(name) for name in _SIZES) and not self.config.get(_LATENT)
         config = self.config if complete else self.complete_config
         heads = self._size(config, "num_attention_heads")
@@ -198,11 +202,9 @@ class ModelFiles:
 
         They are the `numbers`, the digest of the `tensors` in float32, and that of the file as `written`.
         """
-        try:
-            mark = json.loads((self.folder / weights.CONVERTED).read_text("utf-8"))
-            return dict(mark["in_bytes"])
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            return dict(json.loads((self.folder / weights.CONVERTED).read_text("utf-8"))["in_bytes"])
+        return None
 
     @property
     def stored_dtype(self) -> str | None:
@@ -274,8 +276,9 @@ class ModelFiles:
             content = json.loads((self.folder / _INDEX).read_text("utf-8"))
             return set(map(str, content["weight_map"].values())), int(content.get("metadata", {}).get("total_size", 0))
 
-    def hash_weights(self) -> str:
-        """Return the SHA-256 over config and tensors, whatever the names of files.
+    @cached_property
+    def weights_digest(self) -> str:
+        """SHA-256 over config and tensors, whatever the names of files: part of the run key.
 
         For a model on the hub it is that of the files, since weights are not fetched for it.
         """
@@ -316,6 +319,5 @@ class ModelFiles:
         others = {**weight_digests, **self.adapter.hash_files()}
         total = hashlib.sha256()
         for name, file_digest in [("config.json", config_digest), *sorted(others.items())]:
-            total.update(name.encode() + b"\0")
-            total.update(bytes.fromhex(file_digest))
+            total.update(name.encode() + b"\0" + bytes.fromhex(file_digest))
         return total.hexdigest()

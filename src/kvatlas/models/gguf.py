@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, importing, reason, refusal, refuse_pointer
 from kvatlas.machine import being_made, cache_folder, return_freed_memory
-from kvatlas.models.weights import CONVERTED, SUBFOLDER, check_sizes, replaced, sha256
+from kvatlas.models.weights import CONVERTED, SUBFOLDER, check_sizes, patched, sha256
 from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
@@ -149,12 +149,11 @@ def _folders_of_digest(digest: str, cache: str, in_bytes: bool) -> list[Path]:
 
 def _is_converted(folder: Path) -> bool:
     """Return True if a folder holds a whole model of this version of the conversion."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         mark = json.loads((folder / CONVERTED).read_text("utf-8"))
         # A user may have put a trained head beside them.
         return bool(mark["conversion"] == CONVERSION and mark["files"].items() <= _file_sizes(folder).items())
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return False
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:
@@ -242,7 +241,7 @@ def _opened(file: Path) -> Iterator[GGUFReader]:
     def reader_of(path: Any, *rest: Any, **named: Any) -> GGUFReader:
         return reader if Path(path).resolve() == file.resolve() else type(reader)(path, *rest, **named)
 
-    with replaced(gguf, "GGUFReader", reader_of):
+    with patched(gguf, "GGUFReader", reader_of):
         yield reader
 
 
@@ -285,7 +284,7 @@ def _read_whole(file: Path) -> tuple[PreTrainedModel, Iterable[str]]:
     load: Any = AutoModelForCausalLM.from_pretrained
     options = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        with replaced(modeling_gguf_pytorch_utils, "tqdm", each), refusal(f"The GGUF {str(file)!r} cannot be read"):
+        with patched(modeling_gguf_pytorch_utils, "tqdm", each), refusal(f"The GGUF {str(file)!r} cannot be read"):
             model, report = load(file.parent, gguf_file=file.name, **options)
     except KvatlasError as error:
         if not names:
@@ -347,8 +346,7 @@ def _keep_scaled_rotation(file: Path, reader: GGUFReader, model: PreTrainedModel
     wavelengths = 2 * math.pi * rotation["rope_theta"] ** (torch.arange(0, head_dim, 2).double() / head_dim)
     low = LLAMA3["low_freq_factor"]
     high = LLAMA3["high_freq_factor"]
-    smooth = (LLAMA3["original_max_position_embeddings"] / wavelengths - low) / (high - low)
-    smooth = smooth.clamp(0, 1)
+    smooth = ((LLAMA3["original_max_position_embeddings"] / wavelengths - low) / (high - low)).clamp(0, 1)
     if not torch.allclose(divisors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3):
         return False
     model.config.rope_parameters = rotation
@@ -368,16 +366,13 @@ def _check_tensors(
     # Blocks for the prediction of further tokens are no part of the model.
     further = int(_metadata(reader, "{}.nextn_predict_layers", 0))
     blocks = int(_metadata(reader, "{}.block_count", 0))
-    left_out = tuple(f"blk.{block}." for block in range(blocks - further, blocks))
-    sizes = {}
-    for tensor in reader.tensors:
-        if tensor.name not in read_apart and not tensor.name.startswith(left_out):
-            sizes[tensor.name] = int(tensor.n_elements)
+    left_out = [f"blk.{block}." for block in range(blocks - further, blocks)]
+    counted = [tensor for tensor in reader.tensors if not tensor.name.startswith((*read_apart, *left_out))]
 
     # Names differ, and tensors are joined or divided, but their numbers are as many.
-    left = sum(sizes.values()) - held
+    left = sum(int(tensor.n_elements) for tensor in counted) - held
     if left > 0:
-        named = [name for name, size in sizes.items() if size == left]
+        named = [tensor.name for tensor in counted if tensor.n_elements == left]
         which = f", those of {named[0]!r}" if len(named) == 1 else ""
         raise KvatlasError(
             f"The GGUF {str(file)!r} holds {left:,} numbers that transformers leaves out{which}, so that it reads "

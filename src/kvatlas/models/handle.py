@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,21 +37,12 @@ class ModelHandle(Chat):
 
     def __getstate__(self) -> Mapping[str, Any]:
         # Workers read tokenizers again. The type is fixed, since workers may have other devices.
-        state = {
-            "name": self.name,
-            "folder": self.folder,
-            "options": replace(self.options, dtype=self.dtype),
-            "repository": self.repository,
-        }
+        state = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "overrides"}
+        state["options"] = replace(self.options, dtype=self.dtype)
         # Weights that were packed under this digest are not hashed again by each worker.
         if "weights_digest" in vars(self):
             state["weights_digest"] = self.weights_digest
         return state
-
-    @cached_property
-    def shape(self) -> Shape:
-        """The sizes in config.json, or those that the engine measured on the loaded model."""
-        return self.read_shape()
 
     def keep_shape(self, shape: Shape) -> None:
         """Keep the shape that was measured on the loaded model: config.json may differ."""
@@ -105,15 +96,9 @@ class ModelHandle(Chat):
             # A byte for each, and two for the scale of 32.
             return numbers * 17 // 16
         # An embedding of its own is no linear layer, and stays in fp32.
-        embedded = 0
-        if not self.config.get("tie_word_embeddings"):
-            embedded = self.vocabulary * int(self.config.get("hidden_size", 0))
+        is_shared = self.config.get("tie_word_embeddings")
+        embedded = 0 if is_shared else self.vocabulary * int(self.config.get("hidden_size", 0))
         return 2 * (numbers - embedded) + 4 * embedded
-
-    @cached_property
-    def weights_digest(self) -> str:
-        """SHA-256 over config and tensors, whatever the names of files: part of the run key."""
-        return self.hash_weights()
 
     @property
     def stream(self) -> str:
@@ -127,7 +112,7 @@ class ModelHandle(Chat):
         if self.options.adapter:
             self.adapter.terms()
         self.check_type()
-        self.read_shape()
+        _ = self.shape
         self.options.resolved_device()
         self._check_short_weights()
         self.check_chat()
@@ -209,7 +194,7 @@ class ModelHandle(Chat):
             home = Path(self.options.cache).expanduser() if self.options.cache else cache_folder()
 
             def load(read: bool) -> PreTrainedModel:
-                if read and self.hash_weights() != self.weights_digest:
+                if read and replace(self).weights_digest != self.weights_digest:
                     raise KvatlasError(f"The weights of the model {self.name!r} were changed meanwhile; start again.")
                 # What is read is packed, and what is packed is freed.
                 return self.load_unpacked(read, mapped=not read)
@@ -267,7 +252,7 @@ class ModelHandle(Chat):
     def thinking_end(self, tokens: Sequence[int]) -> int | None:
         """Return the number of tokens before the end of thinking if the newest token completes it, else None."""
         if self.think_close is None:
-            return self.thinking.end(tokens)
+            return self.thinking.before(self.thinking.close, tokens, len(tokens))
         return len(tokens) - 1 if tokens[-1] == self.think_close else None
 
     def thinking_start(self, tokens: Sequence[int]) -> int | None:
@@ -276,8 +261,9 @@ class ModelHandle(Chat):
         None if it is not open yet, or began before the newest token.
         """
         if self.opens_thinking or not self.thinking.open:
-            return 0 if not tokens else None
-        return self.thinking.start(tokens) if tokens else None
+            return None if tokens else 0
+        is_opened = tokens and self.thinking.before(self.thinking.open, tokens, len(tokens)) is not None
+        return len(tokens) if is_opened else None
 
     @cached_property
     def closing_tokens(self) -> tuple[int, ...]:
@@ -291,10 +277,9 @@ class ModelHandle(Chat):
         """Return the number of thinking tokens: `end`, or without an end all if thinking was opened, else 0."""
         if end is not None:
             return end
-        if self.opens_thinking:
-            # Without the text: a model for measurements may have no tokenizer.
-            return len(tokens)
-        return len(tokens) if self.tags.leaves_open(self.text(tokens)) else 0
+        # If the prompt opens it, without the text: a model for measurements may have no tokenizer.
+        is_thinking = self.opens_thinking or self.tags.leaves_open(self.text(tokens))
+        return len(tokens) if is_thinking else 0
 
 
 def handle_for(

@@ -1,12 +1,10 @@
 """The user's options for loading and prompting a model, from a spec's entry or `--model-option`."""
 
-from __future__ import annotations
-
 import datetime as calendar
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 from kvatlas.core import KvatlasError
 from kvatlas.text import did_you_mean
@@ -72,7 +70,7 @@ class Options:
             raise KvatlasError(f"The model option date is {self.date!r}; expected days as YYYY-MM-DD.") from error
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Options:
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Return the options with these values by name. Raises KvatlasError for an unknown option."""
         names = [field.name for field in fields(cls)]
         for name in values:

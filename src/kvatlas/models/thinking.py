@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Thinking:
-    """The tags of one model. `token` is the id of `close` if that is an added token, which never merges.
+    """The tags of one model.
 
     An empty `close` means a model without tags: its whole output is its answer. An empty `open` beside a `close` means
     that the beginning is unknown: thinking is open from the start.
@@ -28,23 +28,15 @@ class Thinking:
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
     open: str
     close: str
-    token: int | None
     #: (Tag, token id) -> True if the token can complete the tag.
     _completes: dict[tuple[str, int], bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def end(self, tokens: Sequence[int], count: int | None = None) -> int | None:
-        """Return the number of tokens before a textual `close` if the newest of the first `count` tokens completes it.
+    def before(self, tag: str, tokens: Sequence[int], count: int) -> int | None:
+        """Return the number of tokens before a textual tag that the newest of the first `count` tokens completes, or
+        None.
 
         Every token but an empty one has a byte, so the newest few tokens decide: the cost of a token does not grow.
         """
-        return self._before(self.close, tokens, len(tokens) if count is None else count)
-
-    def start(self, tokens: Sequence[int]) -> int | None:
-        """Return the number of tokens up to the end of `open` if the newest token completes it, else None."""
-        return None if self._before(self.open, tokens, len(tokens)) is None else len(tokens)
-
-    def _before(self, tag: str, tokens: Sequence[int], count: int) -> int | None:
-        """Return the number of tokens before a tag that the newest of the first `count` tokens completes, or None."""
         newest_token = tokens[count - 1]
         if (tag, newest_token) not in self._completes:
             # Twice, because some decoders drop the space before the first token of a text. A token that is a part of a
@@ -68,7 +60,7 @@ class Thinking:
         If the token that completes `close` holds the beginning of the answer, too, the answer begins with it.
         """
         for count in range(1, len(tokens) + 1):
-            end = self.end(tokens, count)
+            end = self.before(self.close, tokens, count)
             if end is not None:
                 behind = self._text(tokens[end:count]).partition(self.close)[2]
                 return end, count - 1 if behind.strip() else count
@@ -81,13 +73,12 @@ class Thinking:
 def find_tags(tokenizer: PreTrainedTokenizerBase, close: str | None) -> Thinking:
     """Return the tags of a model: with `close` if given, else the first published ones whose end is an added token,
     else the first in the template, else none."""
-    added = tokenizer.added_tokens_encoder
     if close is not None:
         opening = next((tag for tag, closing in PUBLISHED if closing == close.strip()), "")
-        return Thinking(tokenizer, opening, close, added.get(close) if close else None)
+        return Thinking(tokenizer, opening, close)
 
+    added = tokenizer.added_tokens_encoder
     template = str(tokenizer.chat_template or "")
     in_tokens = [tags for tags in PUBLISHED if tags[1] in added]
     in_template = [tags for tags in PUBLISHED if tags[0] in template or tags[1] in template]
-    opening, closing = [*in_tokens, *in_template, ("", "")][0]
-    return Thinking(tokenizer, opening, closing, added.get(closing) if closing else None)
+    return Thinking(tokenizer, *[*in_tokens, *in_template, ("", "")][0])

@@ -1,5 +1,6 @@
 """The text of each token of a trace."""
 
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,9 @@ def quick_tokenizer(folder: Path) -> Any:
     from tokenizers import Tokenizer
 
     # The library raises nothing narrower.
-    try:
+    with suppress(Exception):
         return Tokenizer.from_file(str(path))
-    except Exception:
-        return None
+    return None
 
 
 def token_texts(tokenizer: Any, tokens: tuple[int, ...]) -> list[str]:

@@ -118,7 +118,7 @@ def check_sizes(subject: str, mismatched: Iterable[tuple[str, Sequence[int], Seq
 
 
 @contextmanager
-def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+def patched(module: Any, name: str, value: Any) -> Iterator[None]:
     """Give an attribute of another package's module another value for a while."""
     before = getattr(module, name)
     setattr(module, name, value)
@@ -136,7 +136,7 @@ def _reading_weights() -> AbstractContextManager[None]:
     def open_unmapped(file: Any, *_: Any, **options: Any) -> Any:
         return safe_open(file, **{**options, "framework": "pt", "backend": "pread"})
 
-    return replaced(modeling_utils, "safe_open", open_unmapped)
+    return patched(modeling_utils, "safe_open", open_unmapped)
 
 
 def _check_types(subject: str, files: Iterable[Path]) -> None:

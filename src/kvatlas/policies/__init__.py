@@ -20,6 +20,7 @@ from kvatlas.core.settings import CAP, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
 from kvatlas.policies.cache_view import CacheView, Signal, Step, Tensor
 from kvatlas.policies.contract import (
+    AUTHORED,
     CompressingPolicy,
     Policy,
     own_parameters,
@@ -27,7 +28,6 @@ from kvatlas.policies.contract import (
     read_parameter,
     usual_values,
 )
-from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import (
     Scope,
     choice_param,
@@ -79,7 +79,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 #: Methods of papers that are settings of a policy here, by their names in small letters without marks.
-OTHER_NAMES: Mapping[str, tuple[str, str]] = {
+OTHER_NAMES: dict[str, tuple[str, str]] = {
     "streamingllm": ("StreamingLLM", "streaming"),
     "heavyhitter": ("Heavy Hitter Oracle", "h2o"),
 }
@@ -227,12 +227,10 @@ class Policies(Registry[type[Policy]]):
 
         # Papers write R-KV and Streaming-LLM.
         plain = name.lower().replace("-", "").replace("_", "")
-        if plain in OTHER_NAMES:
-            method, cell = OTHER_NAMES[plain]
-            raise KvatlasError(f"Unknown policy {name!r}; {method} is here {cell!r}.")
-        same = [policy for policy in self.names() if policy.replace("-", "").replace("_", "") == plain]
-        if same:
-            raise KvatlasError(f"Unknown policy {name!r}; it is here {same[0]!r}.")
+        here = {policy.replace("-", "").replace("_", ""): ("it", policy) for policy in self.names()} | OTHER_NAMES
+        if plain in here:
+            method, policy = here[plain]
+            raise KvatlasError(f"Unknown policy {name!r}; {method} is here {policy!r}.")
         return super().get(name)
 
 
@@ -328,9 +326,6 @@ def fit_policy(policy: Policy, model: "ModelHandle", prompt: int | None = None, 
     which are described by `where`.
     """
     try:
-        if isinstance(policy, CompressingPolicy):
-            # A policy of another author may replace its `check`.
-            CompressingPolicy.check(policy, model)
         policy.precision.check(model)
         if policy.cap is not None and not model.closing_tokens:
             raise KvatlasError(

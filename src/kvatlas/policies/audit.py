@@ -6,9 +6,8 @@ from contextlib import suppress
 from kvatlas.class_files import class_file
 from kvatlas.core import AuditedCell, BudgetAudit, Compression, KvatlasError, Setting, SettingFacts
 from kvatlas.policies import all_values, from_setting, parameters
-from kvatlas.policies.budget_rule import BudgetRule
+from kvatlas.policies.budget_rule import BudgetRule, rule_of
 from kvatlas.policies.contract import CompressingPolicy, Policy
-from kvatlas.policies.memory import compression_of, rule_of
 
 #: Fewer new tokens between two compressions are warned of.
 _LITTLE_ROOM = 8
@@ -23,7 +22,7 @@ def audit_policy(policy: Policy, prompts: Sequence[int]) -> BudgetAudit | None:
     rule = policy.budget
     if rule is None:
         return None
-    return BudgetAudit.over({prompt: compression_of(rule, prompt) for prompt in set(prompts)}, prompts)
+    return BudgetAudit.over({prompt: rule.first_compression(prompt) for prompt in set(prompts)}, prompts)
 
 
 def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int, int] | None = None) -> SettingFacts:
@@ -46,8 +45,8 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
     unknown = Compression(None, None, None, None)
     compressions = {}
     for prompt in sorted(set(prompts)):
-        by_rule = unknown if rule is None else compression_of(rule, prompt)
-        by_policy = unknown if audited is None else compression_of(audited, prompt)
+        by_rule = unknown if rule is None else rule.first_compression(prompt)
+        by_policy = unknown if audited is None else audited.first_compression(prompt)
         compressions[prompt] = Compression(by_rule.before, by_rule.after, by_policy.candidates, by_policy.places)
     return SettingFacts(all_values(setting), shared, compressions)
 

@@ -6,13 +6,15 @@ rule: Dynamic Thinking-Token Selection, arXiv 2601.18383.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from kvatlas.core import BYTE_UNITS, KvatlasError, Storage, budget_in_tokens, floor_ratio, window_in_tokens
+from kvatlas.core import Compression, KvatlasError, Setting, Stays, Storage, mean_stays
+from kvatlas.core.settings import BYTE_UNITS, OF_SCORES, budget_in_tokens, floor_ratio, window_in_tokens
 from kvatlas.policies.parameter_types import check_parameters, choice_param, float_param, int_param, tokens_param
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class BudgetRule:
         if self.every_from != "budget" and not self.every:
             raise KvatlasError(f"every_from is {self.every_from!r} without every; give every, the tokens between two.")
 
-        # A strict budget counts the prompt, so budget and ratio have to count it as well; `every` needs no ratio.
+        # A strict budget counts the prompt, so budget and ratio have to count it, too; with `every` no ratio matters.
         required = {"budget_over": "cache"} if self.every else {"ratio_over": "older", "budget_over": "cache"}
         for name, expected in required.items():
             if self.strict_budget and getattr(self, name) != expected:
@@ -139,9 +141,7 @@ class BudgetRule:
 
     def first(self, prompt: int) -> int:
         """Return the cache length at the first compression."""
-        if self.every_from == "budget":
-            return self.most(prompt)
-        return self._turn(prompt, prompt, prompt)
+        return self.most(prompt) if self.every_from == "budget" else self._turn(prompt, prompt, prompt)
 
     def next(self, prompt: int, cached: int, position: int) -> int:
         """Return the cache length at the next compression, after one that left `cached` of `position` tokens.
@@ -181,12 +181,17 @@ class BudgetRule:
         kept_protected = min(protected, kept) if self.strict_budget else protected
         return kept_protected, max(0, kept - protected)
 
-    def at_first_compression(self, prompt: int) -> tuple[int, int, int]:
-        """Return the tokens before the first compression, during thinking: all, the older ones, the protected ones."""
+    def first_compression(self, prompt: int) -> Compression:
+        """Return the first compression during thinking, with a prompt of this length.
+
+        Later ones keep as many tokens, except that the first one of a count from the start may come later.
+        """
         # The cache has the length of the budget, unless the prompt alone is longer.
         total = max(self.first(prompt), prompt + 1)
         older = total - self.window
-        return total, older, min(prompt, older) if self.keep_prompt else 0
+        protected = min(prompt, older) if self.keep_prompt else 0
+        kept_protected, places = self.allotted(older, protected, protected)
+        return Compression(total, self.window + kept_protected + places, older - protected, places)
 
     # Models, policies and prompts that a rule does not fit.
 
@@ -265,3 +270,42 @@ def _in_largest_unit(text: str) -> str:
         size //= 1024
         unit += 1
     return f"{size}{BYTE_UNITS[unit]}iB"
+
+
+def rule_of(setting: Setting, kv_bytes: tuple[int, int] | None = None) -> BudgetRule | None:
+    """Return the rule of a setting, with the parameters that decide how many tokens stay; None without a budget.
+
+    `kv_bytes` are those of a token and of a sequence, for budgets in bytes. The rule is that of all policies, so that
+    code of files and unknown policies is not needed.
+    """
+    # Parameters of the scores do not change how many tokens stay.
+    counted = [name for name in RULE_PARAMETERS if name not in OF_SCORES]
+    values = {name: setting.values[name] for name in counted if name in setting.values}
+    if "kv_budget" not in values:
+        return None
+    if isinstance(values["kv_budget"], str):
+        if kv_bytes is None:
+            return None
+        values["kv_budget"] = budget_in_tokens(values["kv_budget"], *kv_bytes)
+    with suppress(KvatlasError):
+        values |= implied_values(values)
+        if {"local_window", "ratio"} <= values.keys():
+            return BudgetRule(**values)
+    return None
+
+
+def stays(setting: Setting, prompts: Sequence[int], kv_bytes: tuple[int, int] | None = None) -> Stays | None:
+    """Return what stays under a setting after prompts of these lengths; None without a budget or prompts."""
+    rule = rule_of(setting, kv_bytes)
+    if rule is None:
+        return None
+    return mean_stays({prompt: rule.first_compression(prompt) for prompt in set(prompts)}, prompts)
+
+
+def local_window_of(setting: Setting) -> int | None:
+    """Return the tokens of a setting's local window; None without one, and for a share of a budget in bytes."""
+    window = setting.values.get("local_window")
+    budget = setting.values.get("kv_budget")
+    if isinstance(window, str):
+        return window_in_tokens(window, budget) if isinstance(budget, int) else None
+    return window

@@ -54,7 +54,6 @@ class CAOTE(CompressingPolicy):
         return cached.each_layer(change)
 
 
-@dataclass(frozen=True)
 class DropKV(CAOTE):
     """Squared error of removal: score(t) = sum over q of (p(q, t) / (1 - p(q, t)))^2 * |v(t) - o(q)|^2.
 

@@ -9,24 +9,31 @@ are named beside its own in settings. Source of the contract: Dynamic Thinking-T
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kvatlas.class_files import code_of
-from kvatlas.core import CAP, UNLIMITED, UNNAMED, KvatlasError, Setting, Storage
+from kvatlas.core import CAP, UNLIMITED, UNNAMED, KvatlasError, Setting, Storage, canonical, described
+from kvatlas.machine import out_of_memory
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
 from kvatlas.policies.cache_view import CacheView, Signal, Step, Tensor
-from kvatlas.policies.guard import guard_methods
-from kvatlas.policies.parameter_types import Scope, check_parameters, tokens_param
+from kvatlas.policies.parameter_types import Scope, check_parameters, shortened, tokens_param
 from kvatlas.policies.precision import PRECISION_PARAMETERS, STORAGE_VERSION, KvPrecision
 from kvatlas.text import did_you_mean, read_value
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
 
+#: The methods that the author of a policy may write.
+AUTHORED = ("__post_init__", "bind", "check", "check_prompt", "identity", "observe", "slots_used", "score")
+#: What to do in place of an assignment to an attribute of a policy.
+_STATELESS = "a policy keeps no state of its own: notes on tokens go in `columns`, derived values in cached properties"
+
+#: What stands in a step for signals that a policy does not declare.
+_UNOBSERVED = "step.attention is None without Signal.ATTENTION in observes, and step.hidden without Signal.HIDDEN"
 #: Values of required parameters, for error sentences.
 _EXAMPLES: Mapping[str, Any] = {"kv_budget": 512, "local_window": 64, "ratio": 0.3}
 
@@ -99,7 +106,7 @@ class Policy(Stateless):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        guard_methods(cls)
+        _guard_methods(cls)
 
     def __post_init__(self) -> None:
         self.check_values()
@@ -113,13 +120,10 @@ class Policy(Stateless):
         """Raise KvatlasError for a wrong value of a parameter, and for parts that do not fit together."""
         check_parameters(self)
         rule = self.budget
-        if rule is None:
-            return
-
-        # A share of a budget in bytes has no tokens before the model is known.
-        has_window = isinstance(rule.local_window, int) or rule.has_tokens
         residual = self.precision.residual
-        if self.storage.packed and has_window and residual > rule.window:
+        # A share of a budget in bytes has no tokens before the model is known.
+        has_window = rule is not None and (isinstance(rule.local_window, int) or rule.has_tokens)
+        if rule is not None and has_window and self.storage.packed and residual > rule.window:
             raise KvatlasError(
                 f"residual is {residual}, more than the local_window {rule.window}; expected at most that, since a "
                 "compression keeps every unpacked token."
@@ -184,19 +188,17 @@ class Policy(Stateless):
         # The parameters of rule and precision stand beside the policy's own.
         rule = {**cls.rule_defaults, **{word: values.pop(word) for word in RULE_PARAMETERS if word in values}}
         bits = {word: values.pop(word) for word in PRECISION_PARAMETERS if word in values}
-        parts: dict[str, Any] = {"precision": KvPrecision(**bits), "preset": preset}
-        if cls.compresses:
-            parts["budget"] = BudgetRule(**rule)
-        policy = cls(**values, **parts)
+        precision = KvPrecision(**bits)
+        budget = BudgetRule(**rule) if cls.compresses else None
+        policy = cls(**values, budget=budget, precision=precision, preset=preset)
         # The author of a policy may replace __post_init__.
         policy.check_values()
         return policy.canonical()
 
     def canonical(self) -> Self:
         """Return the policy with its parameters in their canonical form: equal settings have equal parameters."""
-        changed: dict[str, Any] = {"precision": self.precision.canonical()}
-        if self.budget is not None:
-            changed["budget"] = self.budget.canonical()
+        changed: dict[str, Any] = {"budget": self.budget and self.budget.canonical()}
+        changed["precision"] = self.precision.canonical()
         if any(item.name == "scope" for item in fields(self)):
             # A text equals the member of an enumeration, but they are written differently.
             changed["scope"] = Scope(self.scope)
@@ -225,6 +227,57 @@ class Policy(Stateless):
     def observer(self) -> tuple[Any, ...]:
         """The key of equal observations: the loop calls `observe` once for all settings with the same key."""
         return (self.setting_name, *(getattr(self, item.name) for item in own_parameters(type(self))))
+
+
+def _guard_methods(policy: type) -> None:
+    """Guard the methods that a class of policies defines itself."""
+    for name in AUTHORED:
+        method = vars(policy).get(name)
+        if callable(method):
+            setattr(policy, name, _with_sentences(method))
+
+
+def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method whose errors, and results with which nothing can be done, are one KvatlasError each."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(policy: Any, *values: Any, **named: Any) -> Any:
+        try:
+            result = method(policy, *values, **named)
+        except (KvatlasError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            # The engine halves its batch when memory runs out.
+            if out_of_memory(error):
+                raise
+            way_out = f"; {_STATELESS}" if isinstance(error, FrozenInstanceError) else ""
+            if name == "observe" and "NoneType" in str(error):
+                way_out = f"; {_UNOBSERVED}"
+            if "does not require grad" in described(error):
+                way_out = "; gradients are computed within torch.enable_grad() alone"
+            sentence = f"The policy {policy.setting_name!r} failed in {name} ({described(error)}){way_out}."
+            raise KvatlasError(sentence) from error
+
+        expected = ""
+        if name == "bind" and not isinstance(result, type(policy)):
+            expected = f"an object of {type(policy).__name__}"
+        if name in ("observe", "check", "check_prompt") and result is not None:
+            expected = "nothing: notes go in columns, as by step.enter, and a fault is raised as kvatlas.KvatlasError"
+        if name == "identity":
+            try:
+                canonical(result)
+                is_whole = {"name", "version"} <= result.keys()
+            except (AttributeError, TypeError, ValueError, RecursionError):
+                is_whole = False
+            if not is_whole:
+                expected = "a dictionary of numbers and texts with the entries of super().identity(model)"
+        if expected:
+            given = f"returned {shortened(result)} from {name}; expected {expected}"
+            raise KvatlasError(f"The policy {policy.setting_name!r} {given}.")
+        return result
+
+    return call
 
 
 @dataclass(frozen=True)

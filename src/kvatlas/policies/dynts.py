@@ -80,7 +80,6 @@ class DynTS(FilePolicy):
         return cached.columns["importance"]
 
 
-@dataclass(frozen=True)
 class DynTSBottom(DynTS):
     """Ablation of arXiv 2601.18383: score(t) = - head(last hidden state of t).
 
@@ -96,7 +95,6 @@ class DynTSBottom(DynTS):
         return -super().score(cached).masked_fill(cached.positions < cached.prompt_length, float("inf"))
 
 
-@dataclass(frozen=True)
 class DynTSNoPrompt(DynTS):
     """Ablation of arXiv 2601.18383: as `dynts`, but a prompt token has importance 0, as in the authors' code.
 

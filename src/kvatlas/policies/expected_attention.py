@@ -38,7 +38,6 @@ class ExpectedAttention(CompressingPolicy):
     observes = frozenset({Signal.QUERIES})
 
     def check(self, model: ModelHandle) -> None:
-        super().check(model)
         frequencies(model)
 
     def score(self, cached: CacheView) -> Tensor:

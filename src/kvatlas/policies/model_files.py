@@ -33,7 +33,6 @@ class FilePolicy(CompressingPolicy):
         """Raise KvatlasError if the file does not fit the model."""
 
     def check(self, model: ModelHandle) -> None:
-        super().check(model)
         file = self.file(model)
         if not file.is_file():
             raise KvatlasError(

@@ -32,21 +32,21 @@ class Scope(StrEnum):
         return layers, heads
 
 
-def _is_integer(value: Any, least: int, most: int = LARGEST_INTEGER) -> bool:
+def _is_integer_within(value: Any, least: int, most: int = LARGEST_INTEGER) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def int_param(default: Any = MISSING, least: int = 0, most: int = LARGEST_INTEGER, **options: Any) -> Any:
     """Declare a parameter that is an integer from `least` to `most`."""
     expected = f"an integer from {least} to {most}" if most < LARGEST_INTEGER else f"an integer >= {least}"
-    return parameter(expected, lambda value: _is_integer(value, least, most), default, **options)
+    return parameter(expected, lambda value: _is_integer_within(value, least, most), default, **options)
 
 
 def tokens_param(least: int, pattern: str, expected: str, default: Any = MISSING, **options: Any) -> Any:
     """Declare a parameter that is a number of tokens, or a text of a pattern."""
 
     def accepts(value: Any) -> bool:
-        return re.fullmatch(pattern, value) is not None if isinstance(value, str) else _is_integer(value, least)
+        return re.fullmatch(pattern, value) is not None if isinstance(value, str) else _is_integer_within(value, least)
 
     return parameter(f"an integer >= {least}, or {expected}", accepts, default, **options)
 

@@ -168,10 +168,8 @@ class PutBack:
         # The mean rank of each position over layers and heads; 0 / 0 is NaN, for positions that do not compete.
         flat = competing.reshape(-1)
         ranks = torch.arange(competing.shape[-1], dtype=torch.float64, device=flat.device).expand(competing.shape)
-        sums = torch.zeros(length, dtype=torch.float64, device=flat.device)
-        counts = torch.zeros_like(sums)
-        sums.scatter_add_(0, flat, ranks.reshape(-1))
-        counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
+        sums = torch.bincount(flat, ranks.reshape(-1), minlength=length)
+        counts = torch.bincount(flat, minlength=length)
         self.choices[length] = CompressionChoice(slots, (sums / counts).cpu())
 
         is_released = self.released_at is not None and length >= self.released_at

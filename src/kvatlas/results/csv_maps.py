@@ -30,7 +30,7 @@ from kvatlas.core import (
     refuse_spec,
 )
 from kvatlas.core.settings import CAP, CAP_COLUMN, WINDOW_SHARE
-from kvatlas.policies.memory import stays
+from kvatlas.policies.budget_rule import stays
 from kvatlas.results.export import MARKS
 from kvatlas.results.store import FILE
 from kvatlas.text import did_you_mean_file, number, open_csv, unguarded, with_decimal_point

@@ -230,7 +230,7 @@ def _tags_check(model: ModelHandle) -> CheckResult:
         message = f"{tags.close!r} is not found in its own tokens, which are {model.text(tokens)!r} when decoded"
         return CheckResult(name, Check.FAILED, message, "name the text that ends thinking with think_close")
 
-    how = "one token" if tags.token is not None else "found in the text"
+    how = "one token" if model.think_close is not None else "found in the text"
     message = f"{tags.open!r} to {tags.close!r} ({how})"
     if model.prompt("x").rstrip().endswith(tags.close):
         variables = ", ".join(sorted(model.template_variables))

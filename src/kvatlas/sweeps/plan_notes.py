@@ -11,7 +11,7 @@ from kvatlas.core import CAP, Problem, apart_sentence, grouped, windows_apart
 from kvatlas.cpu.native import why_not
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy
-from kvatlas.policies.memory import stays
+from kvatlas.policies.budget_rule import stays
 from kvatlas.results.manifest import clusters_of
 from kvatlas.text import counted
 

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from kvatlas.core import EvictionTrace, Problem, Status, Trace
-from kvatlas.policies.memory import local_window_of
+from kvatlas.policies.budget_rule import local_window_of
 from kvatlas.report.materials import RunMaterials
 from kvatlas.text import visible
 
