@@ -269,11 +269,11 @@ class Choice:
         Where there is a setting whose own limit is within the margin it is the end of the chain before that, else the
         one of those at which a chain stopped that takes the fewest samples or problems.
         """
-        at_stops = self.family.required_at_stops
         if self.blocked is not None:
-            return at_stops.get(self.blocked.end.id)
+            return self.family.required_at_stops.get(self.blocked.end.id)
         claim = self.family.claim
-        return min(at_stops.values(), key=lambda one: (one.effort(claim), one.loss.limit), default=None)
+        at_stops = [one for id_, one in self.family.required_at_stops.items() if id_ in self.settings]
+        return min(at_stops, key=lambda one: (one.effort(claim), one.loss.limit), default=None)
 
 
 def choices(run: RunData, lost: GridLosses) -> list[Choice]:
@@ -296,27 +296,28 @@ def _choice_of(run: RunData, model: str, cells: Sequence[CellTraces], family: Lo
     withheld = drift_reason(changes) or sessions_reason(run.manifests, model)
 
     stored = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
+    # The family may have settings of other policies, too.
     losses = {id_: loss for id_, loss in family.by_setting.items() if id_ in stored}
-    limits = {id_: loss.limit for id_, loss in losses.items()}
 
     # From a vacuous map nothing is chosen: its traces can show no loss.
     checked = validity_of(cells)
     reason = checked.reason if checked is not None else None
     if reason is None and family.is_floor:
         reason = floor_reason(family)
-    kept = [id_ for id_, loss in losses.items() if loss.is_kept and reason is None]
 
-    is_capped = any(CAP in setting.values for setting in family.settings.values())
+    settings = {cell.setting.id: cell.setting for cell in cells}
+    is_capped = any(CAP in setting.values for setting in settings.values())
 
     def cheapest_of(members: Sequence[Cell]) -> Cell | None:
         if is_capped:
-            return cheapest(members, [_mean_work(stored[cell.setting.id]) for cell in members], limits)
+            return cheapest(members, [_mean_work(stored[cell.setting.id]) for cell in members], losses)
         costs = kv_costs(members)
         if None in costs:
             # Of servers the bytes of a token may be declared.
             costs = [_token_bytes(stored[cell.setting.id]) for cell in members]
-        return cheapest(members, costs, limits) or _last_in_order(members, family)
+        return cheapest(members, costs, losses) or _last_in_order(members, family)
 
+    kept = [id_ for id_, loss in losses.items() if loss.is_kept and reason is None]
     means = {id_: _mean_of_traces(stored[id_]) for id_ in kept}
     proven = [] if withheld else list(means.values())
     # Seconds of servers depend on how many questions are open, and are no cost.
@@ -339,9 +340,9 @@ def _choice_of(run: RunData, model: str, cells: Sequence[CellTraces], family: Lo
     return Choice(
         model,
         names[0] if len(names) == 1 else mean_of(len(names)),
-        len(family.settings),
+        len(settings),
         by_memory=by_memory,
-        by_time=cheapest(timed, [cell.number("seconds") for cell in timed], limits),
+        by_time=cheapest(timed, [cell.number("seconds") for cell in timed], losses),
         deployable=cheapest_of(certain),
         control=control_of(run, model, names, family),
         vacuous=reason,
@@ -351,7 +352,7 @@ def _choice_of(run: RunData, model: str, cells: Sequence[CellTraces], family: Lo
         margin=family.margin,
         family=family,
         losses=losses,
-        settings=family.settings,
+        settings=settings,
         savings=savings,
         ways=ways,
     )
@@ -466,11 +467,11 @@ def kv_costs(cells: Sequence[Cell]) -> list[float | None]:
     return [kv_tokens_of(cell) for cell in cells] if None in sizes else sizes
 
 
-def cheapest(members: Sequence[Cell], costs: Sequence[float | None], limits: Mapping[str, float]) -> Cell | None:
-    """Return the member of the smallest limit, by setting id, within 1 % of the least cost; None if one is unknown."""
+def cheapest(members: Sequence[Cell], costs: Sequence[float | None], losses: Mapping[str, Difference]) -> Cell | None:
+    """Return the member of the smallest limit of its loss within 1 % of the least cost; None if one is unknown."""
     all_costs = [cost for cost in costs if cost]
     if len(all_costs) < len(members) or not members:
         return None
     least = min(all_costs)
     near = [(cell, cost) for cell, cost in zip(members, all_costs, strict=True) if cost <= SAME_COST * least]
-    return min(near, key=lambda pair: (limits[pair[0].setting.id], pair[1]))[0]
+    return min(near, key=lambda pair: (losses[pair[0].setting.id].limit, pair[1]))[0]

@@ -161,8 +161,6 @@ def mean_map(maps: Sequence[Map]) -> Map:
     Cells and baselines that not all maps have are left out, and the notes say so. Raises KvatlasError for maps of
     unlike model, policy, metric or axes, and for a benchmark that comes twice.
     """
-    if not maps:
-        raise KvatlasError("A mean map needs at least one map; none was given.")
     first = maps[0]
     for noun, other in product(("model", "policy", "metric", "axes"), maps[1:]):
         if getattr(other, noun) != getattr(first, noun):

@@ -20,7 +20,6 @@ from kvatlas.stats.numerics.arrays import (
     Flags,
     Floats,
     Ints,
-    Z,
     cluster_numbers,
     holm,
     mean_of_known,
@@ -29,7 +28,6 @@ from kvatlas.stats.numerics.arrays import (
     strata_of_clusters,
     strata_of_sizes,
 )
-from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.units import Units, joined_units, units_of_problems, units_of_traces
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
 from kvatlas.stats.table import CellTraces, ProblemKey, check_same_problems, select, with_samples
@@ -104,12 +102,6 @@ class PairedValues:
             of_pairs.strata,
         )
 
-    def contrasts(self, claim: Claim = Claim.LIKE, z: float = Z, look: Look = ONE_LOOK) -> list[Difference | None]:
-        """Return the mean over benchmarks of each pair, with limits at `z`; None without a problem of each."""
-        if not self.problems:
-            return [None for _ in self.traces]
-        return self.units(claim).contrasts(z, look.widening)
-
 
 def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | None = None) -> PairedValues:
     """Compare pairs of cells on the problems and samples of both; more samples of one are averaged (`folded_samples`).
@@ -124,7 +116,7 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | 
     sizes = []
     for pairs in benchmarks:
         # A full cache is in every pair, so its values are put in order once.
-        cells = {id(cell): cell for cell in chain.from_iterable(pair for pair in pairs if pair is not None)}
+        cells = {id(cell): cell for cell in chain.from_iterable(filter(None, pairs))}
         check_same_problems(cells.values())
         problems = list(dict.fromkeys(chain.from_iterable(cell.place for cell in cells.values())))
         one = next(iter(cells.values()))
@@ -304,9 +296,6 @@ def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
 #: Cell minus what it is compared with, in [-1, 1], by map and place on its axes.
 Differences = Mapping[MapName, Mapping[CellCoord, Difference]]
 
-#: The cells of a map by their places, each with what it is compared with.
-_Sides = dict[CellCoord, CellPair]
-
 
 def differences_of_run(run: RunData, baseline: str) -> Differences:
     """Return cell minus `baseline` (its short name, such as `full`), on the problems and samples of both.
@@ -341,9 +330,9 @@ def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName
 
 def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], CellTraces | None]) -> Differences:
     """Return each cell minus its `partner`, which is found by its map and place."""
-    sides: dict[MapName, _Sides] = {}
+    sides: dict[MapName, dict[CellCoord, CellPair]] = {}
     for name, group in _measured(run).groups.items():
-        of_map: _Sides = {}
+        of_map: dict[CellCoord, CellPair] = {}
         for cell in group:
             coord = cell.coord(run.axes)
             other = partner(name, coord)
@@ -362,8 +351,8 @@ def _differences_of_cells(run: RunData, partner: Callable[[MapName, CellCoord], 
             continue
         sides_of_coords = [list(map(of_map.__getitem__, coords)) for of_map in benchmarks]
         paired = paired_values(sides_of_coords, run.look.samples)
-        found = zip(coords, paired.contrasts(run.claim, look=run.look), strict=True)
-        contrasts = {coord: contrast for coord, contrast in found if contrast is not None}
+        found = paired.units(run.claim).contrasts(stretch=run.look.widening)
+        contrasts = {coord: contrast for coord, contrast in zip(coords, found, strict=True) if contrast is not None}
         adjusted_p = holm([contrast.p for contrast in contrasts.values()])
         for (coord, contrast), p in zip(contrasts.items(), adjusted_p, strict=True):
             differences[name][coord] = replace(contrast, p_holm=p)
@@ -473,12 +462,11 @@ def _against_table(run: RunData, model: str, policy: str, cells: Sequence[CellTr
     # The cells of each benchmark with those of their partners.
     sides: list[list[CellPair]] = []
     for benchmark in benchmarks:
-        every_cell = chain.from_iterable(whole.values())
-        of_benchmark = {cell.setting: cell for cell in every_cell if cell.benchmark == benchmark}
+        of_benchmark = {cell.setting: cell for cell in cells if cell.benchmark == benchmark}
         sides.append([(of_benchmark[setting], of_benchmark[partner]) for setting, partner in paired.items()])
     values = paired_values(sides, run.look.samples)
     z = normal_quantile(LEVEL / 2 / len(paired))
-    contrasts = values.contrasts(run.claim, z, run.look)
+    contrasts = values.units(run.claim).contrasts(z, run.look.widening)
 
     # Rows with the same values of those parameters in which partners differ stand together.
     varied = differing(partner.values for partner in paired.values())

@@ -114,7 +114,7 @@ class TraceTable:
             self.measured.setdefault(name, np.full(len(self.records), math.nan))[places] = values[rows]
 
     def numbers(self, name: str, span: slice = slice(None)) -> Floats:
-        """Return a number of the traces [places], NaN where a trace is missing or its number unknown.
+        """Return a number of the traces [places], NaN where it is unknown. Raises KeyError if no trace has it.
 
         Costs and progress are those of the records, and an outcome as `truncated` is 1 for its traces, 0 for others.
         """
@@ -122,8 +122,7 @@ class TraceTable:
         if name in RECORDED:
             return records[name]
         if name not in _OUTCOMES:
-            measured = self.measured.get(name)
-            return np.full(len(records), math.nan) if measured is None else measured[span]
+            return self.measured[name][span]
         outcome = _OUTCOMES[name]
         is_graded = outcome in (Outcome.CORRECT, Outcome.WRONG)
         status = records["status"]
@@ -327,6 +326,8 @@ class CellTraces:
 
     def _known_numbers(self, name: str) -> list[float]:
         """Return a number of every stored trace; nothing if it is unknown of one."""
+        if name not in self.table.measured and name not in (*RECORDED, *_OUTCOMES):
+            return []
         values = self.numbers(name)[self.is_stored]
         return [] if np.isnan(values).any() else values.tolist()
 

@@ -6,9 +6,10 @@ Read in this order:
 - `bounded`: the limits and p-values of values, differences and losses;
 - `units`: problems or traces as the units of a claim, and missing pairs;
 - `looks`: limits at early looks, and of runs that were extended;
-- `losses`: many settings against the full cache, and which are proven to keep a margin;
+- `against_reference`: many settings against the full cache, and which are proven to keep a margin;
 - `planning`: what a number of problems can prove, and how many are needed;
 - `levels`: do several settings, or the levels of an axis, behave alike;
+- `equal_memory`: local windows that keep the same number of tokens;
 - `averages`: maps of which only averages are known;
 - `texts`: texts of an endpoint beside those of a cell.
 """
