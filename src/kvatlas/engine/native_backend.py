@@ -68,7 +68,7 @@ class CpuBackend(AttentionBackend):
             cache.keys[place],
             cache.values[place],
             layer.scaling,
-            cache.bits,
+            cache.form.bits,
             cache.storage.group,
             cache.recent[place],
         )
