@@ -489,7 +489,7 @@ def is_plain_llama(decoder: Any) -> bool:
         if not turns_halves(attention) or not isinstance(gated.act_fn, nn.SiLU | type(ACT2FN["silu"])):
             return False
         norms = (layer.input_layernorm, layer.post_attention_layernorm)
-        joined, others = _linear_layers(attention, gated)
+        joined, others = _linear_children(attention, gated)
         if not all(computes_as(norm, NORMS[:1]) for norm in norms):
             return False
         if not all(type(each) is nn.Linear for each in (*joined, *others)):
@@ -539,12 +539,12 @@ def _fusable(layer: Any) -> bool:
     norms = (layer.input_layernorm, layer.post_attention_layernorm)
     if type(layer.mlp) is not PackedGate or any(type(norm) is not PackedNorm for norm in norms):
         return False
-    joined, others = _linear_layers(layer.self_attn, layer.mlp.layer)
+    joined, others = _linear_children(layer.self_attn, layer.mlp.layer)
     is_packed = all(type(each) is PackedLinear for each in (*joined, *others))
     return is_packed and all(each.packed.whole for each in joined)
 
 
-def _linear_layers(attention: Any, gated: Any) -> tuple[list[Any], list[Any]]:
+def _linear_children(attention: Any, gated: Any) -> tuple[list[Any], list[Any]]:
     """Return the linear layers of a decoder layer that read the same input as others, and those that do not."""
     joined = [getattr(attention, name) for name in JOINED[0]] + [getattr(gated, name) for name in JOINED[1]]
     return joined, [attention.o_proj, gated.down_proj]
