@@ -306,8 +306,8 @@ def compressions(machine: Machine) -> Iterator[dict[str, Any]]:
 
 @torch.inference_mode()
 def _compression(machine: Machine, handle: ModelHandle, policy: Policy, length: int) -> float:
-    collector = SignalCollector([policy])
-    state = collector.token_state(handle.shape)
+    collector = SignalCollector(handle, [policy])
+    state = collector.token_state()
     cache = KVCache(handle.shape, 1, state, collector.query_window, machine.device, machine.dtype, 128)
     cache.layers = {place: Layer(place, handle.shape.head_dim**-0.5) for place in range(handle.shape.layers)}
     sequence = cache.begin()

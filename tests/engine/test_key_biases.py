@@ -54,7 +54,7 @@ class Case:
         self.biases = KeyBiases([torch.randn(2, size, generator=source) * 30], Rotary(size))
         self.biases.angles(FIRST + LENGTH)
         self.query, key, self.value = (torch.randn(LENGTH, heads, size, generator=source) for heads in (6, 2, 2))
-        self.key = key + self.biases.rotated(0, torch.arange(FIRST, FIRST + LENGTH))
+        self.key = key + self.biases.rotated(0, torch.arange(FIRST, FIRST + LENGTH)[None]).transpose(0, 1)
 
     def attend(self, backend: AttentionBackend, steps: list[int]) -> tuple[Tensor, KVCache, CachedSequence]:
         """Return the outputs in steps of so many tokens, the cache, and the sequence in it."""

@@ -139,7 +139,7 @@ def checked(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
     evicted = compress(model, cache, row)
     stored = [set(head.tolist()) for layer in row.kept for head in layer]
     assert row.cached.length == len(stored[0])
-    eviction_trace = row.evictions.eviction_trace(row.position)
+    eviction_trace = row.eviction_trace()
     assert before == row.position == len(eviction_trace.evicted_at)
     for position in range(row.position):
         holding = sum(position in positions for positions in stored)

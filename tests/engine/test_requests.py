@@ -118,7 +118,7 @@ def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: Mod
 
 def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: ModelHandle, work: Any, monkeypatch: Any) -> None:
     """For a policy that sees attention and one that sees hidden states, too."""
-    from kvatlas.engine import rows
+    from kvatlas.engine import scheduler
 
     values = {"kv_budget": 700, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
     chosen = [
@@ -130,8 +130,8 @@ def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: ModelHandle, work: 
         for request in work[:2]
     ]
     results = []
-    for chunk in (rows.PROMPT_CHUNK, 1000):
-        monkeypatch.setattr(rows, "PROMPT_CHUNK", chunk)
+    for chunk in (scheduler.PROMPT_CHUNK, 1000):
+        monkeypatch.setattr(scheduler, "PROMPT_CHUNK", chunk)
         engine = Engine(handle, handle.load(), chosen, SAMPLINGS[0], 6)
         results.append({(g.key, g.policy): (g.tokens, g.usage.compressions) for g in engine.run(asked)})
     assert results[0] == results[1]

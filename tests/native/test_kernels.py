@@ -243,6 +243,14 @@ def test_norm_and_gate(seed: int, rows: int, width: int) -> None:
         assert torch.equal(kernels.silu_mul(a[-1:], b[-1:]), gate[-1:])
 
 
+def rotate(
+    kernels: native.Native, table: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, size: int
+) -> None:
+    """Rotate the first heads of each row of a table in place, as decoder layers do."""
+    angles = (cos.data_ptr(), sin.data_ptr())
+    kernels.library.kvatlas_rotate(table.data_ptr(), table.stride(0), *angles, len(table), heads, size)
+
+
 @QUICK
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 4), st.sampled_from((2, 6, 16, 32, 36, 64, 80, 128)))
 def test_rotation_is_that_of_transformers_to_the_bit(seed: int, rows: int, heads: int, size: int) -> None:
@@ -256,7 +264,7 @@ def test_rotation_is_that_of_transformers_to_the_bit(seed: int, rows: int, heads
     expected = own * cos[:, None] + rotate_half(own) * sin[:, None]
     for kernels in ALL:
         turned = table.clone()
-        kernels.rotate(turned, cos, sin, heads, size)
+        rotate(kernels, turned, cos, sin, heads, size)
         assert torch.equal(turned[:, : heads * size].view(rows, heads, size), expected)
         assert torch.equal(turned[:, heads * size :], table[:, heads * size :])
 
@@ -292,13 +300,13 @@ def test_a_decoder_layer_is_its_parts_to_the_bit(
         batch = native.PagedBatch(table, *counts, page_size=64, longest=cached + 1)
         paged = kernels.paged_layer(batch, heads, (size, size), *own, 0.3)
         tokens = DecoderPass(states, cos, sin, products)
-        layer = DecoderLayer(kernels, norms, products, rotary_heads, size)
+        layer = DecoderLayer(norms, products, rotary_heads, size)
         DecoderLayer.compute([layer], tokens, batch, [paged])
         results.append([tokens.states, *own])
 
         parts = [pool.clone() for pool in pools]
         table_of_heads = products.projections(kernels.rms_norm(states, *norms[0]))
-        kernels.rotate(table_of_heads, cos, sin, rotary_heads, size)
+        rotate(kernels, table_of_heads, cos, sin, rotary_heads, size)
         query, key, value = table_of_heads.view(rows, -1, size).split((heads, kv_heads, kv_heads), 1)
         paged = kernels.paged_layer(batch, heads, (size, size), *parts, 0.3)
         seen = kernels.attention(batch, paged, query, key, value)
@@ -364,7 +372,6 @@ def test_widths_that_do_not_fit_are_refused_before_a_kernel_reads_beyond() -> No
         lambda: BEST.linear(torch.zeros(16, 16), None)(wide),
         lambda: BEST.rms_norm(wide, torch.ones(16), 1e-6),
         lambda: BEST.silu_mul(wide, wide[:, :16]),
-        lambda: BEST.rotate(wide, torch.ones(3, 8), torch.ones(3, 8), 2, 16),
     ):
         with pytest.raises(ValueError, match="does not fit a width of"):
             call()

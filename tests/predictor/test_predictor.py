@@ -87,7 +87,7 @@ def _synthetic(seed: int, traces: int = 30) -> Examples:
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(traces * 50, 16, generator=generator)
     label = torch.expm1((hidden[:, 0] + 0.5 * hidden[:, 1]).clamp(min=0))
-    return Examples(hidden, label, torch.arange(traces).repeat_interleave(50))
+    return list(zip(hidden.split(50), label.split(50), strict=True))
 
 
 def test_a_head_learns_to_rank_tokens() -> None:
@@ -101,33 +101,13 @@ def test_traces_without_ranks_are_left_out_of_the_quality_and_counted() -> None:
     head = train_head(data, steps=20, batch=64)
     expected = judge_head(head, data)
     # A trace of one token, and one with equal labels.
-    more = Examples(
-        torch.cat([data.hidden, data.hidden[:4]]),
-        torch.cat([data.label, torch.tensor([0.3, 0.2, 0.2, 0.2])]),
-        torch.cat([data.trace, torch.tensor([6, 7, 7, 7])]),
-    )
+    hidden, label = data[0]
+    more = [*data, (hidden[:1], label[:1]), (hidden[1:4], torch.tensor([0.2, 0.2, 0.2]))]
     assert judge_head(head, more) == replace(expected, one_label=2)
     constant = {name: torch.zeros_like(value) for name, value in head.items()}
     assert judge_head(constant, data).spearman == 0
     with pytest.raises(KvatlasError, match="the tokens of each of 1 held-out traces have one label"):
-        judge_head(head, Examples(data.hidden[:1], data.label[:1], torch.zeros(1, dtype=torch.long)))
-
-
-def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    results = []
-    for _ in range(traces):
-        hidden = torch.randn(tokens, 8, generator=generator)
-        results.append(sample_tokens(hidden, hidden[:, 0].exp(), 0, 0))
-    return results
-
-
-def test_traces_are_joined_in_their_order() -> None:
-    result = Examples.joined(parts())
-    assert result.hidden.dtype is torch.float16
-    for joined, wanted in zip((result.hidden, result.label), zip(*parts(), strict=True), strict=True):
-        assert torch.equal(joined, torch.cat(wanted))
-    assert torch.equal(result.trace, torch.arange(5).repeat_interleave(40))
+        judge_head(head, [(hidden[:1], label[:1])])
 
 
 def test_sampling_keeps_pairs_order_and_range() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kvatlas.autopsy.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind
 from kvatlas.autopsy.driver import LostCell, Replayer, find_lost, perform
-from kvatlas.autopsy.search import HELD_OUT_STREAMS, Case, shrink
+from kvatlas.autopsy.search import HELD_OUT_STREAMS, AutopsySearch, shrink
 from kvatlas.autopsy.summary import ARMS, summarise
 from kvatlas.core import KvatlasError
 from kvatlas.engine import Engine, Generation, Request
@@ -49,7 +49,7 @@ def autopsies(run: Path) -> list[Autopsy]:
 
 
 def decode(
-    replayer: Replayer, cases: Sequence[Case], forks: Callable[[], Sequence[Request[Any]]] = list
+    replayer: Replayer, cases: Sequence[AutopsySearch], forks: Callable[[], Sequence[Request[Any]]] = list
 ) -> list[Generation[Any]]:
     """Return the generations of the trunks of cases and of what starts from them, in their order, of one engine."""
     sampling = replayer.spec.sampling.sampling()
@@ -58,7 +58,7 @@ def decode(
     order: list[object] = []
 
     def requests() -> Iterator[Request[Any] | None]:
-        trunks = [case.trunk().request for case in cases]
+        trunks = [case.trunk() for case in cases]
         yield from trunks
         while len(found) < len(trunks):
             yield None
@@ -80,7 +80,7 @@ def test_a_fork_decodes_what_a_replay_from_the_start_does(run: Path) -> None:
     cell = cell_of(run)
     trace = cell.lost[0].trace
     replayer = Replayer(cell)
-    case = replayer.case(trace)
+    case = replayer.search(cell.lost[0])
     assert trace.eviction_trace is not None
     put_backs = []
     prompt = len(case.prompt)
@@ -93,8 +93,10 @@ def test_a_fork_decodes_what_a_replay_from_the_start_does(run: Path) -> None:
     put_backs.append((compressions[0], PutBack(until=compressions[0] - prompt + 40)))
 
     def forks() -> list[Request[Any]]:
-        starts = [case.fork(put_back, length).request for length, put_back in put_backs]
-        return starts + [case.request(put_back=PutBack(whole.positions, whole.until)) for _, whole in put_backs]
+        starts = [case.fork(put_back, length) for length, put_back in put_backs]
+        return starts + [
+            case.request(object(), put_back=PutBack(whole.positions, whole.until)) for _, whole in put_backs
+        ]
 
     trunk, *generations = decode(replayer, [case], forks)
     assert trunk.tokens == trace.tokens
@@ -112,13 +114,13 @@ def test_held_out_arms_are_forks_with_random_numbers_of_their_own(run: Path, aut
     cell = cell_of(run)
     lost = next(item for item in cell.lost if key_of(item) == autopsy.key)
     replayer = Replayer(cell)
-    case = replayer.case(lost.trace)
+    case = replayer.search(lost)
     length = autopsy.tokens[0].position + autopsy.tokens[0].distance
     cause = [token.position for token in autopsy.tokens]
 
     def forks() -> list[Request[Any]]:
         put_backs = [PutBack(), PutBack(cause)] * 4
-        return [case.fork(put_back, length, index // 2).request for index, put_back in enumerate(put_backs)]
+        return [case.fork(put_back, length, index // 2) for index, put_back in enumerate(put_backs)]
 
     _, *generations = decode(replayer, [case], forks)
     results = list(map(case.restored, generations))
@@ -138,9 +140,9 @@ def test_causes_restore_the_answer_when_they_are_decoded_again(run: Path, autops
     replayer = Replayer(cell)
     by_key = {key_of(item): item for item in cell.lost}
     for autopsy in found:
-        case = replayer.case(by_key[autopsy.key].trace)
+        case = replayer.search(by_key[autopsy.key])
         positions = [token.position for token in autopsy.tokens]
-        whole = case.request(put_back=PutBack(positions))
+        whole = case.request(object(), put_back=PutBack(positions))
         (generation,) = decode(replayer, [], lambda whole=whole: [whole])
         assert case.restored(generation)
         # The policy ranked them behind its slots.

@@ -89,17 +89,13 @@ def writing(folder: Path) -> Iterator[Callable[[Autopsy], None]]:
     path = folder / FILE
     held = lock(folder)
     try:
-        # A killed process may have left half a line at the end.
         content = path.read_bytes() if path.is_file() else b""
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            with path.open("r+b") as damaged_file:
-                damaged_file.truncate(whole)
-
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("ab") as file:
+            # A killed process may have left half a line at the end.
+            file.truncate(content.rfind(b"\n") + 1)
 
             def add(autopsy: Autopsy) -> None:
-                file.write(json.dumps(asdict(autopsy)) + "\n")
+                file.write(json.dumps(asdict(autopsy)).encode() + b"\n")
                 file.flush()
 
             yield add

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.answers.reading import read_tokens
 from kvatlas.autopsy.autopsies import Autopsy, key_of, read_autopsies, writing
 from kvatlas.autopsy.lost_answers import LostAnswer, lost_answers
-from kvatlas.autopsy.search import AutopsySearch, Case, Replay, Replays
+from kvatlas.autopsy.search import AutopsySearch
 from kvatlas.benchmarks import for_model, prompt_of
 from kvatlas.benchmarks.base import grade_reading
-from kvatlas.core import KvatlasError, Setting, Trace, grouped
+from kvatlas.core import KvatlasError, Setting, grouped
 from kvatlas.models.token_texts import quick_tokenizer, token_texts
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, from_setting
@@ -133,9 +133,14 @@ class Replayer:
         self.policy = from_setting(cell.setting).bind(self.model)
         self.benchmark = for_model(cell.materials.benchmarks[cell.benchmark], self.model.reads)
         self.tokenizer = quick_tokenizer(self.model.folder) or self.model.tokenizer
+        #: The replays that wait for a row, and the searches of those that are not finished, by the keys of requests.
+        self.waiting: list[Request[Any]] = []
+        self.opened: dict[object, AutopsySearch] = {}
+        self.open_searches = 0
 
-    def case(self, trace: Trace) -> Case:
-        """Return a trace ready to be replayed."""
+    def search(self, lost: LostAnswer) -> AutopsySearch:
+        """Return the search of a lost answer, before its first replay."""
+        trace = lost.trace
         problem = self.materials.problem(trace)
         assert problem is not None, "the key of the trace is that of today's problems"
         prompt = self.model.encode(prompt_of(self.benchmark, problem))
@@ -144,13 +149,14 @@ class Replayer:
             reading = read_tokens(self.model, generation.tokens, generation.finished)
             return grade_reading(self.benchmark, problem, reading).correct
 
-        return Case(
-            trace=trace,
-            prompt=prompt,
+        return AutopsySearch(
+            lost,
+            prompt,
             stream=stream_key(self.spec.seed, self.model.stream, trace.benchmark, trace.problem, trace.sample),
             policy=self.policy,
             texts=[*token_texts(self.tokenizer, prompt), *token_texts(self.tokenizer, trace.tokens)],
             restored=restored,
+            is_greedy=self.spec.sampling.sampling().temperature == 0,
         )
 
     def run(self, lost: Sequence[LostAnswer]) -> Iterator[Autopsy]:
@@ -160,31 +166,21 @@ class Replayer:
         from kvatlas.engine import Engine
 
         torch.set_num_threads(1)
-        sampling = self.spec.sampling.sampling()
-        engine = Engine(self.model, self.model.load(), [self.policy], sampling, BATCH)
-        searches = (AutopsySearch(item, self.case(item.trace), sampling.temperature == 0) for item in lost)
-        board = _ReplayBoard(searches)
-        for generation in engine.run(board.requests()):
-            yield from board.take(generation)
+        engine = Engine(self.model, self.model.load(), [self.policy], self.spec.sampling.sampling(), BATCH)
+        for generation in engine.run(self._requests(map(self.search, lost))):
+            search = self.opened.pop(generation.key)
+            search.take(generation)
+            if len(search.results) == len(search.asked) and not self._resume(search):
+                self.open_searches -= 1
+                yield search.autopsy
 
-
-class _ReplayBoard:
-    """The searches that wait for replays, and the replays that wait for a row."""
-
-    def __init__(self, searches: Iterator[AutopsySearch]) -> None:
-        self.searches = searches
-        self.waiting: Replays = []
-        #: The replays that are not finished with their searches, by the keys of their requests.
-        self.opened: dict[object, tuple[AutopsySearch, Replay]] = {}
-        self.open_searches = 0
-
-    def requests(self) -> Iterator[Request[Any] | None]:
+    def _requests(self, searches: Iterator[AutopsySearch]) -> Iterator[Request[Any] | None]:
         """Yield replays, then those of further searches; None while all depends on replays that are not finished."""
         while True:
             if self.waiting:
-                yield self.waiting.pop(0).request
+                yield self.waiting.pop(0)
                 continue
-            search = next(self.searches, None) if self.open_searches < OPEN_SEARCHES else None
+            search = next(searches, None) if self.open_searches < OPEN_SEARCHES else None
             if search is not None:
                 self.open_searches += 1
                 self._resume(search)
@@ -193,18 +189,10 @@ class _ReplayBoard:
             else:
                 return
 
-    def take(self, generation: Generation[Any]) -> Iterator[Autopsy]:
-        """Give the result of a replay to its search; yield the autopsy if that was the last."""
-        search, replay = self.opened.pop(generation.key)
-        search.results[generation.key] = replay.result(generation)
-        if len(search.results) == len(search.asked) and not self._resume(search):
-            self.open_searches -= 1
-            yield search.autopsy
-
     def _resume(self, search: AutopsySearch) -> bool:
         """Queue the next replays of a search; return False at its end."""
         replays = search.next_replays()
-        self.opened.update((replay.request.key, (search, replay)) for replay in replays)
+        self.opened.update((replay.key, search) for replay in replays)
         # Searches that have begun come first, so that a run that is stopped has most of its autopsies.
         self.waiting[:0] = replays
         return bool(replays)

@@ -240,41 +240,40 @@ _SUM = re.compile(r"(\d+) ([+-]) (\d+) = (\d+)")
 _CHAIN_ANSWER = re.compile(r"\b([a-z]) = (\d+)\b")
 
 
-def _lines_with_starts(text: str, stop: int) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text before a character, each with its start."""
+def _lines(text: str, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each line of a text before a character."""
     start = 0
     for line in text[:stop].splitlines(keepends=True):
-        yield start, line
+        yield start, start + len(line)
         start += len(line)
 
 
 def read_chain(text: str, answer_start: int) -> Iterator[StatedValue]:
     """Yield the statements of a chain: `v = d - q : d6 , q1 , 6 - 1 = 5 , v5 .`, recaps, and `v = 5` in the answer."""
-    for start, line in _lines_with_starts(text, answer_start):
-        step = _CHAIN_STEP.match(line)
-        sum_ = _SUM.search(line) if step else None
-        given = _CHAIN_GIVEN.match(line)
+    for start, end in _lines(text, answer_start):
+        step = _CHAIN_STEP.match(text, start, end)
+        sum_ = _SUM.search(text, start, end) if step else None
+        given = _CHAIN_GIVEN.match(text, start, end)
         if given:
-            yield StatedValue(given[1], given[2], start, start + given.end(2), given[1], computed=True)
-        for found in _CHAIN_VALUE.finditer(line, step.end() if step else 0):
+            yield StatedValue(given[1], given[2], start, given.end(2), given[1], computed=True)
+        for found in _CHAIN_VALUE.finditer(text, step.end() if step else start, end):
             name = step[1] if step else ""
             is_result = sum_ is not None and found[1] == name and found.start() > sum_.end()
-            sound = not is_result or _follows_from_sum(line, sum_, found[2], modulo=10)
-            place = start + found.start(), start + found.end()
-            yield StatedValue(found[1], found[2], *place, step=name, computed=is_result, sound=sound)
+            sound = not is_result or _follows_from_sum(sum_, found[2], modulo=10)
+            yield StatedValue(found[1], found[2], *found.span(), step=name, computed=is_result, sound=sound)
 
     for found in _CHAIN_ANSWER.finditer(text, answer_start):
-        yield StatedValue(found[1], found[2], found.start(), found.end())
+        yield StatedValue(found[1], found[2], *found.span())
 
 
-def _follows_from_sum(line: str, sum_: re.Match[str] | None, result: str | None, modulo: int = 0) -> bool:
+def _follows_from_sum(sum_: re.Match[str] | None, result: str | None, modulo: int = 0) -> bool:
     """Return whether a result follows from the sum of its line, and the sum from the operands before it."""
     if sum_ is None:
         return True
     left, operator, right, total = sum_.groups()
     value = int(left) + int(right) if operator == "+" else int(left) - int(right)
     if modulo:
-        operands = [found[2] for found in _CHAIN_VALUE.finditer(line, 0, sum_.start()) if found[2]]
+        operands = [found[2] for found in _CHAIN_VALUE.finditer(sum_.string, sum_.pos, sum_.start()) if found[2]]
         if operands and operands != [left, right]:
             return False
         value %= modulo
@@ -290,25 +289,21 @@ _WORDS_VALUE = re.compile(r"\b(?!Answer\b)([A-Z][a-z]+):? (\d+)\b")
 
 def read_words(text: str, answer_start: int) -> Iterator[StatedValue]:
     """Yield the statements of a word problem: `Rosa has 4 more marbles than Tom: 5 + 4 = 9.`, recaps, the answer."""
-    for start, line in _lines_with_starts(text, answer_start):
-        step = _WORDS_STEP.match(line)
-        given = _WORDS_GIVEN.match(line)
+    for start, end in _lines(text, answer_start):
+        step = _WORDS_STEP.match(text, start, end)
+        given = _WORDS_GIVEN.match(text, start, end)
         if step:
-            sum_ = _SUM.search(line)
-            yield StatedValue(step[2], step[3], start + step.start(3), start + step.end(3), step[1])
-            sound = _follows_from_sum(line, sum_, step[6])
-            yield StatedValue(step[1], step[6], start + step.start(6), start + step.end(6), step[1], True, sound)
+            sound = _follows_from_sum(_SUM.search(text, start, end), step[6])
+            yield StatedValue(step[2], step[3], *step.span(3), step[1])
+            yield StatedValue(step[1], step[6], *step.span(6), step[1], True, sound)
         elif given:
-            yield StatedValue(given[1], given[2], start + given.start(1), start + given.end(2), given[1], computed=True)
+            yield StatedValue(given[1], given[2], given.start(1), given.end(2), given[1], computed=True)
         else:
-            yield from _named_numbers(line, start)
+            for found in _WORDS_VALUE.finditer(text, start, end):
+                yield StatedValue(found[1], found[2], *found.span())
 
-    yield from _named_numbers(text[answer_start:], answer_start)
-
-
-def _named_numbers(text: str, start: int) -> Iterator[StatedValue]:
-    for found in _WORDS_VALUE.finditer(text):
-        yield StatedValue(found[1], found[2], start + found.start(), start + found.end())
+    for found in _WORDS_VALUE.finditer(text, answer_start):
+        yield StatedValue(found[1], found[2], *found.span())
 
 
 _MAZE_NOTE = re.compile(r"\b([A-Z]+\d+) (?:by key )?(to|then) ([A-Z]+\d+)\b")
@@ -324,18 +319,16 @@ def read_maze_search(text: str, answer_start: int) -> Iterator[StatedValue]:
     searched: set[str] = set()
     ways: set[tuple[str, str]] = set()
 
-    for start, line in _lines_with_starts(text, answer_start):
-        for found in _MAZE_NOTE.finditer(line):
-            is_step = found.start() == 0 and line.startswith(", want", found.end())
+    for start, end in _lines(text, answer_start):
+        for found in _MAZE_NOTE.finditer(text, start, end):
+            is_step = found.start() == start and text.startswith(", want", found.end(), end)
             name = f"{found[1]} {found[2]}"
-            place = start + found.start(), start + found.end()
-            yield StatedValue(name, found[3], *place, step=name if is_step else "", computed=is_step)
+            yield StatedValue(name, found[3], *found.span(), step=name if is_step else "", computed=is_step)
             searched.add(found[1])
             ways.add((name, found[3]))
-        for found in _MAZE_FLAG.finditer(line):
+        for found in _MAZE_FLAG.finditer(text, start, end):
             if (found[2] == "new") == (found[1] in searched):
-                place = start + found.start(1), start + found.end()
-                yield StatedValue(f"{found[1]} to", found[2], *place, step=f"{found[1]} to")
+                yield StatedValue(f"{found[1]} to", found[2], found.start(1), found.end(), step=f"{found[1]} to")
 
     for move, next_move in pairwise(_MAZE_MOVE.finditer(text, answer_start)):
         # On the way to a key the notes say `then`.
@@ -360,38 +353,37 @@ def read_ledger(text: str, answer_start: int) -> Iterator[StatedValue]:
     """
     keys: set[str] = set()
     first = ""
-    for start, line in _lines_with_starts(text, answer_start):
-        given = _LEDGER_GIVEN.match(line)
+    for start, end in _lines(text, answer_start):
+        given = _LEDGER_GIVEN.match(text, start, end)
         if given:
-            yield StatedValue(given[1], given[2], start, start + given.end(2), given[1], computed=True)
-        step = _LEDGER_STEP.match(line)
+            yield StatedValue(given[1], given[2], start, given.end(2), given[1], computed=True)
+        step = _LEDGER_STEP.match(text, start, end)
         if step is None:
             continue
 
         # The operands of a line, and behind its sum the result.
-        sum_ = _SUM.search(line)
+        sum_ = _SUM.search(text, start, end)
         operands: list[str] = []
-        for found in _LEDGER_VALUE.finditer(line, step.end()):
+        for found in _LEDGER_VALUE.finditer(text, step.end(), end):
             is_result = sum_ is not None and found.start() > sum_.end()
             sound = not is_result or _is_booked(operands, sum_, found[2])
-            place = start + found.start(), start + found.end()
-            yield StatedValue(found[1], found[2], *place, step=step[1], computed=is_result, sound=sound)
+            yield StatedValue(found[1], found[2], *found.span(), step=step[1], computed=is_result, sound=sound)
             operands.append(found[2])
 
-        if ", key" in line:
+        if text.find(", key", start, end) >= 0:
             keys.add(step[1])
-        for found in _LEDGER_FIRST.finditer(line):
+        for found in _LEDGER_FIRST.finditer(text, start, end):
             first = found[1]
-            yield StatedValue(_FIRST, first, start + found.start(), start + found.end())
+            yield StatedValue(_FIRST, first, *found.span())
 
     answered = list(_LEDGER_ANSWER.finditer(text, answer_start))
     for found in answered:
-        yield StatedValue(found[1], found[2], found.start(), found.end())
+        yield StatedValue(found[1], found[2], *found.span())
     # The line that the answer takes for the first one: one that is not marked.
     if first and answered:
         others = [found for found in answered if found[1] not in keys]
         last = others[-1] if others else answered[-1]
-        yield StatedValue(_FIRST, last[1] if others else None, last.start(), last.end())
+        yield StatedValue(_FIRST, last[1] if others else None, *last.span())
 
 
 def _is_booked(operands: Sequence[str], sum_: re.Match[str] | None, result: str | None) -> bool:
@@ -413,7 +405,7 @@ def read_equations(text: str, _answer_start: int) -> Iterator[StatedValue]:
     for found in _EQUATION.finditer(text):
         is_step = found[1] not in named
         named.add(found[1])
-        yield StatedValue(found[1], found[2], found.start(), found.end(), found[1] if is_step else "", is_step)
+        yield StatedValue(found[1], found[2], *found.span(), found[1] if is_step else "", is_step)
 
 
 #: The readers by the beginning of a benchmark's name.

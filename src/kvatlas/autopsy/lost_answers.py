@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.answers.reading import Tags, read_text
 from kvatlas.autopsy.kinds_of_death import Death, LocatedDeath, TraceText, find_death, lost_at, read_statements
-from kvatlas.core import Estimate, Setting, Trace, is_reference
+from kvatlas.core import Estimate, Setting, Trace, grouped, is_reference
 from kvatlas.policies.budget_rule import local_window_of
 from kvatlas.report.description import markdown_table
 from kvatlas.report.materials import RunMaterials
@@ -108,16 +108,20 @@ def lost_answers(store: Store, pieces: Pieces, setting: Setting | None = None) -
     tags_by_model = store.manifest().provenance.get("tags", {})
     for model, key in wrong:
         full_key = right.get((model, *key[2:]))
-        if full_key is None:
-            continue
-        tags = Tags(**tags_by_model[model]) if tags_by_model.get(model) is not None else None
-        trace = store.trace(key)
-        full = store.trace(full_key)
-        yield LostAnswer(key, trace, full, find_death(trace_text(trace, tags, pieces), trace_text(full, tags, pieces)))
+        if full_key is not None:
+            trace = store.trace(key)
+            full = store.trace(full_key)
+            text = trace_text(trace, tags_by_model, pieces)
+            yield LostAnswer(key, trace, full, find_death(text, trace_text(full, tags_by_model, pieces)))
 
 
-def trace_text(trace: Trace, tags: Tags | None, pieces: Pieces) -> TraceText:
-    """Return a trace as the rules read it; without the tokenizer the place of its tokens is unknown."""
+def trace_text(trace: Trace, tags_by_model: Mapping[str, Any], pieces: Pieces) -> TraceText:
+    """Return a trace as the rules read it; without the tokenizer the place of its tokens is unknown.
+
+    `tags_by_model` are the fields of the think tags of models, which are not known of all.
+    """
+    fields = tags_by_model.get(trace.model)
+    tags = None if fields is None else Tags(**fields)
     answer = read_text(trace.text, tags).answer
     answer_start = len(trace.text) if answer is None else len(trace.text) - len(answer)
     statements = read_statements(trace.benchmark, trace.text, answer_start)
@@ -136,21 +140,16 @@ def trace_text(trace: Trace, tags: Tags | None, pieces: Pieces) -> TraceText:
 
 def count_deaths(lost: Iterable[LostAnswer]) -> list[CellDeaths]:
     """Return the deaths of each cell that lost an answer."""
-    by_cell: dict[tuple[str, str, Setting], list[tuple[str, Death]]] = {}
-    for answer in lost:
-        cell = answer.trace.model, answer.trace.benchmark, answer.trace.setting
-        by_cell.setdefault(cell, []).append((answer.trace.problem, answer.death.kind))
-
+    by_cell = grouped(lost, lambda answer: (answer.trace.model, answer.trace.benchmark, answer.trace.setting))
     cells = []
-    for cell, deaths in by_cell.items():
-        counts = Counter(kind for _, kind in deaths)
+    for cell, answers in by_cell.items():
+        counts = Counter(answer.death.kind for answer in answers)
         shares = {}
         for kind in Death:
-            if not counts[kind]:
-                continue
-            by_problem: dict[str, list[float]] = {}
-            for problem, death in deaths:
-                by_problem.setdefault(problem, []).append(float(death is kind))
-            shares[kind] = pass_at_1(by_problem)
-        cells.append(CellDeaths(*cell, len(deaths), counts, shares))
+            if counts[kind]:
+                by_problem: dict[str, list[float]] = {}
+                for answer in answers:
+                    by_problem.setdefault(answer.trace.problem, []).append(float(answer.death.kind is kind))
+                shares[kind] = pass_at_1(by_problem)
+        cells.append(CellDeaths(*cell, len(answers), counts, shares))
     return cells

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken, key_of, token_kind
 from kvatlas.autopsy.lost_answers import LostAnswer
-from kvatlas.core import Trace
 from kvatlas.noise import stream_key
 from kvatlas.policies.selection import PutBack
 
@@ -31,60 +30,6 @@ NEVER = 2**31
 
 #: Positions of tokens.
 Tokens = tuple[int, ...]
-
-
-class Replay(NamedTuple):
-    """A decoding that a search asks for, and what the search learns from its generation."""
-
-    request: Request[Any]
-    result: Callable[[Generation[Any]], bool]
-
-
-#: What searches yield; they get the results in the same order.
-Replays = list[Replay]
-
-
-@dataclass
-class Case:
-    """A stored trace that is decoded again, and the tokens of it as texts, prompt included.
-
-    `base` has the choices of its policy, and `checkpoints` the rows before its compressions, after the `trunk`.
-    """
-
-    trace: Trace
-    prompt: tuple[int, ...]
-    stream: int
-    policy: Policy
-    texts: Sequence[str]
-    restored: Callable[[Generation[Any]], bool]
-    base: PutBack = field(default_factory=PutBack)
-    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
-
-    def request(self, **values: Any) -> Request[Any]:
-        """Return a request for this prompt, with a key of its own."""
-        from kvatlas.engine import Request
-
-        return Request(object(), self.prompt, **{"stream": self.stream, "policies": (self.policy,), **values})
-
-    def trunk(self) -> Replay:
-        """Return the stored trace decoded again, which leaves checkpoints: is it the stored one token for token?"""
-        request = self.request(put_back=self.base, checkpoints=self.checkpoints)
-        return Replay(request, lambda generation: generation.tokens == self.trace.tokens)
-
-    def fork(self, put_back: PutBack, length: int, stream: int | None = None) -> Replay:
-        """Return a decoding from the compression at `length` tokens on: is the answer right if these are put back?
-
-        Its random numbers are the stored ones, or those of the held-out `stream`, counted from 0.
-        """
-        random_stream = self.stream if stream is None else stream_key(self.stream, "held out", stream)
-        request = self.request(stream=random_stream, put_back=put_back, start=self.checkpoints[length])
-        return Replay(request, self.restored)
-
-    def close(self) -> None:
-        """Give back the pages of the checkpoints."""
-        for checkpoint in self.checkpoints.values():
-            checkpoint.drop()
-        self.checkpoints.clear()
 
 
 # -- evictions ---------------------------------------------------------------------------------------------------------
@@ -108,40 +53,22 @@ class Eviction:
         return spans[::-1]
 
 
-def evictions_of_case(case: Case) -> list[Eviction]:
-    """Return what the compressions of a trace evicted, the latest first."""
-    trace = case.trace
-    assert trace.eviction_trace is not None
-    found = []
-    evicted_at = trace.eviction_trace.evicted_at
-    for length, choice in sorted(case.base.choices.items(), reverse=True):
-        # The newest token of a compression has not been through the model.
-        new_tokens = length - len(case.prompt) + 1
-        tokens = tuple(position for position, step in enumerate(evicted_at) if step == new_tokens)
-        if tokens and choice.slots:
-            ranks = {position: float(choice.ranks[position]) for position in tokens}
-            found.append(Eviction(length, tokens, choice.slots, ranks))
-    return found
-
-
-def similar_tokens(cause: Tokens, eviction: Eviction, rng: random.Random, texts: Sequence[str] | None = None) -> Tokens:
+def similar_tokens(cause: Tokens, eviction: Eviction, rng: random.Random, kinds: Mapping[int, str]) -> Tokens:
     """Return other evicted tokens for those of a cause, each at half to twice the distance of its own.
 
-    With the `texts` of all tokens each is of the same kind, too. There are fewer tokens if the eviction has too few.
-    The logarithms of distances are drawn alike, so that tokens are neither nearer nor farther than their own on
-    average.
+    Each has the kind of its own in `kinds`, which is empty for tokens of any kind. There are fewer tokens if the
+    eviction has too few. The logarithms of distances are drawn alike, so that tokens are neither nearer nor farther
+    than their own on average.
     """
     chosen: list[int] = []
     for position in cause:
-        free = [token for token in eviction.tokens if token not in chosen and token not in cause]
-        if texts is not None:
-            kind = token_kind(texts[position])
-            free = [token for token in free if token_kind(texts[token]) == kind]
+        others = [token for token in eviction.tokens if token not in chosen and token not in cause]
+        free = [token for token in others if kinds.get(token) == kinds.get(position)]
         distance = eviction.length - position
         near = [token for token in free if distance / 2 <= eviction.length - token <= 2 * distance]
-        if free:
-            weights = [1 / (eviction.length - token) for token in near or free]
-            chosen += rng.choices(near or free, weights)
+        candidates = near or free
+        if candidates:
+            chosen += rng.choices(candidates, [1 / (eviction.length - token) for token in candidates])
     return tuple(chosen)
 
 
@@ -149,8 +76,8 @@ def similar_tokens(cause: Tokens, eviction: Eviction, rng: random.Random, texts:
 
 
 def shrink(
-    tokens: Tokens, beside: Tokens, left: Callable[[], int], fork: Callable[[Tokens], Replay]
-) -> Generator[Replays, list[bool], Tokens]:
+    tokens: Tokens, beside: Tokens, left: Callable[[], int], fork: Callable[[Tokens], Request[Any]]
+) -> Generator[list[Request[Any]], list[bool], Tokens]:
     """Return a smallest part of `tokens` that restores the answer together with those `beside`, which all of them do.
 
     It stops halving when fewer than two replays are `left`. `fork` returns the replay with tokens put back.
@@ -171,18 +98,26 @@ def shrink(
     return of_first + of_second
 
 
-@dataclass
+@dataclass(eq=False)
 class AutopsySearch:
     """The autopsy of a lost answer: its cause, and the held-out test of it.
 
-    An answer that `is_greedy`, decoded at temperature 0, has no held-out test.
+    `texts` are those of the tokens, prompt included; `restored` tells whether the answer of a generation is right. An
+    answer that `is_greedy`, decoded at temperature 0, has no held-out test. `base` has the choices of the policy, and
+    `checkpoints` the rows before its compressions, after the `trunk`.
     """
 
     lost: LostAnswer
-    case: Case
+    prompt: tuple[int, ...]
+    stream: int
+    policy: Policy
+    texts: Sequence[str]
+    restored: Callable[[Generation[Any]], bool]
     is_greedy: bool = False
+    base: PutBack = field(default_factory=PutBack)
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     #: The replays that the search waits for, and the results so far by the keys of their requests.
-    asked: Replays = field(default_factory=list)
+    asked: list[Request[Any]] = field(default_factory=list)
     results: dict[object, bool] = field(default_factory=dict)
     replays: int = 0
 
@@ -193,13 +128,43 @@ class AutopsySearch:
         #: The number of new tokens at the death.
         self.death = len(self.lost.trace.tokens) if death.token is None else death.token
 
+    def request(self, key: object, **values: Any) -> Request[Any]:
+        """Return a request for this prompt."""
+        from kvatlas.engine import Request
+
+        return Request(key, self.prompt, **{"stream": self.stream, "policies": (self.policy,), **values})
+
+    def trunk(self) -> Request[Any]:
+        """Return the stored trace decoded again, which leaves checkpoints."""
+        return self.request(self, put_back=self.base, checkpoints=self.checkpoints)
+
+    def fork(self, put_back: PutBack, length: int, stream: int | None = None) -> Request[Any]:
+        """Return a decoding from the compression at `length` tokens on, with these tokens put back.
+
+        Its random numbers are the stored ones, or those of the held-out `stream`, counted from 0.
+        """
+        random_stream = self.stream if stream is None else stream_key(self.stream, "held out", stream)
+        return self.request(object(), stream=random_stream, put_back=put_back, start=self.checkpoints[length])
+
+    def take(self, generation: Generation[Any]) -> None:
+        """Note whether the answer of a fork is right, or whether the trunk is the stored trace token for token."""
+        is_trunk = generation.key is self
+        is_stored = generation.tokens == self.lost.trace.tokens
+        self.results[generation.key] = is_stored if is_trunk else self.restored(generation)
+
+    def close(self) -> None:
+        """Give back the pages of the checkpoints."""
+        for checkpoint in self.checkpoints.values():
+            checkpoint.drop()
+        self.checkpoints.clear()
+
     def left(self) -> int:
         """Return how many replays the search may still take."""
         return MOST_REPLAYS - self.replays
 
-    def next_replays(self) -> Replays:
+    def next_replays(self) -> list[Request[Any]]:
         """Return the replays that the search needs after the `results` of those `asked` for, none at its end."""
-        results = [self.results[replay.request.key] for replay in self.asked]
+        results = [self.results[replay.key] for replay in self.asked]
         self.replays += len(results)
         self.results = {}
         try:
@@ -208,26 +173,26 @@ class AutopsySearch:
             self.asked = []
         return self.asked
 
-    def _run(self) -> Generator[Replays, list[bool], None]:
+    def _run(self) -> Generator[list[Request[Any]], list[bool], None]:
         """Look for the smallest set of evicted tokens that restores the answer, and test it."""
-        (self.autopsy.reproduced,) = yield [self.case.trunk()]
+        (self.autopsy.reproduced,) = yield [self.trunk()]
         if self.autopsy.reproduced:
             found = yield from self._cause()
             self.autopsy.replays = self.replays
             if found:
                 yield from self._test(*found)
-        self.case.close()
+        self.close()
 
     def _no_compression_until_death(self) -> PutBack:
         # A compression at `length` tokens has one new token more than have been through the model.
         return PutBack(until=self.death + 2)
 
-    def _cause(self) -> Generator[Replays, list[bool], tuple[Tokens, Eviction] | None]:
+    def _cause(self) -> Generator[list[Request[Any]], list[bool], tuple[Tokens, Eviction] | None]:
         """Look for a cause; note the spans, and whether the answer is right without compression until the death."""
         # A statement begins with its name at the death: its value comes with the next token.
-        last = len(self.case.prompt) + self.death
+        last = len(self.prompt) + self.death
         by_span: dict[Tokens, Eviction] = {}
-        for eviction in evictions_of_case(self.case):
+        for eviction in self._evictions():
             if eviction.length <= last:
                 by_span |= dict.fromkeys(eviction.spans(), eviction)
         spans = list(by_span)[: self.left()]
@@ -235,8 +200,8 @@ class AutopsySearch:
             return None
 
         without = self._no_compression_until_death()
-        forks = [self.case.fork(PutBack(span), by_span[span].length) for span in spans]
-        self.autopsy.full, *results = yield [self.case.fork(without, min(self.case.checkpoints)), *forks]
+        forks = [self.fork(PutBack(span), by_span[span].length) for span in spans]
+        self.autopsy.full, *results = yield [self.fork(without, min(self.checkpoints)), *forks]
         saving = [span for span, saves in zip(spans, results, strict=True) if saves]
         self.autopsy.spans = len(spans)
         self.autopsy.saving = len(saving)
@@ -244,32 +209,43 @@ class AutopsySearch:
             return None
 
         eviction = by_span[saving[0]]
-        cause = yield from shrink(
-            saving[0], (), self.left, lambda tokens: self.case.fork(PutBack(tokens), eviction.length)
-        )
+        cause = yield from shrink(saving[0], (), self.left, lambda tokens: self.fork(PutBack(tokens), eviction.length))
         saving_tokens = []
         for position in sorted(cause):
-            text = self.case.texts[position]
+            text = self.texts[position]
             distance = eviction.length - position
             rank = eviction.ranks[position]
             saving_tokens.append(SavingToken(position, text, distance, rank, eviction.slots, len(eviction.tokens)))
         self.autopsy.tokens = tuple(saving_tokens)
         return cause, eviction
 
-    def _test(self, cause: Tokens, eviction: Eviction) -> Generator[Replays, list[bool], None]:
+    def _evictions(self) -> Iterator[Eviction]:
+        """Yield what the compressions of the trace evicted, the latest first."""
+        assert self.lost.trace.eviction_trace is not None
+        evicted_at = self.lost.trace.eviction_trace.evicted_at
+        for length, choice in sorted(self.base.choices.items(), reverse=True):
+            # The newest token of a compression has not been through the model.
+            new_tokens = length - len(self.prompt) + 1
+            tokens = tuple(position for position, step in enumerate(evicted_at) if step == new_tokens)
+            if tokens and choice.slots:
+                ranks = {position: float(choice.ranks[position]) for position in tokens}
+                yield Eviction(length, tokens, choice.slots, ranks)
+
+    def _test(self, cause: Tokens, eviction: Eviction) -> Generator[list[Request[Any]], list[bool], None]:
         """Try random sets, and the cause under held-out random numbers."""
         rng = random.Random(repr(self.autopsy.key))
-        sets = [similar_tokens(cause, eviction, rng) for _ in range(RANDOM_SETS)]
-        forks = [self.case.fork(PutBack(tokens), eviction.length) for tokens in sets if len(tokens) == len(cause)]
+        sets = [similar_tokens(cause, eviction, rng, {}) for _ in range(RANDOM_SETS)]
+        forks = [self.fork(PutBack(tokens), eviction.length) for tokens in sets if len(tokens) == len(cause)]
         if forks:
             self.autopsy.random = tuple((yield forks))
 
         # A random set for each stream, of any tokens and of tokens of the cause's kinds.
         streams = range(HELD_OUT_STREAMS)
-        sets = [similar_tokens(cause, eviction, rng) for _ in streams]
-        like_sets = [similar_tokens(cause, eviction, rng, self.case.texts) for _ in streams]
+        kinds = {token: token_kind(self.texts[token]) for token in eviction.tokens}
+        sets = [similar_tokens(cause, eviction, rng, {}) for _ in streams]
+        like_sets = [similar_tokens(cause, eviction, rng, kinds) for _ in streams]
         if not self.is_greedy and all(len(tokens) == len(cause) for tokens in (*sets, *like_sets)):
-            after_death = len(self.case.prompt) + self.death + 1
+            after_death = len(self.prompt) + self.death + 1
             arms = {
                 "nothing": [PutBack() for _ in streams],
                 "random": [PutBack(tokens) for tokens in sets],
@@ -281,8 +257,6 @@ class AutopsySearch:
             }
             forks = []
             for put_backs in arms.values():
-                forks += [
-                    self.case.fork(put_back, eviction.length, stream) for stream, put_back in enumerate(put_backs)
-                ]
+                forks += [self.fork(put_back, eviction.length, stream) for stream, put_back in enumerate(put_backs)]
             results = iter((yield forks))
             self.autopsy.held_out = {arm: tuple(islice(results, HELD_OUT_STREAMS)) for arm in arms}

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from kvatlas.answers.reading import Tags
 from kvatlas.autopsy.autopsies import Autopsy, read_autopsies, token_kind
 from kvatlas.autopsy.driver import LostCell
 from kvatlas.autopsy.kinds_of_death import Death, find_death
@@ -115,16 +114,11 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         right[arm] = _share_or_none(tested, [fmean(item.held_out[arm]) for item in tested])
     rises_by_arms = {}
     for first, second in DIFFERENCES:
-        rises = [fmean(item.held_out[first]) - fmean(item.held_out[second]) for item in tested]
+        rises = [_rise(item, first, second) for item in tested]
         rises_by_arms[f"{first}_over_{second}"] = _difference_in_points(tested, rises)
 
     by_luck = holm(list(map(luck_chance, tested)))
-    tested_keys = {item.key for item in tested}
-    rises = []
-    for item in tried:
-        is_tested = item.key in tested_keys
-        rises.append(fmean(item.held_out["cause"]) - fmean(item.held_out["random"]) if is_tested else 0.0)
-    of_all = _difference_in_points(tried, rises)
+    of_all = _difference_in_points(tried, [_rise(item, "cause", "random") if item in tested else 0.0 for item in tried])
     room = None
     if lost_share is not None:
         room = {name: round((of_all[name] or 0.0) * lost_share, 4) for name in ("value", "low", "high")}
@@ -139,6 +133,11 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         "of_all_lost": of_all,
         "room": room,
     }
+
+
+def _rise(autopsy: Autopsy, first: str, second: str) -> float:
+    """Return by how much the share of right answers is higher in the first arm than in the second."""
+    return fmean(autopsy.held_out[first]) - fmean(autopsy.held_out[second])
 
 
 def luck_chance(autopsy: Autopsy) -> float:
@@ -209,10 +208,9 @@ class AutopsiesOnPage:
         happened from 0, None if that is unknown. `missed` are the new tokens of each earlier statement of a value that
         was forgotten or misread, and `evicted` is True for one that is forgotten.
         """
-        given = self.manifest.provenance.get("tags", {}).get(trace.model)
-        tags = None if given is None else Tags(**given)
-        text = trace_text(trace, tags, pieces)
-        death = find_death(text, trace_text(full, tags, pieces))
+        tags_by_model = self.manifest.provenance.get("tags", {})
+        text = trace_text(trace, tags_by_model, pieces)
+        death = find_death(text, trace_text(full, tags_by_model, pieces))
 
         missed = []
         for statement in death.missed:

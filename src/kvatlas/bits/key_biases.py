@@ -46,19 +46,11 @@ class KeyBiases:
             self._angles = torch.cat([cos[0, :, :half], sin[0, :, :half]], -1).float().contiguous()
         return self._angles
 
-    def rotated(self, layer: int, positions: Tensor, by_head: bool = False) -> Tensor:
-        """Return the biases of a layer at these positions.
-
-        For positions [tokens] they are [tokens, KV heads, size]; `by_head` takes positions [KV heads, ...], which may
-        differ between heads, and returns [KV heads, ..., size].
-        """
-        biases = self.layers[layer]
+    def rotated(self, layer: int, positions: Tensor) -> Tensor:
+        """Return the biases [KV heads, ..., size] of a layer at these positions [KV heads or 1, ...]."""
         # Slots without a token hold any position.
         angles = self._angles[positions.long().clamp(0, len(self._angles) - 1)]
-        if by_head:
-            biases = biases.view(len(biases), *[1] * (positions.dim() - 1), -1)
-        else:
-            angles = angles[:, None]
+        biases = self.layers[layer].view(len(self.layers[layer]), *[1] * (positions.dim() - 1), -1)
         cos, sin = angles.chunk(2, -1)
         low, high = biases.chunk(2, -1)
         return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
@@ -77,8 +69,8 @@ def find_key_biases(model: PreTrainedModel, layers: Sequence[int]) -> KeyBiases 
         found = [_keys_of_nothing(model, attentions[layer], rotary) for layer in layers]
         biases = KeyBiases([keys[:, 0].contiguous() for keys in found], rotary)
         biases.angles(max(PROBED) + 1)
-        positions = torch.tensor(PROBED, device=found[0].device)
-        expected = [biases.rotated(place, positions).transpose(0, 1) for place in range(len(layers))]
+        positions = torch.tensor([PROBED], device=found[0].device)
+        expected = [biases.rotated(place, positions) for place in range(len(layers))]
     except Exception as error:
         # The engine halves its batch when memory runs out.
         if out_of_memory(error):

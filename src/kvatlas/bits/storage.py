@@ -22,42 +22,37 @@ class PackedRows:
 
     def __init__(self, storage: Storage, key_biases: KeyBiases | None) -> None:
         self.storage = storage
+        #: Bits of a number in keys and in values.
+        self.bits = (storage.key_bits, storage.value_bits)
         self.key_biases = key_biases if storage.key_bits < 16 else None
 
-    def pack_keys(self, layer: int, keys: Tensor, positions: Tensor | None) -> Tensor:
-        """Return the rows of keys [tokens, KV heads, size] of a layer; those with biases need `positions` [tokens]."""
-        bits = self.storage.key_bits
+    def pack(self, side: int, layer: int, numbers: Tensor, positions: Tensor | None) -> Tensor:
+        """Return the rows of keys (side 0) or values (side 1) [tokens, KV heads, size] of a layer.
+
+        Keys with biases need the `positions` [tokens].
+        """
+        bits = self.bits[side]
         if bits == 16:
-            return keys
-        if self.key_biases is None or positions is None:
-            return pack_bits(keys, bits, self.storage.group)
+            return numbers
+        if side == 1 or self.key_biases is None or positions is None:
+            return pack_bits(numbers, bits, self.storage.group)
         # Turned, without their rotated biases, and with their positions behind them.
-        biases = self.key_biases.rotated(layer, positions)
-        rows = pack_bits(turn(keys.float() - biases), bits, self.storage.group)
+        biases = self.key_biases.rotated(layer, positions[None]).transpose(0, 1)
+        rows = pack_bits(turn(numbers.float() - biases), bits, self.storage.group)
         stored = positions.int()[:, None, None].expand(*rows.shape[:-1], 1).contiguous()
         return torch.cat([rows, stored.view(torch.uint8)], -1)
 
-    def pack_values(self, values: Tensor) -> Tensor:
-        """Return the rows of values [tokens, KV heads, size]."""
-        bits = self.storage.value_bits
-        return values if bits == 16 else pack_bits(values, bits, self.storage.group)
-
-    def unpack_keys(self, layer: int, rows: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-        """Return the keys [KV heads, ..., size] of rows of a layer, as attention reads them."""
-        bits = self.storage.key_bits
+    def unpack(self, side: int, layer: int, rows: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+        """Return the keys or values [KV heads, ..., size] of rows of a layer, as attention reads them."""
+        bits = self.bits[side]
         if bits == 16:
             return rows.to(dtype)
-        if self.key_biases is None:
+        if side == 1 or self.key_biases is None:
             return unpack_bits(rows, size, bits, self.storage.group).to(dtype)
         positions = rows[..., -POSITION_BYTES:].contiguous().view(torch.int32)[..., 0]
-        biases = self.key_biases.rotated(layer, positions, by_head=True)
+        biases = self.key_biases.rotated(layer, positions)
         turned = unpack_bits(rows[..., :-POSITION_BYTES], size, bits, self.storage.group)
         return (turn(turned) + biases).to(dtype)
-
-    def unpack_values(self, rows: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-        """Return the values [KV heads, ..., size] of rows."""
-        bits = self.storage.value_bits
-        return (rows if bits == 16 else unpack_bits(rows, size, bits, self.storage.group)).to(dtype)
 
 
 def pack_bits(numbers: Tensor, bits: int, group: int) -> Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 from weakref import WeakMethod
 
 import torch
 from torch import Tensor
 
-from kvatlas.cpu.native import Native
 from kvatlas.cpu.native.decoder import DecoderLayer, DecoderPass, Products
 from kvatlas.forward import ATTENTION, attend, layer_attention
 
@@ -23,7 +22,7 @@ class FusedLayer(DecoderLayer):
     Its linear layers are packed, queries, keys and values side by side, gate and up, too.
     """
 
-    def __init__(self, native: Native, layer: Any) -> None:
+    def __init__(self, layer: Any) -> None:
         self.attention = layer.self_attn
         gate = layer.mlp.layer
         products = Products(
@@ -41,8 +40,7 @@ class FusedLayer(DecoderLayer):
         self.window = window_of(self.attention)
         rotary_heads = sum(self.heads[:2]) if getattr(self.attention, "use_rope", True) else 0
         norms = (layer.input_layernorm, layer.post_attention_layernorm)
-        first, second = ((norm.weight, norm.eps) for norm in norms)
-        super().__init__(native, (first, second), products, rotary_heads, self.size)
+        super().__init__([(norm.weight, norm.eps) for norm in norms], products, rotary_heads, self.size)
 
     def __call__(self, tokens: DecoderPass) -> None:
         """Replace the states of `tokens` by the output of this layer."""
@@ -61,35 +59,23 @@ def window_of(attention: Any) -> int | None:
     return getattr(attention, "sliding_window", window)
 
 
-class FusedLayers:
-    """All layers of a decoder, in one call of native code if attention is native.
+def compute_layers(layers: Sequence[FusedLayer], x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Compute all layers of a decoder, in one call of native code if attention is native.
 
     They share working memory: their products have the same sizes.
     """
-
-    def __init__(self, layers: Sequence[FusedLayer]) -> None:
-        self.layers = layers
-        self.size = layers[0].size
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        tokens = DecoderPass(x, cos, sin, self.layers[0].products)
-        attention = layer_attention()
-        if attention is not None:
-            attention.compute_layers(self.layers, tokens)
-            return tokens.states
-        for layer in self.layers:
-            layer(tokens)
+    tokens = DecoderPass(x, cos, sin, layers[0].products)
+    attention = layer_attention()
+    if attention is not None:
+        attention.compute_layers(layers, tokens)
         return tokens.states
+    for layer in layers:
+        layer(tokens)
+    return tokens.states
 
 
-class ShortLayer(Protocol):
-    """One or several decoder layers of few calls, with heads of `size`."""
-
-    size: int
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return the last layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
-        ...
+#: One or several decoder layers: gets x [tokens, hidden size], and cos and sin [1, tokens, head size].
+ShortLayer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class DecoderOutput(NamedTuple):
@@ -107,6 +93,7 @@ class FusedDecoder:
     def __init__(self, decoder: Any, layers: Sequence[ShortLayer]) -> None:
         self.unfused: Any = WeakMethod(decoder.forward)
         self.layers = layers
+        self.head_size = decoder.layers[0].self_attn.head_dim
         self.embedding = decoder.embed_tokens
         self.rotary = decoder.rotary_emb
         self.norm = decoder.norm
@@ -122,7 +109,7 @@ class FusedDecoder:
         # Layers of a fused decoder have no hooks.
         x = self.embedding.forward(input_ids)
         cos, sin = self.rotation(x, positions)
-        if cos.shape != (1, x.shape[1], self.layers[0].size):
+        if cos.shape != (1, x.shape[1], self.head_size):
             raise ValueError(f"The rotary embedding is {list(cos.shape)}, which does not turn whole heads.")
         x = x[0]
         for layer in self.layers:

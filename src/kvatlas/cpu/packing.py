@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib import import_module
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from kvatlas.core import KvatlasError
-from kvatlas.cpu.fused import FusedDecoder, FusedLayer, FusedLayers, FusedModel
+from kvatlas.cpu.fused import FusedDecoder, FusedLayer, FusedModel, compute_layers
 from kvatlas.cpu.native import Linear, Native, load
 from kvatlas.cpu.native.panels import LANES, unpack_weights
 from kvatlas.cpu.shared_weights import PackedTables, WeightInBytes
@@ -185,9 +186,7 @@ class PackedExperts(nn.Module):
     def _packed(self, tables: PackedTables, name: str) -> list[PackedLinear]:
         """Return the packed linear layer of each expert in the table `name`."""
         weights = getattr(self.layer, name)
-        biases: Sequence[Tensor | None] = [None for _ in weights]
-        if self.layer.has_bias:
-            biases = getattr(self.layer, f"{name}_bias")
+        biases = getattr(self.layer, f"{name}_bias") if self.layer.has_bias else [None for _ in weights]
         if self.layer.is_transposed:
             weights = weights.transpose(1, 2)
         pairs = zip(weights, biases, strict=True)
@@ -380,37 +379,25 @@ def _pack_linear(tables: PackedTables, model: PreTrainedModel, undo: ExitStack) 
                 _replace(*embedding, PackedEmbedding(packed), undo)
                 replaced = 2
             if users[id(child.weight)] == replaced:
-                undo.callback(_restore_weight, child, packed)
-                child.weight.data = child.weight.data.new_empty(0)
+                _drop_weight(child, packed, undo)
 
             # Packed layers share their weights, and the names that transformers would tie are gone.
             if "tie_weights" not in vars(model):
                 model.tie_weights = lambda *_, **__: None
                 undo.callback(vars(model).pop, "tie_weights")
 
-    if tables.dtype is torch.int8:
-        _pack_own_embeddings(tables, embeddings, users, undo)
+    # Embeddings that share their weights with no other layer: in fp32 they would take a third of the memory.
+    for weight_id, (parent, name) in embeddings.items() if tables.dtype is torch.int8 else ():
+        own_embedding: Any = getattr(parent, name)
+        if users[weight_id] == 1 and type(own_embedding) is nn.Embedding and not has_hooks(own_embedding):
+            packed = PackedLinear(tables.linear([own_embedding.weight]))
+            _replace(parent, name, PackedEmbedding(packed), undo)
+            _drop_weight(own_embedding, packed, undo)
 
 
-def _pack_own_embeddings(
-    tables: PackedTables,
-    embeddings: Mapping[int, tuple[nn.Module, str]],
-    users: Mapping[int, int],
-    undo: ExitStack,
-) -> None:
-    """Pack embeddings that share their weights with no other layer: in fp32 they would take a third of the memory."""
-    for weight_id, (parent, name) in embeddings.items():
-        embedding: Any = getattr(parent, name)
-        if users[weight_id] > 1 or type(embedding) is not nn.Embedding or has_hooks(embedding):
-            continue
-        packed = PackedLinear(tables.linear([embedding.weight]))
-        _replace(parent, name, PackedEmbedding(packed), undo)
-        undo.callback(_restore_weight, embedding, packed)
-        embedding.weight.data = embedding.weight.data.new_empty(0)
-
-
-def _restore_weight(layer: nn.Linear | nn.Embedding, packed: PackedLinear) -> None:
-    layer.weight.data = packed.weight
+def _drop_weight(layer: Any, packed: PackedLinear, undo: ExitStack) -> None:
+    undo.callback(lambda: setattr(layer.weight, "data", packed.weight))
+    layer.weight.data = layer.weight.data.new_empty(0)
 
 
 def _has_weight(layer: nn.Module | None) -> bool:
@@ -502,10 +489,10 @@ def is_plain_llama(decoder: Any) -> bool:
         if not turns_halves(attention) or not isinstance(gated.act_fn, nn.SiLU | type(ACT2FN["silu"])):
             return False
         norms = (layer.input_layernorm, layer.post_attention_layernorm)
-        linear = [getattr(attention, name) for name in JOINED[0]] + [getattr(gated, name) for name in JOINED[1]]
+        joined, others = _linear_children(attention, gated)
         if not all(computes_as(norm, NORMS[:1]) for norm in norms):
             return False
-        if not all(type(each) is nn.Linear for each in (*linear, attention.o_proj, gated.down_proj)):
+        if not all(type(each) is nn.Linear for each in (*joined, *others)):
             return False
 
     # The rotation has to turn whole heads.
@@ -530,15 +517,15 @@ def _code(function: Any) -> Any:
     return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != function.__doc__])
 
 
-def _fuse(tables: PackedTables, model: PreTrainedModel, undo: ExitStack) -> None:
+def _fuse(_tables: PackedTables, model: PreTrainedModel, undo: ExitStack) -> None:
     """Give a shorter `forward` to a decoder that consists of layers of Llama's form alone."""
     decoder = model.get_decoder()
     if set(dict(decoder.named_children())) != DECODER or not all(map(_fusable, decoder.layers)):
         return
-    layers = [FusedLayer(tables.native, layer) for layer in decoder.layers]
+    layers = list(map(FusedLayer, decoder.layers))
     products = [layer.products for layer in layers]
     if len({each.widths for each in products}) == 1 and all(each.fits for each in products):
-        decoder.forward = FusedDecoder(decoder, [FusedLayers(layers)])
+        decoder.forward = FusedDecoder(decoder, [partial(compute_layers, layers)])
         undo.callback(delattr, decoder, "forward")
         if computes_as(model, MODELS) and type(model.lm_head) is PackedLinear:
             model.forward = FusedModel(model)
@@ -549,12 +536,15 @@ def _fusable(layer: Any) -> bool:
     """Return True if a layer has Llama's form, and all its parts are packed."""
     if not (computes_as(layer, LAYERS) and computes_as(layer.self_attn, ATTENTIONS)):
         return False
-    attention = layer.self_attn
-    if type(layer.mlp) is not PackedGate:
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    if type(layer.mlp) is not PackedGate or any(type(norm) is not PackedNorm for norm in norms):
         return False
-    if type(layer.input_layernorm) is not PackedNorm or type(layer.post_attention_layernorm) is not PackedNorm:
-        return False
-    gated = layer.mlp.layer
+    joined, others = _linear_children(layer.self_attn, layer.mlp.layer)
+    is_packed = all(type(each) is PackedLinear for each in (*joined, *others))
+    return is_packed and all(each.packed.whole for each in joined)
+
+
+def _linear_children(attention: Any, gated: Any) -> tuple[list[Any], list[Any]]:
+    """Return the linear layers of a decoder layer that read the same input as others, and those that do not."""
     joined = [getattr(attention, name) for name in JOINED[0]] + [getattr(gated, name) for name in JOINED[1]]
-    linear = [*joined, attention.o_proj, gated.down_proj]
-    return all(type(each) is PackedLinear for each in linear) and all(each.packed.whole for each in joined)
+    return joined, [attention.o_proj, gated.down_proj]

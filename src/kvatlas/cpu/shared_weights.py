@@ -98,38 +98,30 @@ class PackedTables:
 
     def linear(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Linear:
         """Return a layer over packed `weights` [outputs, inputs], one below the other."""
+        outputs = sum(map(len, weights))
         if self.stored is None:
-            layer = self._pack(weights, bias)
-            self._return_memory(layer.weight.nbytes)
+            packed = self._pack(weights)
+            # Weights were read by several threads, whose freed memory no other thread would use again.
+            self.bytes_made += packed.nbytes
+            if self.bytes_made >= RETURN_AFTER:
+                return_freed_memory()
+                self.bytes_made = 0
         else:
             packed = self.stored[len(self.used)]
-            outputs = sum(len(weight) for weight in weights)
             shape = (-(-outputs // LANES), weights[0].shape[1])
             if packed.shape[:2] != shape:
                 raise ValueError(f"a packed table is {tuple(packed.shape)}, expected {shape}")
-            layer = self.native.packed_linear(packed, bias, outputs)
-        self.used.append(layer.weight)
-        return layer
+        self.used.append(packed)
+        return self.native.packed_linear(packed, bias, outputs)
 
-    def _pack(self, weights: Sequence[Tensor], bias: Tensor | None) -> Linear:
+    def _pack(self, weights: Sequence[Tensor]) -> Tensor:
         if any(isinstance(weight, WeightInBytes) for weight in weights):
             tables = [
                 weight.read() if isinstance(weight, WeightInBytes) else pack_weights(weight, self.dtype)
                 for weight in weights
             ]
-            packed = tables[0] if len(tables) == 1 else torch.cat(tables)
-            return self.native.packed_linear(packed, bias, sum(map(len, weights)))
-        return self.native.linear(weights[0] if len(weights) == 1 else torch.cat([*weights]), bias, self.dtype)
-
-    def _return_memory(self, size: int) -> None:
-        """Give back what earlier tables made free, now and then: a table of `size` bytes was made.
-
-        Weights were read by several threads, whose freed memory no other thread would use again.
-        """
-        self.bytes_made += size
-        if self.bytes_made >= RETURN_AFTER:
-            return_freed_memory()
-            self.bytes_made = 0
+            return tables[0] if len(tables) == 1 else torch.cat(tables)
+        return pack_weights(weights[0] if len(weights) == 1 else torch.cat([*weights]), self.dtype)
 
 
 #: The content of a file: its packed tables, and the parameters by name that no table replaces.
@@ -140,48 +132,49 @@ class WeightsFile:
     """The file of a model's packed weights in a folder of caches.
 
     `sources` are the folders from which the model is loaded, whose file is made anew if the digest of their weights is
-    not `contents`. Linear layers have their weights in `dtype`.
+    not `contents`. Linear layers have their weights in `dtype`. `load` returns the unpacked model, for False without
+    reading its weights, and `pack` packs it.
     """
 
-    def __init__(self, folder: Path, sources: Sequence[Path], contents: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sources: Sequence[Path],
+        contents: str,
+        dtype: torch.dtype,
+        load: Callable[[bool], PreTrainedModel],
+        pack: Callable[[PreTrainedModel, PackedTables], Any],
+    ) -> None:
         self.dtype = dtype
+        self.load = load
+        self.pack = pack
         # The layers of a model may change with transformers.
         self.identity = digest({"format": FORMAT, "transformers": version("transformers"), "weights": contents})
         kind = "packed" if dtype is torch.float32 else f"packed-{str(dtype).removeprefix('torch.')}"
         self.path = folder / f"{kind}-{digest([str(source.resolve()) for source in sources])[:32]}.bin"
 
-    def load(
-        self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, PackedTables], Any]
-    ) -> PreTrainedModel:
-        """Return the packed model; `load` returns it unpacked, for False without reading its weights.
-
-        Where the file cannot be written, the model has its weights for itself.
-        """
+    def model(self) -> PreTrainedModel:
+        """Return the packed model; where the file cannot be written, it has its weights for itself."""
         try:
-            tables, stored = self._stored(load, pack)
+            tables, stored = self._read() or self._made()
         except OSError as error:
             print(f"kvatlas: weights are not shared: {error.strerror or error}", file=sys.stderr, flush=True)
-            model = load(True)
-            pack(model, PackedTables(self.dtype))
+            model = self.load(True)
+            self.pack(model, PackedTables(self.dtype))
             return model
-        model = load(False)
+        model = self.load(False)
         parameters = dict(model.named_parameters())
         for name, tensor in stored.items():
             parameters[name].data = tensor
-        pack(model, tables)
+        self.pack(model, tables)
         return model
 
-    def _stored(
-        self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, PackedTables], Any]
-    ) -> Content:
-        """Return the content of the file, which is made unless it is there; one process makes it, others wait."""
-        stored = self._read()
-        if stored is not None:
-            return stored
+    def _made(self) -> Content:
+        """Return the content of the file that one process makes, while others wait."""
         with being_made(self.path) as unfinished:
             # Another process may have been faster.
             if self._read() is None:
-                self._make(unfinished, load(True), pack)
+                self._make(unfinished, self.load(True))
                 # The layers of the model that was packed refer to each other.
                 gc.collect()
                 return_freed_memory()
@@ -190,13 +183,11 @@ class WeightsFile:
             raise OSError(f"the file {str(self.path)!r} cannot be read")
         return stored
 
-    def _make(
-        self, unfinished: Path, model: PreTrainedModel, pack: Callable[[PreTrainedModel, PackedTables], Any]
-    ) -> None:
+    def _make(self, unfinished: Path, model: PreTrainedModel) -> None:
         """Pack a model and write its weights, first to the file `unfinished`."""
         parameters = dict(model.named_parameters())
         tables = PackedTables(self.dtype)
-        pack(model, tables)
+        self.pack(model, tables)
         # Packing drops the weights that it replaces.
         left = {name: tensor.data for name, tensor in parameters.items() if tensor.numel()}
         tensors = [*tables.used, *left.values()]
@@ -263,7 +254,5 @@ def _tensor(content: Tensor, entry: Sequence[Any]) -> Tensor:
     """Return a tensor of the file by its offset, shape and type."""
     offset, shape, dtype_name = entry
     dtype = getattr(torch, dtype_name)
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
+    size = dtype.itemsize * math.prod(shape)
     return content[offset : offset + size].view(dtype).view(shape)

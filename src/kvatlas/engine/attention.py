@@ -42,8 +42,6 @@ class AttentionBackend(ABC):
     page_size: ClassVar[int] = PAGE
     #: True if the backend defines `compute_layers`, which computes whole decoder layers.
     computes_layers: ClassVar[bool] = False
-    #: True if the backend defines `graph_runner`, which captures its steps in decoding.
-    captures_steps: ClassVar[bool] = False
 
     @abstractmethod
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -66,8 +64,8 @@ class AttentionBackend(ABC):
         return nullcontext()
 
     def graph_runner(self, cache: KVCache, sampling: Sampling) -> Any:
-        """Return the runner of captured steps for one engine (`gpu.graphs.CudaGraphRunner`)."""
-        raise NotImplementedError
+        """Return the runner of captured steps for one engine (`gpu.graphs.CudaGraphRunner`), or None."""
+        return None
 
 
 def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kvatlas.core import grouped
 from kvatlas.cpu.native import PagedBatch
 from kvatlas.engine.cache import CachedSequence, KVCache
 
@@ -130,11 +131,6 @@ class ForwardBatch:
         """Read token ids, positions, lengths and rows from `inputs` [4 or more, sequences], one new token each."""
         vars(self).update(zip(("input_ids", "positions", "length", "row"), inputs, strict=False))
 
-    def forget(self) -> None:
-        """Drop all that was derived from the tensors, before another pass."""
-        for name in ("attention", "paged", "positions32", "groups", "newest_queries", "newest_tokens", "derived"):
-            vars(self).pop(name, None)
-
     @cached_property
     def derived(self) -> dict[str, Any]:
         """Values that a backend derives from the batch once for all layers."""
@@ -180,11 +176,7 @@ class ForwardBatch:
         device = self.positions.device
         groups = []
         starts = torch.tensor(self.starts, device=device)
-        by_count: dict[int, list[int]] = {}
-        for index, count in enumerate(self.counts):
-            by_count.setdefault(count, []).append(index)
-
-        for count, members in by_count.items():
+        for count, members in grouped(range(len(self.counts)), self.counts.__getitem__).items():
             # Indices as a column, to be broadcast against new or against cached tokens.
             column = torch.tensor(members, device=device)[:, None]
             new = torch.arange(count, device=device)

@@ -36,8 +36,6 @@ GROWTH = 16
 #: The same on CPUs while the cache has fewer bytes than `SMALL`: it would be copied every few steps.
 SMALL_GROWTH = 2
 SMALL = 2**27
-
-
 #: Bytes of a large page of Linux.
 HUGE_PAGE = 2**21
 
@@ -152,8 +150,6 @@ class KVCache:
         #: The states of rows, for models with such layers.
         self.states = states
         self.storage = storage
-        #: Bits of a number in keys and in values.
-        self.bits = (storage.key_bits, storage.value_bits)
         self.packed = storage.packed
         #: The form of its rows, and the biases that packed keys are without.
         self.form = PackedRows(storage, key_biases)
@@ -161,10 +157,9 @@ class KVCache:
 
         key_sizes = [layer.key for layer in shape.cached_layers]
         value_sizes = [layer.value for layer in shape.cached_layers]
-        self.keys = self._empty_pools(storage.key_bits, key_sizes, 0 if self.key_biases is None else POSITION_BYTES)
-        self.values = self._empty_pools(storage.value_bits, value_sizes)
-        recent_keys = self._recent_rings(storage.key_bits, key_sizes)
-        recent_values = self._recent_rings(storage.value_bits, value_sizes)
+        key_bytes = 0 if self.key_biases is None else POSITION_BYTES
+        self.keys, recent_keys = self._empty_pools(storage.key_bits, key_sizes, key_bytes)
+        self.values, recent_values = self._empty_pools(storage.value_bits, value_sizes, 0)
         self.recent = list(zip(recent_keys, recent_values, strict=True))
 
         self.positions: dict[int, Tensor] = {}
@@ -191,22 +186,21 @@ class KVCache:
         self.holders = [1]
         self.reset()
 
-    def _empty_pools(self, bits: int, sizes: Sequence[int], more_bytes: int = 0) -> list[Tensor]:
-        """Return pools without pages for keys or values of these sizes, one for each layer.
+    def _empty_pools(
+        self, bits: int, sizes: Sequence[int], more_bytes: int
+    ) -> tuple[list[Tensor], list[Tensor] | list[None]]:
+        """Return for keys or values of these sizes pools without pages, and the rings of unpacked tokens, by layer.
 
-        Packed rows have room for `more_bytes`.
+        Packed rows have room for `more_bytes`; rings that are not needed are None.
         """
         if bits == 16:
-            return [self._pool(0, size, self.kv_dtype) for size in sizes]
-        return [self._pool(0, self.storage.row_bytes(bits, size) + more_bytes, torch.uint8) for size in sizes]
-
-    def _recent_rings(self, bits: int, sizes: Sequence[int]) -> list[Tensor | None]:
-        """Return the rings of unpacked tokens of each layer, None where they are not needed."""
+            return [self._pool(0, size, self.kv_dtype) for size in sizes], [None for _ in sizes]
+        pools = [self._pool(0, self.storage.row_bytes(bits, size) + more_bytes, torch.uint8) for size in sizes]
         residual = self.storage.residual
-        if bits == 16 or not residual:
-            return [None for _ in sizes]
+        if not residual:
+            return pools, [None for _ in sizes]
         ring = (self.rows + 1, self.shape.kv_heads, residual)
-        return [torch.zeros(*ring, size, device=self.device, dtype=self.dtype) for size in sizes]
+        return pools, [torch.zeros(*ring, size, device=self.device, dtype=self.dtype) for size in sizes]
 
     def _pool(self, pages: int, width: int, dtype: torch.dtype) -> Tensor:
         shape = (self.shape.kv_heads, pages * self.page_size, width)
@@ -244,18 +238,16 @@ class KVCache:
 
         Keys with biases need their `positions` [tokens].
         """
-        for pool, rows in (
-            (self.keys[layer], self.form.pack_keys(layer, key, positions)),
-            (self.values[layer], self.form.pack_values(value)),
-        ):
-            pool[:, slots] = rows.transpose(0, 1).to(pool.dtype)
+        for side, pools, numbers in ((0, self.keys, key), (1, self.values, value)):
+            rows = self.form.pack(side, layer, numbers, positions)
+            pools[layer][:, slots] = rows.transpose(0, 1).to(pools[layer].dtype)
 
     def read(self, side: int, layer: int, slots: Tensor) -> Tensor:
         """Return the keys (side 0) or the values (side 1) of slots [...] as they are read: [KV heads, ..., size]."""
+        pool = (self.keys, self.values)[side][layer]
         cached_layer = self.shape.cached_layers[layer]
-        if side == 0:
-            return self.form.unpack_keys(layer, self.keys[layer][:, slots], cached_layer.key, self.dtype)
-        return self.form.unpack_values(self.values[layer][:, slots], cached_layer.value, self.dtype)
+        size = (cached_layer.key, cached_layer.value)[side]
+        return self.form.unpack(side, layer, pool[:, slots], size, self.dtype)
 
     def reset(self) -> None:
         """Forget every sequence; the memory stays."""
@@ -288,7 +280,7 @@ class KVCache:
         self._widen_states(longest)
 
     def end(self, sequence: CachedSequence) -> None:
-        self._release(sequence.pages)
+        self.release(sequence.pages)
         self._free_rows.append(sequence.row)
 
     def fork(self, sequence: CachedSequence, branches: int) -> Snapshot:
@@ -328,10 +320,6 @@ class KVCache:
         self.compact(sequence, everything.expand(1, 1, -1), ())
         return sequence
 
-    def drop(self, snapshot: Snapshot) -> None:
-        """Give back the pages of a snapshot that no sequence will continue."""
-        self._release(snapshot.pages)
-
     def compact(self, sequence: CachedSequence, kept: Tensor, names: Sequence[str]) -> None:
         """Keep only the tokens `kept` [layers or 1, KV heads or 1, kept] of a sequence, in that order.
 
@@ -343,9 +331,9 @@ class KVCache:
         if max((self.holders[page] for page in before), default=1) == 1:
             # Pages of its own stay, so that tokens move forward in them.
             sequence.pages = before[:needed]
-            self._release(before[needed:])
+            self.release(before[needed:])
         else:
-            self._release(before)
+            self.release(before)
             sequence.pages = []
             self._give(sequence, self._take(needed))
         sequence.length = count
@@ -420,7 +408,8 @@ class KVCache:
             self.holders[page] = 1
         return new
 
-    def _release(self, pages: Sequence[int]) -> None:
+    def release(self, pages: Sequence[int]) -> None:
+        """Give back pages that a sequence or a snapshot holds, which no other one will read by it."""
         for page in pages:
             self.holders[page] -= 1
             if not self.holders[page]:

@@ -62,7 +62,7 @@ class Engine:
         self.sampling = sampling
         self.batch_size = batch_size
         policies = list(policies)
-        self.collector = SignalCollector(policies)
+        self.collector = SignalCollector(handle, policies)
         self.decoded_tokens = self.passes = 0
         self._finished: list[Generation[Any]] = []
         self._hidden: Tensor | None = None
@@ -151,19 +151,19 @@ class Engine:
         # Policies observe the pass before the lengths of the rows grow.
         prompts = [len(row.request.prompt) if row.prompt_left else None for row in rows]
         logits, hidden, ready = self._pass(rows, batch)
-        self.collector.notify(self.handle, batch, signals, prompts, hidden)
+        self.collector.notify(batch, signals, prompts, hidden)
 
         sampled = self._sample(rows, batch, logits, ready)
-        branches, cut_tokens = self._cut(rows, sampled)
+        branches = self._cut(rows, sampled)
 
         # Every row takes its token, and ends, forks or goes on.
         self.passes += 1
         share = (time.perf_counter() - self._capturing_seconds - began) / batch.starts[-1]
         for index, (row, count, prompt) in enumerate(zip(rows, batch.counts, prompts, strict=True)):
             ended = self._advance(row, count, sampled.get(index), share)
-            branch = branches.get(index)
-            if branch is not None:
-                if self._advance(branch, count, cut_tokens[index], share):
+            if index in branches:
+                branch, cut_token = branches[index]
+                if self._advance(branch, count, cut_token, share):
                     self._finished += branch.generations(self.handle)
                     self.scheduler.close(branch)
                 else:
@@ -180,14 +180,13 @@ class Engine:
         self.decoded_tokens += token is not None
         return row.advance(self.handle, count, token)
 
-    def _cut(self, rows: Sequence[Row[Any]], sampled: dict[int, int]) -> tuple[dict[int, Row[Any]], dict[int, int]]:
+    def _cut(self, rows: Sequence[Row[Any]], sampled: dict[int, int]) -> dict[int, tuple[Row[Any], int]]:
         """Write the end of thinking where a cap is reached, in place of the `sampled` tokens.
 
         Where it is reached by some policies of a row alone, and the model writes another token, these become a branch:
-        returns the branches, and the tokens that they write, by the index of their row.
+        returns each branch with the token that it writes, by the index of its row.
         """
         branches = {}
-        cut_tokens = {}
         for index, sampled_token in list(sampled.items()):
             row = rows[index]
             cut = row.cut(self.handle)
@@ -197,9 +196,8 @@ class Engine:
             if len(capped) == len(row.policies):
                 sampled[index] = token
             elif sampled_token != token:
-                branches[index] = self.scheduler.begin_cut(row, capped)
-                cut_tokens[index] = token
-        return branches, cut_tokens
+                branches[index] = (self.scheduler.begin_cut(row, capped), token)
+        return branches
 
     def _pass(self, rows: Sequence[Row[Any]], batch: ForwardBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return logits and hidden states; from a captured step also the sampled tokens, if all rows sample alike."""
@@ -217,10 +215,8 @@ class Engine:
         # Of prompts only the last token has logits that are needed.
         needed: list[int] | None = None
         if not batch.decoding:
-            needed = []
-            for row, count, end in zip(rows, batch.counts, batch.starts[1:], strict=True):
-                if row.prompt_left <= count:
-                    needed.append(end - 1)
+            ends = zip(rows, batch.counts, batch.starts[1:], strict=True)
+            needed = [end - 1 for row, count, end in ends if row.prompt_left <= count]
         logits, hidden = self.forward(batch, needed)
         return logits, hidden, None
 
@@ -285,18 +281,17 @@ class Engine:
     # The cache.
 
     def _allocate(self) -> None:
-        state = self.collector.token_state(self.handle.shape)
+        state = self.collector.token_state()
         window = self.collector.query_window
         queries = f" with {window:,} queries each" if window else ""
         sentence = f"A cache for {self.batch_size:,} sequences{queries} cannot be allocated"
         with refusal(sentence, MemoryError, RuntimeError):
             self.cache = self.new_cache(self.batch_size, state, window, self.storage)
 
-        captured = self.backend.captures_steps and not self.stateful and not self.storage.packed
-        self.graphs = self.backend.graph_runner(self.cache, self.sampling) if captured else None
-        self.scheduler = Scheduler(
-            self.handle, self.cache, self.collector, self.sampling, self.batch_size, prompts_alone=captured
-        )
+        captures = not self.stateful and not self.storage.packed
+        self.graphs = self.backend.graph_runner(self.cache, self.sampling) if captures else None
+        prompts_alone = self.graphs is not None
+        self.scheduler = Scheduler(self.cache, self.collector, self.sampling, prompts_alone)
 
     def new_cache(
         self, rows: int, token_state: dict[str, tuple[int, int]], query_window: int, storage: Storage

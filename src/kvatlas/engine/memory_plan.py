@@ -111,8 +111,8 @@ def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees:
     noted_tokens = longest if unbounded_rows else largest_budget
 
     # The notes of policies for each token, the recent queries, the unpacked newest tokens and the states of layers.
-    collector = SignalCollector(policies)
-    noted = sum(layers * heads for layers, heads in collector.token_state(shape).values())
+    collector = SignalCollector(model, policies)
+    noted = sum(layers * heads for layers, heads in collector.token_state().values())
     query_bytes = collector.query_window * shape.layers * shape.heads * shape.head_dim * element_bytes
     row_bytes = 4 * noted * noted_tokens + query_bytes + tail_bytes + shape.state_bytes
 

@@ -60,28 +60,33 @@ class CpuBackend(AttentionBackend):
     def _paged_layer(self, batch: ForwardBatch, layer: Layer) -> PagedLayer:
         cache = batch.cache
         place = layer.place
-        window = layer.window
-        biases = cache.key_biases
         cached_layer = cache.shape.cached_layers[place]
-        return self.native.paged_layer(
+        paged_layer = self.native.paged_layer(
             batch.paged,
             cache.shape.heads,
             (cached_layer.key, cached_layer.value),
             cache.keys[place],
             cache.values[place],
             layer.scaling,
-            window=window or 0,
-            positions=batch.positions32 if window else None,
-            places=None if window is None else cache.watch_window(place),
-            mass=batch.attention[place] if batch.watched else None,
-            softcap=layer.softcap or 0.0,
-            sinks=layer.sinks,
-            bits=cache.bits,
-            group=cache.storage.group,
-            recent=cache.recent[place],
-            bias=None if biases is None else biases.layers[place],
-            angles=None if biases is None else biases.angles(0),
+            cache.form.bits,
+            cache.storage.group,
+            cache.recent[place],
         )
+        paged_layer.softcap = layer.softcap or 0.0
+        if layer.sinks is not None:
+            paged_layer.sinks = layer.sinks.data_ptr()
+        if layer.window:
+            paged_layer.window = layer.window
+            paged_layer.positions = batch.positions32.data_ptr()
+            paged_layer.places = cache.watch_window(place).data_ptr()
+        if batch.watched:
+            paged_layer.mass = batch.attention[place].data_ptr()
+        if cache.key_biases is not None:
+            angles = cache.key_biases.angles(0)
+            paged_layer.bias = cache.key_biases.layers[place].data_ptr()
+            paged_layer.angles = angles.data_ptr()
+            paged_layer.positions_known = len(angles)
+        return paged_layer
 
 
 def _dense(heads: Tensor) -> Tensor:

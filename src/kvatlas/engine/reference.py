@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -32,37 +30,27 @@ class ReferenceBackend(AttentionBackend):
         for group in batch.groups:
             inputs = _group_inputs(batch, layer, group, query, key, value)
             if layer.is_softmax:
-                output = F.scaled_dot_product_attention(
-                    inputs.query,
-                    inputs.keys,
-                    inputs.values,
-                    attn_mask=inputs.visible,
-                    scale=layer.scaling,
-                    enable_gqa=query.shape[1] != key.shape[1],
-                )
+                is_grouped = query.shape[1] != key.shape[1]
+                output = F.scaled_dot_product_attention(*inputs, scale=layer.scaling, enable_gqa=is_grouped)
                 out[group.tokens] = output.transpose(1, 2)
             _add_explicit_weights(batch, layer, group, inputs, out)
         batch.keep_recent(layer.place, key, value)
         return out
 
 
-class GroupInputs(NamedTuple):
-    """The inputs of attention for one group: `query` [sequences, heads, new, size], `keys` and `values` [sequences, KV
-    heads, readable, size], and the mask `visible` [sequences, heads or 1, new, readable].
-
-    Every cached token is readable once. If the newest ones are kept unpacked, it is readable twice: all tokens as they
-    are stored, and behind them all tokens with the newest unpacked. A new token sees one of the two.
-    """
-
-    query: Tensor
-    keys: Tensor
-    values: Tensor
-    visible: Tensor
+#: The inputs of attention for one group: queries [sequences, heads, new, size], keys and values [sequences, KV heads,
+#: readable, size], and a mask [sequences, heads or 1, new, readable].
+GroupInputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _group_inputs(
     batch: ForwardBatch, layer: Layer, group: SequenceGroup, query: Tensor, key: Tensor, value: Tensor
 ) -> GroupInputs:
+    """Return the inputs of attention for one group.
+
+    Every cached token is readable once. If the newest ones are kept unpacked, it is readable twice: all tokens as they
+    are stored, and behind them all tokens with the newest unpacked. A new token sees one of the two.
+    """
     cache = batch.cache
     keys = cache.read(0, layer.place, group.slots).transpose(0, 1)
     values = cache.read(1, layer.place, group.slots).transpose(0, 1)
@@ -84,7 +72,7 @@ def _group_inputs(
         first_unpacked = lengths[..., None] - cache.storage.residual
         is_unpacked = (torch.arange(longest, device=query.device) > first_unpacked)[:, None]
         visible = torch.cat([visible & ~is_unpacked, visible & is_unpacked], -1)
-    return GroupInputs(query[group.tokens].transpose(1, 2), keys, values, visible)
+    return query[group.tokens].transpose(1, 2), keys, values, visible
 
 
 def _add_explicit_weights(
@@ -100,9 +88,7 @@ def _add_explicit_weights(
         watched = batch.watched.index(index) if index in batch.watched else None
         if layer.is_softmax and watched is None:
             continue
-        query = inputs.query[member]
-        keys = inputs.keys[member]
-        values = inputs.values[member]
+        query, keys, values, visible = (tensor[member] for tensor in inputs)
         heads, new, size = query.shape
         kv_heads = keys.shape[0]
 
@@ -110,7 +96,7 @@ def _add_explicit_weights(
         for start in range(0, new, CHUNK):
             chunk = query[:, start : start + CHUNK].reshape(kv_heads, heads // kv_heads, -1, size)
             scores = chunk.float() @ keys.float().unsqueeze(1).transpose(-1, -2) * layer.scaling
-            mask = inputs.visible[member][:, start : start + CHUNK].expand(heads, -1, -1).reshape(scores.shape)
+            mask = visible[:, start : start + CHUNK].expand(heads, -1, -1).reshape(scores.shape)
             weights = layer.weights(scores, mask)
             if not layer.is_softmax:
                 chunk_output = (weights.to(values.dtype) @ values.unsqueeze(1)).flatten(0, 1)

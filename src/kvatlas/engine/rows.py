@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 Integers = NDArray[np.int64]
-#: Parts of prompts begin at multiples of this, so that sums over a part depend on the prompt alone.
-PROMPT_CHUNK = 512
 
 
 @dataclass(frozen=True)
@@ -72,40 +70,8 @@ class Generation(Generic[K]):
     eviction_trace: EvictionTrace
 
 
-@dataclass(frozen=True)
-class EvictionLog:
-    """The evictions of one sequence so far; immutable, so that forks may share it.
-
-    A token has up to `most_holders`, one for each pair of layer and KV head that selects for itself. `holders`
-    [positions] counts those of each token after the last compression, `evicted_at` [positions] the new tokens when the
-    last of them dropped it (0: not yet); None before the first compression.
-    """
-
-    most_holders: int = 1
-    holders: Integers | None = None
-    evicted_at: Integers | None = None
-
-    def after(self, kept: Integers, position: int, output_tokens: int) -> EvictionLog:
-        """Return the log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept].
-
-        `position` counts all tokens so far, evicted ones included; `output_tokens` the new tokens so far.
-        """
-        holders = np.bincount(kept.ravel(), minlength=position)
-        evicted_at = np.zeros(position, dtype=np.int64)
-        if self.evicted_at is not None:
-            evicted_at[: len(self.evicted_at)] = self.evicted_at
-        evicted_at[(holders == 0) & (evicted_at == 0)] = output_tokens
-        return EvictionLog(kept.shape[0] * kept.shape[1], holders, evicted_at)
-
-    def eviction_trace(self, position: int) -> EvictionTrace:
-        """Return the eviction and the holders of all `position` tokens so far."""
-        evicted_at = [] if self.evicted_at is None else self.evicted_at.tolist()
-        holders = [] if self.holders is None else self.holders.tolist()
-        # All layers and heads hold the tokens since the last compression.
-        newer = position - len(evicted_at)
-        evicted_at += [0] * newer
-        holders += [self.most_holders] * newer
-        return EvictionTrace(self.most_holders, tuple(evicted_at), tuple(holders))
+def _no_integers() -> Integers:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass
@@ -141,7 +107,12 @@ class Row(Generic[K]):
     #: The tokens older than the local window that the last compression kept: of the prompt, of the answer.
     kept_prompt: int = 0
     kept_answer: int = 0
-    evictions: EvictionLog = field(default_factory=EvictionLog)
+    #: A token has up to `most_holders`, one for each pair of layer and KV head that selects for itself. `holders`
+    #: [positions] counts those of each token after the last compression, `evicted_at` [positions] the new tokens when
+    #: the last of them dropped it (0: not yet). Forks share these tables, so none is changed.
+    most_holders: int = 1
+    holders: Integers = field(default_factory=_no_integers)
+    evicted_at: Integers = field(default_factory=_no_integers)
     forked_at: int = 0
     compressions: int = 0
     kv_peak: int = 0
@@ -177,13 +148,6 @@ class Row(Generic[K]):
         capped = [policy for policy in self.policies if policy.cap is not None and policy.cap <= written]
         return tuple(capped), closing[begun]
 
-    def next_tokens(self) -> Sequence[int]:
-        """Return the next input: a part of the prompt, or the newest token."""
-        if self.prompt_left:
-            stop = (self.position // PROMPT_CHUNK + 1) * PROMPT_CHUNK
-            return self.request.prompt[self.position : stop]
-        return self.tokens[-1:]
-
     def due(self) -> tuple[Policy, ...]:
         """Return the policies that compress now: a compression that can drop nothing does not take place."""
         length = self.cached.length
@@ -202,9 +166,7 @@ class Row(Generic[K]):
             # Protected tokens before the local window; all tokens since that of the last compression are in the cache.
             start = 0 if self.kept is None else self.since - rule.window
             stop = self.position - rule.window
-            prompt = 0
-            if rule.keep_prompt:
-                prompt = self.kept_prompt + max(0, min(stop, prompt_length) - start)
+            prompt = self.kept_prompt + max(0, min(stop, prompt_length) - start) if rule.keep_prompt else 0
             answer = self.kept_answer
             if self.thinking_end is not None:
                 answer += max(0, stop - max(start, prompt_length + self.thinking_end))
@@ -236,7 +198,13 @@ class Row(Generic[K]):
         self.kept_prompt = int(older.searchsorted(prompt_length))
         if self.thinking_end is not None:
             self.kept_answer = len(older) - int(older.searchsorted(prompt_length + self.thinking_end))
-        self.evictions = self.evictions.after(positions, self.position, len(self.tokens))
+
+        self.most_holders = positions.shape[0] * positions.shape[1]
+        self.holders = np.bincount(positions.ravel(), minlength=self.position)
+        evicted_at = np.zeros(self.position, dtype=np.int64)
+        evicted_at[: len(self.evicted_at)] = self.evicted_at
+        evicted_at[(self.holders == 0) & (evicted_at == 0)] = len(self.tokens)
+        self.evicted_at = evicted_at
         self.compressions += 1
         self.trigger = self.next_trigger()
 
@@ -261,6 +229,14 @@ class Row(Generic[K]):
         stopped = stopping_criterion is not None and stopping_criterion(self.tokens)
         return stopped or token in model.stops or len(self.tokens) >= self.limit
 
+    def eviction_trace(self) -> EvictionTrace:
+        """Return the eviction and the holders of all tokens so far."""
+        # All layers and heads hold the tokens since the last compression.
+        newer = self.position - len(self.evicted_at)
+        evicted_at = self.evicted_at.tolist() + [0] * newer
+        holders = self.holders.tolist() + [self.most_holders] * newer
+        return EvictionTrace(self.most_holders, tuple(evicted_at), tuple(holders))
+
     def generations(self, model: ModelHandle) -> list[Generation[K]]:
         """Return the generation of each of its policies."""
         usage = Usage(
@@ -281,7 +257,7 @@ class Row(Generic[K]):
             thinking_end=self.thinking_end,
             decoded=len(self.tokens) - self.forked_at,
             usage=usage,
-            eviction_trace=self.evictions.eviction_trace(self.position),
+            eviction_trace=self.eviction_trace(),
         )
 
         # A trace that ended before any compression is one generation for all its settings: decoded once.
@@ -297,21 +273,9 @@ class Checkpoint:
     snapshot: Snapshot
     row: Row[Any]
 
-    @classmethod
-    def of(cls, cache: KVCache, row: Row[Any]) -> Checkpoint:
-        """Return the checkpoint of a row as it is now."""
-        return cls(cache, cache.fork(row.cached, 1), row.branch())
-
-    def begin_row(self, request: Request[K]) -> Row[K]:
-        """Return the row of a request that starts here."""
-        row = self.row.branch()
-        row.request = request
-        row.cached = self.cache.reopen(self.snapshot)
-        return row
-
     def drop(self) -> None:
         """Give back the pages; no request may start here any more."""
-        self.cache.drop(self.snapshot)
+        self.cache.release(self.snapshot.pages)
 
 
 class RowView(CacheView):
@@ -385,13 +349,20 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     # Other requests may start at this point.
     checkpoints = row.request.checkpoints
     if checkpoints is not None:
-        checkpoints[row.position] = Checkpoint.of(cache, row)
+        checkpoints[row.position] = Checkpoint(cache, cache.fork(row.cached, 1), row.branch())
 
     # The policy selects.
     view = RowView(model, cache, row, policy)
     kept = select_tokens(policy, view, put_back)
     if not row.compressions and cache.device.type == "cpu" and not type(policy).__module__.startswith("kvatlas."):
-        _check_repeated(policy, kept, select_tokens(policy, RowView(model, cache, row, policy), put_back))
+        # A user's policy; on GPUs, whose last bits may differ, this is not checked.
+        again = select_tokens(policy, RowView(model, cache, row, policy), put_back)
+        if not torch.equal(kept, again):
+            raise KvatlasError(
+                f"The policy {policy.setting_name!r} kept other tokens when it was asked again about the same cache; "
+                "expected the same ones, so that traces can be repeated: draw random numbers with cached.uniform(), as "
+                "the policy 'random' does, or from a generator seeded with cached.stream and cached.length."
+            )
 
     evicted = row.cached.length - kept.shape[-1]
     if not evicted:
@@ -404,16 +375,3 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     kept_positions = view.cached_positions.gather(-1, kept)
     row.note_compression(kept_positions, rule.window)
     return evicted
-
-
-def _check_repeated(policy: Policy, kept: Tensor, again: Tensor) -> None:
-    """Raise KvatlasError if a user's policy `kept` other tokens when it chose `again` from the same cache.
-
-    On GPUs, whose last bits may differ, this is not checked.
-    """
-    if not torch.equal(kept, again):
-        raise KvatlasError(
-            f"The policy {policy.setting_name!r} kept other tokens when it was asked again about the same cache; "
-            "expected the same ones, so that traces can be repeated: draw random numbers with cached.uniform(), as the "
-            "policy 'random' does, or from a generator seeded with cached.stream and cached.length."
-        )

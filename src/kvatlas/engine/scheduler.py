@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,14 +19,13 @@ from kvatlas.engine.rows import K, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.policies.contract import Policy
 
-if TYPE_CHECKING:
-    from kvatlas.models import ModelHandle
-
 #: A request starts while fewer settings are open than OPEN_SETTINGS times the batch, or fewer requests than one for
 #: ROWS_PER_REQUEST rows: few snapshots wait, yet new trunks reach their forks before branches of others have left their
 #: rows.
 OPEN_SETTINGS = 2
 ROWS_PER_REQUEST = 8
+#: Parts of prompts begin at multiples of this, so that sums over a part depend on the prompt alone.
+PROMPT_CHUNK = 512
 #: The most prompt tokens of one pass: further prompts wait, rows in decoding do not.
 PROMPT_TOKENS = 1024
 #: The most passes of prompts alone in a row, while others are in decoding.
@@ -66,19 +65,12 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        model: ModelHandle,
-        cache: KVCache,
-        collector: SignalCollector,
-        sampling: Sampling,
-        batch_size: int,
-        prompts_alone: bool = False,
+        self, cache: KVCache, collector: SignalCollector, sampling: Sampling, prompts_alone: bool = False
     ) -> None:
-        self.model = model
+        self.model = collector.model
         self.cache = cache
         self.collector = collector
         self.sampling = sampling
-        self.batch_size = batch_size
         self.prompts_alone = prompts_alone
         self.evicted_tokens = 0
         self.samplings: dict[Sampling, Sampling] = {}
@@ -116,7 +108,7 @@ class Scheduler:
         A request's trunk starts before branches of others, so that rows do not wait idle for its fork. The branches
         that waited longest come first, so that requests are whole in about the order in which they started.
         """
-        while len(self.rows) < self.batch_size:
+        while len(self.rows) < self.cache.rows:
             request = self._next_request()
             if request is not None:
                 row = self._begin_row(request)
@@ -139,7 +131,7 @@ class Scheduler:
     def _next_request(self) -> Request[Any] | None:
         if self.source is None:
             return None
-        size = self.batch_size
+        size = self.cache.rows
         if self.open.total() >= OPEN_SETTINGS * size and len(self.open) >= size // ROWS_PER_REQUEST:
             return None
         try:
@@ -161,7 +153,9 @@ class Scheduler:
                 raise KvatlasError(
                     "The memory of this machine does not suffice for the checkpoints; use smaller batches."
                 )
-            row = self._restrict(request.start.begin_row(request), request.policies)
+            cached = self.cache.reopen(request.start.snapshot)
+            row = replace(request.start.row.branch(), request=request, cached=cached)
+            self._restrict(row, request.policies)
             row.trigger = row.next_trigger()
             return row
 
@@ -183,8 +177,10 @@ class Scheduler:
         rows = []
         tokens = []
         for row in self._candidates():
-            new = row.next_tokens()
+            new: Sequence[int] = row.tokens[-1:]
             if row.prompt_left:
+                stop = (row.position // PROMPT_CHUNK + 1) * PROMPT_CHUNK
+                new = row.request.prompt[row.position : stop]
                 if prompt_tokens and prompt_tokens + len(new) > PROMPT_TOKENS:
                     continue
                 prompt_tokens += len(new)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kvatlas.core import Shape
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.policies.cache_view import Signal, Step, undeclared_column
@@ -30,18 +29,19 @@ def state_name(policy: Policy, name: str) -> str:
 class SignalCollector:
     """The policies of an engine that declare signals, one for all settings with the same observations."""
 
-    def __init__(self, policies: Iterable[Policy]) -> None:
+    def __init__(self, model: ModelHandle, policies: Iterable[Policy]) -> None:
+        self.model = model
         self.by_key = {policy.observer: policy for policy in policies if policy.observes}
         #: The longest memory of recent queries that any policy declares.
         self.query_window = max((policy.queries for policy in self.by_key.values()), default=0)
         self.hidden = any(Signal.HIDDEN in policy.observes for policy in self.by_key.values())
 
-    def token_state(self, shape: Shape) -> dict[str, tuple[int, int]]:
+    def token_state(self) -> dict[str, tuple[int, int]]:
         """Return all columns with their widths (layers, KV heads), by the policies' scopes."""
         widths = {}
         for policy in self.by_key.values():
             for name in policy.columns:
-                widths[state_name(policy, name)] = policy.scope.width(shape)
+                widths[state_name(policy, name)] = policy.scope.width(self.model.shape)
         return widths
 
     def signals(self, policies: Iterable[Policy]) -> Signals:
@@ -55,12 +55,7 @@ class SignalCollector:
         return tuple(index for index, observers in enumerate(signals) if not keys.isdisjoint(observers))
 
     def notify(
-        self,
-        model: ModelHandle,
-        batch: ForwardBatch,
-        signals: Sequence[Signals],
-        prompts: Sequence[int | None],
-        hidden: Tensor | None,
+        self, batch: ForwardBatch, signals: Sequence[Signals], prompts: Sequence[int | None], hidden: Tensor | None
     ) -> None:
         """Call `observe` of every policy with its signals of a pass, before the lengths of its sequences grow.
 
@@ -75,24 +70,16 @@ class SignalCollector:
             else:
                 groups[0].append(index)
 
-        watched = {index: place for place, index in enumerate(batch.watched)}
         for key, policy in self.by_key.items():
             if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION}:
                 continue
             for group in groups:
                 asking = [index for index in group if key in signals[index]]
                 if asking:
-                    policy.observe(self._step(model, batch, policy, asking, watched, prompts[asking[0]], hidden))
+                    policy.observe(self._step(batch, policy, asking, prompts[asking[0]], hidden))
 
     def _step(
-        self,
-        model: ModelHandle,
-        batch: ForwardBatch,
-        policy: Policy,
-        members: list[int],
-        watched: Mapping[int, int],
-        prompt: int | None,
-        hidden: Tensor | None,
+        self, batch: ForwardBatch, policy: Policy, members: list[int], prompt: int | None, hidden: Tensor | None
     ) -> Step:
         starts = [batch.starts[member] for member in members]
         lengths = [batch.lengths[member] for member in members]
@@ -114,19 +101,16 @@ class SignalCollector:
             layers, heads = policy.scope.width(batch.cache.shape)
             attention = batch.attention
             if len(members) < attention.shape[1]:
-                attention = attention[:, [watched[index] for index in members]]
+                attention = attention[:, [batch.watched.index(member) for member in members]]
             attention = attention.transpose(0, 1)
             if layers == 1:
                 attention = attention.mean(1, keepdim=True)
             if heads == 1:
                 attention = attention.mean(2, keepdim=True)
 
-        states = None
-        if hidden is not None and Signal.HIDDEN in policy.observes:
-            states = hidden[tokens]
-
+        states = hidden[tokens] if hidden is not None and Signal.HIDDEN in policy.observes else None
         columns = CachedNotes(batch.cache, policy, rows[:, 0], entered, attention)
-        return Step(model, batch.positions[tokens], states, attention, columns, prompt)
+        return Step(self.model, batch.positions[tokens], states, attention, columns, prompt)
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ class ModelHandle(Chat):
                 # What is read is packed, and what is packed is freed.
                 return self.load_unpacked(read, mapped=not read)
 
-            return WeightsFile(home, sources, self.weights_digest, packed_dtype).load(load, pack_model)
+            return WeightsFile(home, sources, self.weights_digest, packed_dtype, load, pack_model).model()
         model = self.load_unpacked()
         pack_model(model, PackedTables(packed_dtype))
         return model

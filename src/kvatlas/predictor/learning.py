@@ -19,7 +19,6 @@ from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.predictor.kv_heads import HeadExamples, evaluate_heads, examples_of, train_heads
 from kvatlas.predictor.training import (
     REASONS,
-    Examples,
     Quality,
     judge_head,
     label_trace,
@@ -101,10 +100,9 @@ def learn(
     judged, judged_left_out = traces.examples(held_out=True) if training_data.held_out else ([], {})
     quality: Quality | None = None
     if target == "answer":
-        joined = Examples.joined(examples)
-        head = train_head(joined, steps=steps, seed=spec.seed, device=model.device, on_step=on_step)
+        head = train_head(examples, steps=steps, seed=spec.seed, device=model.device, on_step=on_step)
         if judged:
-            quality = judge_head(head, Examples.joined(judged))
+            quality = judge_head(head, judged)
     else:
         head = train_heads(examples, steps=steps, seed=spec.seed, on_step=on_step)
         if judged:
@@ -202,31 +200,24 @@ class FullCacheTraces:
 
     def _traces(self, held_out: bool) -> Iterator[tuple[tuple[int, ...], Trace, str]]:
         """Yield the tokens of a prompt, its trace, and the reason why it is left out, or ""."""
-        chosen: set[str] = set()
-        for of_benchmark in self.plan.problems.values():
-            first_held_out = len(of_benchmark) - self.training_data.held_out
-            selected = of_benchmark[first_held_out:] if held_out else of_benchmark[:first_held_out]
-            chosen.update(problem.id for problem in selected)
+        chosen: dict[tuple[str, str], Problem] = {}
+        for name, problems in self.plan.problems.items():
+            first_held_out = len(problems) - self.training_data.held_out
+            selected = problems[first_held_out:] if held_out else problems[:first_held_out]
+            chosen.update(((name, problem.id), problem) for problem in selected)
 
         (model,) = self.plan.models
-        problems = self.plan.problems_by_id()
         by_name = {benchmark.name: benchmarks.for_model(benchmark, model.reads) for benchmark in self.plan.benchmarks}
         keys = set(self.plan.compute_keys().values())
         with Store.open(self.work / "run") as store:
             for key, trace in store.traces():
-                problem = problems.get((trace.benchmark, trace.problem))
-                if key in keys and problem is not None and trace.problem in chosen:
+                problem = chosen.get((trace.benchmark, trace.problem))
+                if key in keys and problem is not None:
                     prompt = benchmarks.prompt_of(by_name[trace.benchmark], problem)
                     yield model.encode(prompt), trace, why_left_out(model, trace)
 
 
 def left_out_as_text(left_out: Mapping[str, int]) -> str:
     """Return the numbers of traces that were left out, with reasons, as a clause."""
-    texts = {
-        "no_closing_tag": "without a closing think tag",
-        "no_answer": "without an answer",
-        "wrong": "wrong",
-        "no_thinking": "without thinking",
-        "one_label": "with one label for all tokens",
-    }
+    texts = {**REASONS, "one_label": "with one label for all tokens"}
     return ", ".join(f"{count} {texts[reason]}" for reason, count in left_out.items() if count) or "none"

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+#: The hidden states [tokens, hidden size] and the labels [tokens] of the thinking tokens of each trace.
+Examples = Sequence[tuple[Tensor, Tensor]]
+
+
 @dataclass(frozen=True)
 class Quality:
     """The quality of the predicted ranks of tokens: means over `traces`.
@@ -54,7 +58,7 @@ def new_head(hidden: int) -> nn.Sequential:
 
 
 def train_head(
-    data: Examples,
+    traces: Examples,
     *,
     steps: int = 3000,
     batch: int = 4096,
@@ -71,18 +75,20 @@ def train_head(
     """
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    head = new_head(data.hidden.shape[1]).to(device)
-    target = torch.log1p(data.label)
-    lengths = torch.bincount(data.trace)
+    hidden, label = map(torch.cat, zip(*traces, strict=True))
+    head = new_head(hidden.shape[1]).to(device)
+    target = torch.log1p(label)
+    lengths = torch.tensor([len(labels) for _, labels in traces])
     starts = lengths.cumsum(0) - lengths
+    trace_of = torch.arange(len(lengths)).repeat_interleave(lengths)
 
     def error() -> Tensor:
         index = torch.randint(len(target), (batch,), generator=generator)
-        trace = data.trace[index]
+        trace = trace_of[index]
         partner = starts[trace] + (torch.rand(batch, generator=generator) * lengths[trace]).long()
         index = torch.cat([index, partner])
 
-        scores = F.softplus(head(data.hidden[index].to(device, torch.float32))).squeeze(-1)
+        scores = F.softplus(head(hidden[index].to(device, torch.float32))).squeeze(-1)
         labels = target[index].to(device)
 
         # The second half of the tokens are the partners of the first.
@@ -111,11 +117,12 @@ def minimize(
 
 
 @torch.inference_mode()
-def judge_head(head: dict[str, Tensor], data: Examples) -> Quality:
+def judge_head(head: dict[str, Tensor], traces: Examples) -> Quality:
     """Return the quality of a head on held-out traces. Raises KvatlasError without traces that have ranks."""
-    predicted = torch.cat([importance(head, chunk) for chunk in torch.split(data.hidden, 65_536)])
-    lengths = torch.bincount(data.trace).tolist()
-    return mean_quality(list(zip(torch.split(predicted, lengths), torch.split(data.label, lengths), strict=True)))
+    hidden = torch.cat([states for states, _ in traces])
+    predicted = torch.cat([importance(head, chunk) for chunk in torch.split(hidden, 65_536)])
+    by_trace = torch.split(predicted, [len(labels) for _, labels in traces])
+    return mean_quality([(scores, labels) for scores, (_, labels) in zip(by_trace, traces, strict=True)])
 
 
 def mean_quality(ranked: Sequence[tuple[Tensor, Tensor]]) -> Quality:
@@ -150,25 +157,14 @@ def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]
     save_file(head, path, metadata=texts)
 
 
-#: Reasons to exclude traces: thinking without an end; no readable answer; a wrong answer; no thinking token.
-REASONS = ("no_closing_tag", "no_answer", "wrong", "no_thinking")
+#: Reasons to exclude traces, in words.
+REASONS = {
+    "no_closing_tag": "without a closing think tag",
+    "no_answer": "without an answer",
+    "wrong": "wrong",
+    "no_thinking": "without thinking",
+}
 _LARGEST_HALF = torch.finfo(torch.float16).max
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Thinking tokens of many traces: `hidden` [tokens, hidden size], `label` [tokens], `trace` number [tokens]."""
-
-    hidden: Tensor
-    label: Tensor
-    trace: Tensor
-
-    @classmethod
-    def joined(cls, traces: Sequence[tuple[Tensor, Tensor]]) -> Examples:
-        """Return the hidden states and labels of traces, one after the other."""
-        hidden, label = map(torch.cat, zip(*traces, strict=True))
-        sizes = torch.tensor([len(of_trace) for _, of_trace in traces])
-        return cls(hidden, label, torch.arange(len(sizes)).repeat_interleave(sizes))
 
 
 def why_left_out(model: ModelHandle, trace: Trace) -> str:

@@ -19,6 +19,7 @@ import os
 import platform
 from collections.abc import Sequence
 from ctypes import c_double, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +100,15 @@ FLOATS, PAIRS, PAIRS_AT_ONCE, BYTES, BYTES_AT_ONCE = range(5)
 
 
 class PagedLayer(ctypes.Structure):
-    """A layer's pages and its rule of attention, made by `Native.paged_layer`; a call adds the new tokens."""
+    """A layer's pages and its rule of attention, made by `Native.paged_layer`; a call adds the new tokens.
+
+    Scores become softcap tanh(score / softcap) if it is not 0; `sinks` [heads] are logits that take a share of the
+    softmax and have no value. With a `window`, a token sees those slots with position > own - window: `positions`
+    [tokens] int32 of the new tokens are written into `places` [kv_heads, slots] int32. The attention of watched
+    sequences to each slot, the mean of a group's heads, is added to `mass` [watched, kv_heads, watched_width]. With a
+    `bias` [kv_heads, size], rows of keys are without it, and `angles` [positions_known, size] has a row for each
+    position.
+    """
 
     # Both sides are in it as single fields: a structure for each would take the interpreter as long as the rest.
     _fields_ = [
@@ -139,6 +148,7 @@ class PageTables:
         self.address = ctypes.addressof(self.structs)
 
 
+@dataclass(eq=False)
 class PagedBatch:
     """A ragged batch of sequences on pages for attention, the same for every layer.
 
@@ -147,28 +157,25 @@ class PagedBatch:
     before. `longest` is the largest length, new tokens included. `watched` [sequences] int32: the row of `mass` for a
     sequence's attention, -1 for no row; `watched_width`: its last dimension. `rows` [sequences] int32 are their rows in
     the tensors of recent tokens, `first` [sequences] int32 the positions of their first new tokens; only packed pools
-    need them.
+    need them. The `scratch` is the working memory of layers with at most `scratch_size` numbers in a key or value.
     """
 
-    def __init__(
-        self,
-        table: Tensor,
-        starts: Tensor,
-        lengths: Tensor,
-        *,
-        page_size: int,
-        longest: int,
-        watched: Tensor | None = None,
-        watched_width: int = 0,
-        rows: Tensor | None = None,
-        first: Tensor | None = None,
-    ) -> None:
-        self.tensors = (table, starts, lengths, watched, rows, first)
-        self.longest = longest
-        self.scratch: Tensor | None = None
-        self.scratch_size = 0
-        pointers = map(_pointer, self.tensors)
-        self.struct = _Batch(len(lengths), page_size, table.shape[1], watched_width, *pointers)
+    table: Tensor
+    starts: Tensor
+    lengths: Tensor
+    page_size: int
+    longest: int
+    watched: Tensor | None = None
+    watched_width: int = 0
+    rows: Tensor | None = None
+    first: Tensor | None = None
+    scratch: Tensor | None = None
+    scratch_size: int = 0
+
+    def __post_init__(self) -> None:
+        tensors = (self.table, self.starts, self.lengths, self.watched, self.rows, self.first)
+        sizes = (len(self.lengths), self.page_size, self.table.shape[1], self.watched_width)
+        self.struct = _Batch(*sizes, *map(_pointer, tensors))
         self.address = ctypes.addressof(self.struct)
 
 
@@ -178,8 +185,6 @@ class Linear:
     def __init__(
         self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, outputs: int, whole: Linear | None = None
     ) -> None:
-        import torch
-
         self.library = library
         self.weight = weight
         self.bias = bias
@@ -197,10 +202,6 @@ class Linear:
         self.words = self.inputs * weight.element_size() // 4
         #: Of the weights and the bias.
         self.addresses = (weight.data_ptr(), _pointer(bias))
-        # Looked up once: a small layer takes less time than the interpreter around it.
-        self._call = library.kvatlas_linear
-        self._empty = torch.empty
-        self._unpack = library.kvatlas_unpack
 
     @property
     def in_bytes(self) -> bool:
@@ -225,32 +226,35 @@ class Linear:
             x = x.contiguous()
 
         y = x.new_empty((*x.shape[:-1], outputs))
+        output = (y.data_ptr(), y.stride(-2))
         rows = x.numel() // inputs
         x_stride = x.stride(-2)
         if self.in_bytes:
-            codes = self._empty(self.library.kvatlas_byte_words(rows, inputs))
+            codes = x.new_empty(self.library.kvatlas_byte_words(rows, inputs))
             self.library.kvatlas_to_bytes(x.data_ptr(), x_stride, rows, inputs, codes.data_ptr(), self.kind)
-            pointers_in_bytes = (codes.data_ptr(), *self.addresses, y.data_ptr())
-            self.library.kvatlas_linear_bytes(*pointers_in_bytes, y.stride(-2), rows, inputs, outputs, self.kind)
+            self.library.kvatlas_linear_bytes(
+                codes.data_ptr(), *self.addresses, *output, rows, inputs, outputs, self.kind
+            )
             return y
         if self.kind != FLOATS:
             x = x.to(self.weight.dtype).contiguous()
             x_stride = self.words
-        y_stride = y.stride(-2)
-        pointers = (x.data_ptr(), x_stride, *self.addresses, y.data_ptr(), y_stride)
-        self._call(*pointers, rows, self.words, outputs, self.kind)
+        pointers = (x.data_ptr(), x_stride, *self.addresses, *output)
+        self.library.kvatlas_linear(*pointers, rows, self.words, outputs, self.kind)
         return y
 
     def rows(self, chosen: Tensor) -> Tensor:
         """Return the weights [..., inputs] of the outputs `chosen` [...], int64."""
+        import torch
+
         chosen = chosen.contiguous()
-        rows = self._empty((*chosen.shape, self.inputs))
+        rows = torch.empty((*chosen.shape, self.inputs))
         weight, _ = self.addresses
         pointers = (weight, self.outputs, chosen.data_ptr(), rows.data_ptr(), chosen.numel())
         if self.in_bytes:
             found = self.library.kvatlas_unpack_bytes(*pointers, self.inputs)
         else:
-            found = self._unpack(*pointers, self.words, self.kind)
+            found = self.library.kvatlas_unpack(*pointers, self.words, self.kind)
         if not found:
             raise IndexError(f"an output is not one of {self.outputs}")
         return rows
@@ -276,12 +280,7 @@ class Native:
     """The loaded library."""
 
     def __init__(self, file: Path, target: str) -> None:
-        import torch
-
         self.target = target
-        self._empty = torch.empty
-        self._int64 = torch.int64
-        self._float32 = torch.float32
         self.library = library = ctypes.CDLL(str(file))
         pointer = c_void_p
         integer = c_int64
@@ -310,18 +309,10 @@ class Native:
             function = getattr(library, f"kvatlas_{name}")
             function.argtypes = arguments
             function.restype = _RESULTS.get(name)
-        self._attend = library.kvatlas_paged_attention
-        self._scratch = library.kvatlas_attention_scratch
-        self._compact = library.kvatlas_compact
-        self._rms_norm = library.kvatlas_rms_norm
-        self._silu_mul = library.kvatlas_silu_mul
-        self._rotate = library.kvatlas_rotate
-        self._sample = library.kvatlas_sample
-        self._uniform = library.kvatlas_uniform
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Linear:
         """Return a layer with a packed copy of `weight` [outputs, inputs]; `dtype` is fp32 (None), bfloat16 or int8."""
-        return self.packed_linear(pack_weights(weight, dtype or self._float32), bias, weight.shape[0])
+        return self.packed_linear(pack_weights(weight, dtype), bias, weight.shape[0])
 
     def packed_linear(self, weight: Tensor, bias: Tensor | None, outputs: int) -> Linear:
         """Return a layer over weights in the form of `pack_weights`."""
@@ -336,30 +327,16 @@ class Native:
         keys: Tensor,
         values: Tensor,
         scaling: float,
-        *,
-        window: int = 0,
-        positions: Tensor | None = None,
-        places: Tensor | None = None,
-        mass: Tensor | None = None,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
         bits: tuple[int, int] = (16, 16),
         group: int = 0,
         recent: Sequence[Tensor | None] = (None, None),
-        bias: Tensor | None = None,
-        angles: Tensor | None = None,
     ) -> PagedLayer:
         """Return a layer with so many query heads over its pools, for a call with this batch.
 
         `keys` [kv_heads, slots, size] and `values` [kv_heads, slots, value size] are the pools, fp32 or bfloat16, and
-        `sizes` those of a key and a value. Scores become softcap tanh(score / softcap) if it is not 0; `sinks` [heads]
-        are logits that take a share of the softmax and have no value.
-        With a `window`, a token sees those slots with position > own - window: `positions` [tokens] int32 of the new
-        tokens are written into `places` [kv_heads, slots] int32. The attention of watched sequences to each slot, the
-        mean of a group's heads, is added to `mass` [watched, kv_heads, watched_width].
-        Pools of fewer `bits` than 16 (of keys, of values) hold rows of `bits.storage.PackedRows`; `recent` [rows,
-        kv_heads, residual, size] has the newest tokens before the new ones unpacked. With a `bias` [kv_heads, size],
-        rows of keys are without it, and `angles` [positions, size] has a row for each position.
+        `sizes` those of a key and a value. Pools of fewer `bits` than 16 (of keys, of values) hold rows of
+        `bits.storage.PackedRows`; `recent` [rows, kv_heads, residual, size] has the newest tokens before the new ones
+        unpacked. The caller may set more fields: see `PagedLayer`.
         """
         kv_heads, slots, _ = keys.shape
         size, value_size = sizes
@@ -368,16 +345,15 @@ class Native:
             *(heads, kv_heads, slots, None, 0),
             *(size, 0, None, keys.data_ptr(), *_side(bits[0], keys, group, recent[0])),
             *(value_size, 0, None, values.data_ptr(), *_side(bits[1], values, group, recent[1])),
-            *(None, _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)),
-            *(window, scaling, softcap),
-            *(_pointer(bias), _pointer(angles), 0 if angles is None else len(angles)),
+            scaling=scaling,
         )
 
     def make_scratch(self, batch: PagedBatch, largest: int) -> None:
         """Give a batch the working memory of its layers, whose keys and values have at most so many numbers."""
         if batch.scratch is None or batch.scratch_size < largest:
-            floats = self._scratch(largest, batch.longest, batch.tensors[3] is not None)
-            batch.scratch = self._empty(floats)
+            floats = self.library.kvatlas_attention_scratch(largest, batch.longest, batch.watched is not None)
+            # Of four bytes each, as the numbers of the table have.
+            batch.scratch = batch.table.new_empty(floats)
             batch.scratch_size = largest
             batch.struct.scratch = batch.scratch.data_ptr()
 
@@ -388,7 +364,7 @@ class Native:
         side by side. Every new token sees its sequence up to its own slot.
         """
         tokens, heads, _ = query.shape
-        out = self._empty(tokens, heads, value.shape[2])
+        out = query.new_empty(tokens, heads, value.shape[2])
         layer.query = query.data_ptr()
         layer.query_stride = query.stride(0)
         layer.key_fresh = key.data_ptr()
@@ -396,7 +372,7 @@ class Native:
         layer.value_fresh = value.data_ptr()
         layer.value_stride = value.stride(0)
         layer.out = out.data_ptr()
-        self._attend(batch.address, ctypes.addressof(layer))
+        self.library.kvatlas_paged_attention(batch.address, ctypes.addressof(layer))
         return out
 
     def compact(
@@ -413,8 +389,8 @@ class Native:
             struct.kept = first + (layer * heads * count * kept.itemsize if layers > 1 else 0)
             struct.head_stride = count if heads > 1 else 0
 
-        scratch = self._empty(-(-count * tables.widest // 4))
-        self._compact(
+        scratch = kept.new_empty(-(-count * tables.widest // kept.itemsize))
+        self.library.kvatlas_compact(
             tables.address,
             len(tables.structs),
             len(tables.by_layer[0][1]),
@@ -427,26 +403,19 @@ class Native:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, contiguous."""
-        y = self._empty(x.shape)
+        y = x.new_empty(x.shape)
         width = weight.shape[0]
         _check_width(x.shape[-1] == width, x, width)
-        self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // width, width, eps)
+        self.library.kvatlas_rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // width, width, eps)
         return y
 
     def silu_mul(self, a: Tensor, b: Tensor) -> Tensor:
         """Return silu(a) * b for [rows, width]; a and b may be the halves of one table."""
         rows, width = a.shape
         _check_width(a.shape == b.shape, b, width)
-        y = self._empty(rows, width)
-        self._silu_mul(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), y.data_ptr(), rows, width)
+        y = a.new_empty(rows, width)
+        self.library.kvatlas_silu_mul(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), y.data_ptr(), rows, width)
         return y
-
-    def rotate(self, table: Tensor, cos: Tensor, sin: Tensor, heads: int, size: int) -> None:
-        """Apply rotary positions in place: the first `heads` of `size` in each row of `table` [rows, columns] become
-        x cos + rotate_half(x) sin; cos and sin [rows, size], contiguous."""
-        rows = table.shape[0]
-        _check_width(cos.shape[-1] == size and cos.numel() == sin.numel() == rows * size, cos, size)
-        self._rotate(table.data_ptr(), table.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, size)
 
     def sample(
         self, logits: Tensor, top: int, temperature: float, top_p: float, streams: Tensor, positions: Tensor
@@ -460,9 +429,11 @@ class Native:
         _check_width(0 < top <= min(width - 1, MOST_SAMPLED) and logits.stride(1) == 1, logits, top)
         streams = streams.contiguous()
         positions = positions.contiguous()
-        sampled = self._empty(rows, dtype=self._int64)
+        sampled = positions.new_empty(rows)
         pointers = (streams.data_ptr(), positions.data_ptr(), sampled.data_ptr())
-        found = self._sample(logits.data_ptr(), logits.stride(0), rows, width, top, temperature, top_p, *pointers)
+        found = self.library.kvatlas_sample(
+            logits.data_ptr(), logits.stride(0), rows, width, top, temperature, top_p, *pointers
+        )
         return sampled if found else None
 
     def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor, choices: Tensor | None = None) -> Tensor:
@@ -479,5 +450,5 @@ class Native:
         positions = positions.contiguous()
         choices = None if choices is None else choices.contiguous()
         pointers = (streams.data_ptr(), positions.data_ptr(), _pointer(choices), tokens.data_ptr())
-        self._uniform(*pointers, tokens.stride(0), out.data_ptr(), rows, width)
+        self.library.kvatlas_uniform(*pointers, tokens.stride(0), out.data_ptr(), rows, width)
         return out

@@ -12,7 +12,7 @@ from kvatlas.cpu.native import PagedLayer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.cpu.native import Linear, Native, PagedBatch
+    from kvatlas.cpu.native import Linear, PagedBatch
 
 
 class _Product(ctypes.Structure):
@@ -98,19 +98,11 @@ class DecoderLayer:
     """
 
     def __init__(
-        self,
-        native: Native,
-        norms: tuple[tuple[Tensor, float], tuple[Tensor, float]],
-        products: Products,
-        rotary_heads: int,
-        head_size: int,
+        self, norms: Sequence[tuple[Tensor, float]], products: Products, rotary_heads: int, head_size: int
     ) -> None:
         self.norms = norms
         self.products = products
-        library = native.library
-        self._project = library.kvatlas_project
-        self._feed_forward = library.kvatlas_feed_forward
-        self._compute_layers = library.kvatlas_decoder_layers
+        self.library = products.projections.library
         (_, input_eps), (_, inner_eps) = norms
         linear = [_Product(*product.addresses, product.inputs, product.outputs, product.kind) for product in products]
         self.struct = _DecoderLayer(*linear, None, None, input_eps, inner_eps, rotary_heads, head_size)
@@ -124,27 +116,21 @@ class DecoderLayer:
     def project(self, tokens: DecoderPass) -> None:
         """Compute queries, keys and values, rotated, from the states: the part before attention."""
         self._find_norms()
-        self._project(self.address, tokens.address)
+        self.library.kvatlas_project(self.address, tokens.address)
 
     def feed_forward(self, tokens: DecoderPass) -> None:
         """Add the output of attention in `tokens.seen` and of the feed-forward layer to the states."""
         self._find_norms()
-        self._feed_forward(self.address, tokens.address)
+        self.library.kvatlas_feed_forward(self.address, tokens.address)
 
     @staticmethod
     def compute(
         layers: Sequence[DecoderLayer], tokens: DecoderPass, batch: PagedBatch, paged_layers: Sequence[PagedLayer]
     ) -> None:
         """Compute whole layers, one after the other in one call, with attention over a paged cache."""
-        count = len(layers)
-        addresses = []
         for layer in layers:
             layer._find_norms()
-            addresses.append(layer.address)
-        layers[0]._compute_layers(
-            (c_void_p * count)(*addresses),
-            (PagedLayer * count)(*paged_layers),
-            count,
-            tokens.address,
-            batch.address,
-        )
+        count = len(layers)
+        addresses = (c_void_p * count)(*(layer.address for layer in layers))
+        paged = (PagedLayer * count)(*paged_layers)
+        layers[0].library.kvatlas_decoder_layers(addresses, paged, count, tokens.address, batch.address)

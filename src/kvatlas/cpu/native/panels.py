@@ -19,8 +19,10 @@ FEWER_CODES = (8, 16)
 PANELS_AT_A_TIME = 256
 
 
-def pack_weights(weight: Tensor, dtype: torch.dtype) -> Tensor:
+def pack_weights(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return weights [outputs, inputs] as panels [ceil(outputs / 16), inputs, 16], zeros behind the last output.
+
+    They are fp32 unless the `dtype` is bfloat16 or int8.
 
     In bfloat16 the two inputs of a pair lie side by side, [ceil(outputs / 16), inputs / 2, 16, 2] in the same memory.
     An odd number of inputs has no pairs, so such weights stay fp32. In int8 they are bytes [ceil(outputs / 16), inputs,
@@ -34,7 +36,7 @@ def pack_weights(weight: Tensor, dtype: torch.dtype) -> Tensor:
     outputs, inputs = weight.shape
     if dtype is torch.int8:
         packed = _pack_bytes(weight.detach()) if inputs % GROUP == 0 else None
-        return pack_weights(weight, torch.float32) if packed is None else packed
+        return pack_weights(weight, None) if packed is None else packed
     numbers = 2 if dtype is torch.bfloat16 and inputs % 2 == 0 else 1
     rows = pad(weight.detach().to(dtype if numbers == 2 else torch.float32), (0, 0, 0, -outputs % LANES))
     words = rows.view(-1, LANES, inputs // numbers, numbers).transpose(1, 2)

@@ -45,20 +45,17 @@ class FlexBackend(ReferenceBackend):
     name = "flex"
     page_size = GPU_PAGE
 
-    captures_steps = True
-
     def __init__(self, compiled: bool) -> None:
         self.kernel: Any = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
         self.weights: Callable[..., Tensor] = machine.compiled(_watched_weights) if compiled else _watched_weights
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if not layer.plain or batch.cache.packed:
-            return super().attend(batch, layer, query, key, value)
-        if batch.decoding:
+        fits = layer.plain and not batch.cache.packed
+        if fits and batch.decoding:
             return self._decode(batch, layer, query, key, value)
-        if batch.watched:
-            return super().attend(batch, layer, query, key, value)
-        return _read_prompts(batch, layer, query, key, value)
+        if fits and not batch.watched:
+            return _read_prompts(batch, layer, query, key, value)
+        return super().attend(batch, layer, query, key, value)
 
     def decoding(self, model: PreTrainedModel) -> AbstractContextManager[Any]:
         return compiled_layers(model)

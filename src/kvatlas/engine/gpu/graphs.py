@@ -47,15 +47,15 @@ class CapturedStep:
         self.sampling = sampling
         #: Token ids, positions, lengths, rows and streams of the sequences.
         self.inputs = torch.zeros(5, len(batch.rows), dtype=torch.long, device=batch.cache.device)
-        batch.keep(self.inputs)
-        self.streams = self.inputs[4]
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def work(self, forward: Forward) -> None:
         """Compute the step. A repetition changes nothing: the same values go into the same slots."""
-        self.batch.forget()
+        # Without what was derived from the numbers of another step.
+        self.batch = replace(self.batch)
+        self.batch.keep(self.inputs)
         self.logits, self.hidden = forward(self.batch)
-        sampled = sample(self.logits, self.sampling, self.streams, self.batch.positions + 1, fixed_shapes=True)
+        sampled = sample(self.logits, self.sampling, self.inputs[4], self.batch.positions + 1, fixed_shapes=True)
         self.sampled = sampled.masked_fill(~self.logits.amax(-1).isfinite(), UNSAMPLED)
 
 
