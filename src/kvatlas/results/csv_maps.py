@@ -303,6 +303,7 @@ def _cell_of_numbers(
     source = SOURCES.get(fields["benchmark"])
     problems = defaults.get("problems", source.size if source else None)
     of_estimate = {"low": None, "high": None, "problems": problems, "samples": defaults.get("samples")}
+
     of_cell: dict[str, Any] = {}
     for column in csv_columns(measures):
         if not fields.get(column.name):

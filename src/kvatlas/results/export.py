@@ -178,6 +178,7 @@ def trace_record(run_key: str, trace: Trace) -> dict[str, Any]:
     """
     identity = {name: getattr(trace, name) for name in ("model", "benchmark", "problem", "sample")}
     identity["policy"] = trace.setting.policy
+
     grade = trace.grade
     measured = {
         "status": grade.status.value,

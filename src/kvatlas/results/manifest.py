@@ -202,6 +202,7 @@ def _is_extension(earlier: Manifest, now: Mapping[CellName, Expected]) -> bool:
 def _spec_of_settings(cells: Iterable[Expected], axes: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return the part of a spec that names the setting of each cell alone."""
     settings = dict.fromkeys((cell.setting, cell.baseline) for cell in cells)
+
     return {
         # Null keeps a setting of the grid from being crossed with axes that it lacks.
         "settings": [

@@ -225,7 +225,7 @@ def _decode_missing(
     for model in plan.models:
         cells = [cell for cell in plan.expected() if cell.model == model.name]
         while units := plan.units(cells, store.samples()):
-            job = _job(plan, model, units, batch_size, halvings)
+            job = _job_for(plan, model, units, batch_size, halvings)
             before = finished
             if run is local:
                 on_start(needs_text(job, pool))
@@ -263,9 +263,10 @@ def _decode_missing(
             )
 
 
-def _job(plan: Plan, model: ModelHandle, units: Sequence[WorkItem], batch_size: int | None, halvings: int) -> Job:
+def _job_for(plan: Plan, model: ModelHandle, units: Sequence[WorkItem], batch_size: int | None, halvings: int) -> Job:
     """Return the job that decodes the units of a model."""
     names = {policy.setting.policy for policy, _ in plan.policies}
+
     return Job(
         model=model,
         weights=model.stream,
