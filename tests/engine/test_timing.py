@@ -28,16 +28,3 @@ def test_a_timed_compression_evicts_what_one_of_a_trace_does(tiny_llama: ModelHa
     assert seconds > 0
     assert evicted == 70
     assert [generation.tokens for generation in engine.run(work)] == before
-
-
-def test_a_compression_is_timed_in_the_storage_of_its_policy(tiny_llama: ModelHandle) -> None:
-    values = {"kv_budget": 128, "local_window": 32, "ratio": 0.3}
-    unpacked = Setting.from_parameters("snapkv", **values)
-    packed = Setting.from_parameters("rkv", **values, kv_bits=4)
-    chosen = [policies.from_setting(setting).bind(tiny_llama) for setting in (unpacked, packed)]
-    engine = TimedEngine(tiny_llama, tiny_llama.load(), chosen, Sampling(max_new_tokens=8), 2)
-    # The engine ends with the storage of the last settings.
-    assert len(list(engine.run(requests(tiny_llama, chosen, 2)))) == 4
-    for policy in chosen:
-        assert engine.time_compression(policy, 20, 128)[1] > 0
-        assert engine.cache.storage == policy.storage

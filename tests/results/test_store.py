@@ -624,9 +624,9 @@ def test_regraded_verdicts_are_shown_where_they_are_asked_for_alone(kvatlas: Cal
     said = kvatlas.succeed("grade", run, "--grader", "dynts")
     assert "\n2 verdicts changed; kvatlas map --metric graded:dynts draws" in said
     assert kvatlas("describe", run, "--json") == before
-    cells = regrade(run, "dynts")
-    changes = [(cell.before, cell.after, cell.to_right, cell.to_wrong) for cell in cells]
-    assert changes == [(2, 2, 0, 0)] * 2 + [(1, 2, 1, 0)] * 2
+    rows = regrade(run, "dynts")
+    changes = [(row["pass@1"], row["graded:dynts"], row["to_right"], row["to_wrong"]) for row in rows]
+    assert changes == [(100.0, 100.0, 0, 0)] * 2 + [(50.0, 100.0, 1, 0)] * 2
     (own,), (other,) = (maps_of_run(RunData.open(run, metric)) for metric in ("pass@1", "graded:dynts"))
     assert {at: cell.estimate.value for at, cell in own.cells.items()} == {
         (10, 0.1): 1.0, (10, 0.2): 1.0, (20, 0.1): 0.5, (20, 0.2): 0.5

@@ -21,10 +21,10 @@ from tests.command_line import Call
 )
 def test_a_suggested_grid_compresses_and_leaves_a_choice(model: str, benchmark: str, tmp_path: Path) -> None:
     """Measured on problems that the suggestion has not seen."""
-    suggestion = suggest(model, {"name": benchmark})
-    assert all(cell.audit.no_choice < 0.1 for cell in suggestion.plan.audit)
+    plan, text = suggest(model, {"name": benchmark})
+    assert all(cell.audit.no_choice < 0.1 for cell in plan.audit)
 
-    data = {**yaml.safe_load(suggestion.text), "problems": 8}
+    data = {**yaml.safe_load(text), "problems": 8}
     sweep(make_plan(parse_spec(data)), tmp_path / "run", workers=1)
     with Store.open(tmp_path / "run") as store:
         traces = [trace for _, trace in store.traces(texts=False) if trace.setting.policy != "full"]

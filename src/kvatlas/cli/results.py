@@ -195,11 +195,11 @@ def grade_command(
         count = again.measure(run, measure)
         typer.echo(f"{run}: {counted(count, 'trace')} measured by {', '.join(measure)}; describe --long shows them")
         return
-    cells = again.regrade(run, grader, allow_code)
-    print_rows([cell.to_json(grader) for cell in cells], as_json)
+    rows = again.regrade(run, grader, allow_code)
+    print_rows(rows, as_json)
     if as_json:
         return
-    changed = sum(cell.to_right + cell.to_wrong for cell in cells)
+    changed = sum(row["to_right"] + row["to_wrong"] for row in rows)
     typer.echo(f"{changed} verdicts changed; kvatlas map --metric graded:{grader} draws what they are now.")
 
 

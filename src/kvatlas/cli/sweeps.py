@@ -167,10 +167,9 @@ def _print_suggestion(model: str, problems: str, model_options: Mapping[str, Any
     from kvatlas.sweeps.measured_rate import decoding_rate
     from kvatlas.sweeps.suggest import suggest
 
-    suggestion = suggest(model, {"name": problems}, model_options=model_options, on_message=note)
-    typer.echo(suggestion.text)
+    planned, text = suggest(model, {"name": problems}, model_options=model_options, on_message=note)
+    typer.echo(text)
 
-    planned = suggestion.plan
     estimate = planned.estimate(decoding_rate(planned))
     cost = f"{estimate['traces']:,} traces, {estimate['decoded_tokens']['shared']:,} decoded tokens"
     if estimate["seconds"] is not None:

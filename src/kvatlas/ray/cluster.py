@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -140,15 +141,13 @@ class WorkQueue:
     """The queue of unit numbers, and the living workers that took any."""
 
     def __init__(self, units: int) -> None:
-        self._numbers = iter(range(units))
-        self._left = units
+        self._numbers = deque(range(units))
         self._takers: set[int] = set()
 
     def claim(self, worker: int) -> int | None:
         """Return the number of the next unit, or None."""
         self._takers.add(worker)
-        self._left = max(0, self._left - 1)
-        return next(self._numbers, None)
+        return self._numbers.popleft() if self._numbers else None
 
     def lose(self, worker: int) -> None:
         """Remove a worker that died."""
@@ -156,7 +155,7 @@ class WorkQueue:
 
     def left(self) -> int:
         """Return the number of units that no worker has taken."""
-        return self._left
+        return len(self._numbers)
 
     def takers(self) -> set[int]:
         """Return the living workers that took a unit at any time."""

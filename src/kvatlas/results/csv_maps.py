@@ -103,17 +103,16 @@ class _MapFile:
 
 def _traces_of(cell: Cell) -> int | None:
     """Return the number of traces of a cell; None if it is unknown."""
-    counts = (cell.estimate.problems, cell.estimate.samples)
-    return None if counts[0] is None or counts[1] is None else counts[0] * counts[1]
+    problems = cell.estimate.problems
+    samples = cell.estimate.samples
+    return None if problems is None or samples is None else problems * samples
 
 
 def _is_whole_count(cell: Cell) -> bool:
     """Return whether the value of a cell is that of a whole number of right answers, with four decimals in percent."""
     traces = _traces_of(cell)
-    if traces is None:
-        return False
-    right = cell.estimate.value * traces
-    return abs(right - round(right)) <= 1e-6 * traces
+    right = cell.estimate.value * (traces or 0)
+    return traces is not None and abs(right - round(right)) <= 1e-6 * traces
 
 
 def published_names() -> list[str]:
@@ -244,22 +243,18 @@ def _cell_of_row(
         raise KvatlasError(f"{where}: truncated is {truncated:,}; expected up to {traces:,}, problems x samples.")
 
     policy = fields.get("policy") or defaults.get("policy", "")
-    coord = None
-    parameters: dict[str, Any] = {}
-    if values:
-        coord = (values[table.axes[0]], values[table.axes[1]])
-        if "kv_budget" in defaults:
-            parameters["kv_budget"] = defaults["kv_budget"]
-        parameters |= values
-    cell = replace(cell, setting=Setting.from_parameters(policy, **parameters))
+    if not values:
+        return None, replace(cell, setting=Setting(policy))
+    coord = (values[table.axes[0]], values[table.axes[1]])
+    if "kv_budget" not in defaults:
+        return coord, replace(cell, setting=Setting.from_parameters(policy, **values))
 
-    if coord is not None and "kv_budget" in defaults:
-        rule = Setting.from_parameters(policy, **{**parameters, **_PUBLISHED_RULE})
-        kept = stays(rule, [_PUBLISHED_PROMPT])
-        if kept is not None:
-            of_rule = {"stays_tokens": kept.tokens, "stays_share": kept.share}
-            cell = replace(cell, numbers={**cell.numbers, **of_rule})
-    return coord, cell
+    # A published map, whose rule tells the tokens that stay.
+    parameters = {"kv_budget": defaults["kv_budget"], **values}
+    kept = stays(Setting.from_parameters(policy, **{**parameters, **_PUBLISHED_RULE}), [_PUBLISHED_PROMPT])
+    of_rule = {} if kept is None else {"stays_tokens": kept.tokens, "stays_share": kept.share}
+    setting = Setting.from_parameters(policy, **parameters)
+    return coord, replace(cell, setting=setting, numbers={**cell.numbers, **of_rule})
 
 
 def _check_limits(where: str, column: str, value: float, estimate: Estimate) -> None:
@@ -280,12 +275,13 @@ def _axis_values(where: str, fields: Mapping[str, str], axes: tuple[str, str]) -
 
     values: dict[str, Any] = {}
     for axis in given:
-        if axis == "local_window" and WINDOW_SHARE.fullmatch(fields[axis]):
-            values[axis] = _window_share(where, fields[axis])
+        text = fields[axis]
+        if axis == "local_window" and WINDOW_SHARE.fullmatch(text):
+            values[axis] = _window_share(where, text)
         elif axis in ("local_window", "ratio"):
-            values[axis] = _field_number(where, axis, fields[axis], 0 if axis == "local_window" else None)
+            values[axis] = _field_number(where, axis, text, 0 if axis == "local_window" else None)
         else:
-            values[axis] = _number_or_text(where, axis, fields[axis])
+            values[axis] = _number_or_text(where, axis, text)
     return values
 
 
@@ -304,21 +300,18 @@ def _cell_of_numbers(
 
     The problems and samples of rows that do not say them are the defaults, else the known size of the benchmark.
     """
-    columns = csv_columns(measures)
     source = SOURCES.get(fields["benchmark"])
-    numbers = {name: defaults[name] for name in ("problems", "samples") if name in defaults}
-    numbers = {"problems": source.size if source else None, "samples": None, **numbers}
-    numbers |= {column.name: _column_value(where, column, fields) for column in columns if fields.get(column.name)}
+    problems = defaults.get("problems", source.size if source else None)
+    of_estimate = {"low": None, "high": None, "problems": problems, "samples": defaults.get("samples")}
 
-    of_estimate: dict[str, Any] = {"low": None, "high": None}
     of_cell: dict[str, Any] = {}
-    for column in columns:
-        if column.name not in numbers:
+    for column in csv_columns(measures):
+        if not fields.get(column.name):
             continue
         if column.estimate_field:
-            of_estimate[column.estimate_field] = numbers[column.name]
+            of_estimate[column.estimate_field] = _column_value(where, column, fields)
         else:
-            of_cell[column.key] = numbers[column.name]
+            of_cell[column.key] = _column_value(where, column, fields)
     return Cell(Setting(""), Estimate(value, **of_estimate), of_cell, measures)
 
 

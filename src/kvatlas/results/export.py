@@ -22,16 +22,18 @@ from kvatlas.text import guarded
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMATS = ("csv", "cells", "jsonl", "parquet", "run")
+#: The suffixes of files by their format; several formats of one suffix have the usual one first.
+_SUFFIXES = {"csv": ".csv", "cells": ".csv", "jsonl": ".jsonl", "parquet": ".parquet"}
+FORMATS = (*_SUFFIXES, "run")
 #: Formats of maps and settings; the others have traces.
 VALUE_FORMATS = ("csv", "cells")
-#: The formats of a file by its suffix, the usual one first.
-_OF_SUFFIX: Mapping[str, tuple[str, ...]] = {
-    ".csv": ("csv", "cells"),
-    ".jsonl": ("jsonl",),
-    ".parquet": ("parquet",),
-}
 _BATCH = 2_000
+#: The costs of a trace in the order of an export.
+_COSTS = (
+    "output_tokens", "thinking_tokens", "peak_kv_tokens", "mean_kv_tokens", "prompt_tokens", "compressions", "seconds",
+)  # fmt: skip
+#: The columns that every trace has, at the end of its record.
+_MEASURED = ("status", "correct", "progress", "answer", *_COSTS, "run_key", "text")
 #: The columns of the marks of a figure's cells, in the data beside it, and of their losses; they are not read.
 MARKS = ("proven", "proven_like_these", "loses_more", "recommended")
 LOSSES = ("loses", "loses_low", "loses_high")
@@ -50,17 +52,17 @@ def format_of(out: Path | None, given: str | None) -> str:
     # A name without a suffix says nothing.
     if given is not None and (given == "run" or not out.suffix):
         return given
-    formats = _OF_SUFFIX.get(out.suffix.lower())
-    if formats is None:
+    formats = [name for name, suffix in _SUFFIXES.items() if suffix == out.suffix.lower()]
+    if not formats:
         raise KvatlasError(
             f"An export cannot be written as {out.name!r}; the name must end in .csv (maps, or with --format cells "
             "settings), .jsonl or .parquet (traces). --format run writes a folder."
         )
 
     if given is not None and given not in formats:
-        suffix = next(suffix for suffix, names in _OF_SUFFIX.items() if given in names)
         raise KvatlasError(
-            f"The format is {given} and the name {out.name!r} says {formats[0]}; expected a name that ends in {suffix}."
+            f"The format is {given} and the name {out.name!r} says {formats[0]}; expected a name that ends in "
+            f"{_SUFFIXES[given]}."
         )
     return given or formats[0]
 
@@ -99,11 +101,15 @@ def table_text(table: pd.DataFrame) -> str:
     return text
 
 
-def csv_text(maps: Sequence[Map]) -> str:
+def csv_text(
+    maps: Sequence[Map],
+    more_columns: Sequence[str] = (),
+    more_values: Callable[[Map, CellCoord], Sequence[Any]] = lambda map_, coord: (),
+) -> str:
     """Return the maps as a CSV map in percent, largest vertical value first, in the form of `read_maps`.
 
-    Baselines are rows without axis values, once for each benchmark; their policy is the text of the setting. Raises
-    KvatlasError if the maps differ in axes or metric.
+    Baselines are rows without axis values, once for each benchmark; their policy is the text of the setting, and they
+    have no values in `more_columns`. Raises KvatlasError if the maps differ in axes or metric.
     """
     if not maps:
         raise KvatlasError("There is no map to write.")
@@ -119,12 +125,29 @@ def csv_text(maps: Sequence[Map]) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     # The metric `pass@1` is the column `pass_at_1`.
-    header = [metric.replace("@", "_at_"), *(column.name for column in columns[1:])]
+    header = [metric.replace("@", "_at_"), *(column.name for column in columns[1:]), *more_columns]
     writer.writerow(map(guarded, ("model", "benchmark", "policy", *axis_columns, *header)))
-    for names, cell in _csv_rows(maps):
+
+    for map_, coord, names, cell in _csv_rows(maps):
         values = [column.file_value(cell) for column in columns]
-        writer.writerow(map(guarded, (*names, *values)))
+        more = [None] * len(more_columns) if coord is None else more_values(map_, coord)
+        writer.writerow(map(guarded, (*names, *values, *more)))
     return text.getvalue()
+
+
+def _csv_rows(maps: Sequence[Map]) -> Iterator[tuple[Map, CellCoord | None, tuple[Any, ...], Cell]]:
+    """Yield map, coordinates, names and cell of each row of a CSV map; baselines have no coordinates."""
+    written = set()
+    for map_ in maps:
+        (_, rows), (_, columns) = map_.axes
+        for coord in itertools.product(reversed(rows), columns):
+            if coord in map_.cells:
+                yield map_, coord, (map_.model, map_.benchmark, map_.policy, *coord), map_.cells[coord]
+        for name, cell in map_.baselines.items():
+            names = (map_.model, map_.benchmark, name, "", "")
+            if names not in written:
+                written.add(names)
+                yield map_, None, names, cell
 
 
 def marked_csv(
@@ -138,44 +161,14 @@ def marked_csv(
     if len({(map_.metric, map_.axes[0][0], map_.axes[1][0]) for map_ in maps}) != 1:
         return None
 
-    by_name = {map_.name: map_ for map_ in maps}
-    rows = list(csv.reader(io.StringIO(csv_text(maps))))
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*rows[0], *MARKS, *(LOSSES if losses else ())])
-    for row, (names, _) in zip(rows[1:], _csv_rows(maps), strict=True):
-        model, benchmark, policy, *coord = names
-        map_ = by_name.get(MapName(model, benchmark, policy))
-        fields: list[int | str] = [""] * len(MARKS)
-        loss: Sequence[float | None] = [None] * len(LOSSES) if losses else []
-        if map_ is not None and tuple(coord) in map_.cells:
-            fields = _mark_fields(map_, tuple(coord))
-            loss = losses[map_.name][tuple(coord)] if losses else []
-        writer.writerow([*row, *fields, *loss])
-    return text.getvalue()
+    def marks_of(map_: Map, coord: CellCoord) -> list[Any]:
+        # What was not tested is empty.
+        proven: list[Any] = ["", "", ""]
+        if map_.keeps is not None:
+            proven = [int(coord in cells) for cells in (map_.keeps, map_.keeps_like, map_.breaks or ())]
+        return [*proven, int(coord == map_.recommended), *(losses[map_.name][coord] if losses else ())]
 
-
-def _mark_fields(map_: Map, coord: tuple[Any, ...]) -> list[int | str]:
-    """Return the marks of a cell; what was not tested is empty."""
-    proven: list[int | str] = ["", "", ""]
-    if map_.keeps is not None:
-        proven = [int(coord in cells) for cells in (map_.keeps, map_.keeps_like, map_.breaks or ())]
-    return [*proven, int(coord == map_.recommended)]
-
-
-def _csv_rows(maps: Sequence[Map]) -> Iterator[tuple[tuple[Any, ...], Cell]]:
-    """Yield (model, benchmark, policy, vertical and horizontal value) and the cell of each row of a CSV map."""
-    written = set()
-    for map_ in maps:
-        (_, rows), (_, columns) = map_.axes
-        for coord in itertools.product(reversed(rows), columns):
-            if coord in map_.cells:
-                yield (map_.model, map_.benchmark, map_.policy, *coord), map_.cells[coord]
-        for name, cell in map_.baselines.items():
-            names = (map_.model, map_.benchmark, name, "", "")
-            if names not in written:
-                written.add(names)
-                yield names, cell
+    return csv_text(maps, [*MARKS, *(LOSSES if losses else ())], marks_of)
 
 
 def trace_record(run_key: str, trace: Trace) -> dict[str, Any]:
@@ -183,15 +176,19 @@ def trace_record(run_key: str, trace: Trace) -> dict[str, Any]:
 
     A parameter of the setting with the name of another column gets the prefix `setting_`, a metric `metric_`.
     """
-    identity = {
-        "model": trace.model,
-        "benchmark": trace.benchmark,
-        "problem": trace.problem,
-        "sample": trace.sample,
-        "policy": trace.setting.policy,
-    }
+    identity = {name: getattr(trace, name) for name in ("model", "benchmark", "problem", "sample")}
+    identity["policy"] = trace.setting.policy
 
-    measured = _measured(run_key, trace)
+    grade = trace.grade
+    measured = {
+        "status": grade.status.value,
+        "correct": grade.correct,
+        "progress": grade.progress,
+        "answer": grade.answer,
+        **{name: getattr(trace.usage, name) for name in _COSTS},
+        "run_key": run_key,
+        "text": trace.text,
+    }
     taken = identity.keys() | measured.keys()
     parameters = _prefixed("setting_", columns_of(trace.setting).items(), taken)
     taken |= parameters.keys()
@@ -202,26 +199,6 @@ def trace_record(run_key: str, trace: Trace) -> dict[str, Any]:
 def _prefixed(prefix: str, values: Iterable[tuple[str, Any]], taken: Collection[str]) -> dict[str, Any]:
     """Return the values by name, with the prefix before a name that is taken."""
     return {f"{prefix}{name}" if name in taken else name: value for name, value in values}
-
-
-def _measured(run_key: str, trace: Trace) -> dict[str, Any]:
-    grade = trace.grade
-    usage = trace.usage
-    return {
-        "status": grade.status.value,
-        "correct": grade.correct,
-        "progress": grade.progress,
-        "answer": grade.answer,
-        "output_tokens": usage.output_tokens,
-        "thinking_tokens": usage.thinking_tokens,
-        "peak_kv_tokens": usage.peak_kv_tokens,
-        "mean_kv_tokens": usage.mean_kv_tokens,
-        "prompt_tokens": usage.prompt_tokens,
-        "compressions": usage.compressions,
-        "seconds": usage.seconds,
-        "run_key": run_key,
-        "text": trace.text,
-    }
 
 
 def json_lines(store: Store) -> Iterator[str]:
@@ -237,14 +214,12 @@ def _write_parquet(store: Store, out: Path) -> None:
 
     # The types of the values in each column, the columns that all traces have at the end.
     types: dict[str, set[type]] = {}
-    measured: dict[str, Any] = {}
     for run_key, trace in store.traces(texts=False):
-        measured = _measured(run_key, trace)
         for name, value in trace_record(run_key, trace).items():
             types.setdefault(name, set()).add(type(value))
     if not types:
         raise KvatlasError("The run has no traces yet, so there is nothing to export.")
-    names = [*(name for name in types if name not in measured), *measured]
+    names = sorted(types, key=lambda name: name in _MEASURED)
     columns = {name: _arrow_type(types[name] - {type(None)}) for name in names}
 
     schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import Annotated, Any, TypeVar
 
@@ -18,6 +18,7 @@ from kvatlas.core import (
     SettingFacts,
     changed_problems,
     check_form,
+    grouped,
     is_reference,
 )
 from kvatlas.core.secrets import without_secrets
@@ -54,21 +55,20 @@ def clusters_of(problems: Sequence[Problem]) -> dict[str, str]:
     Equal problems are a cluster: a file that holds each of 30 questions 32 times has 30 units of problems like these,
     and a setting that fails on a question fails 32 times.
     """
-    alike: dict[tuple[str, ...], list[str]] = {}
-    asked = {}
-    for problem in problems:
+
+    def asked(problem: Problem) -> tuple[str, ...]:
         # Choices may stand in another order each time, under another letter.
         choices = sorted(map(str, problem.about.get("choices", ())))
-        asked[problem.id] = (problem.question, *(choices or [problem.answer]))
-        alike.setdefault(asked[problem.id], []).append(problem.id)
+        return (problem.question, *(choices or [problem.answer]))
 
+    alike = grouped(problems, asked)
     clusters = {}
     for problem in problems:
-        ids = alike[asked[problem.id]]
+        equal = alike[asked(problem)]
         if problem.cluster:
             clusters[problem.id] = problem.cluster
-        elif len(ids) > 1:
-            clusters[problem.id] = f"the question of {ids[0]}"
+        elif len(equal) > 1:
+            clusters[problem.id] = f"the question of {equal[0].id}"
     return clusters
 
 
@@ -153,19 +153,13 @@ class Expected:
 
         Raises KvatlasError for a cell that no store can hold.
         """
-        cell = cls(
-            model=stored.model,
-            benchmark=stored.benchmark,
-            setting=Setting.from_parameters(stored.policy, **stored.values),
-            run_key=stored.run_key,
-            # Manifests without a number of problems promise all.
-            problems=tuple(problems[stored.benchmark][: stored.count]),
-            samples=stored.samples,
-            baseline=stored.baseline,
-            kv_bytes=stored.kv_bytes,
-            facts=None if stored.facts is None else SettingFacts.from_json(stored.facts),
-            control=stored.control,
-        )
+        values = dict(stored)
+        # Manifests without a number of problems promise all.
+        values["problems"] = tuple(problems[stored.benchmark][: values.pop("count")])
+        values["setting"] = Setting.from_parameters(values.pop("policy"), **values.pop("values"))
+        if stored.facts is not None:
+            values["facts"] = SettingFacts.from_json(stored.facts)
+        cell = cls(**values)
         check_cell(cell.model, cell.benchmark, cell.setting, cell.problems, cell.samples)
         return cell
 
@@ -176,15 +170,13 @@ def _enlarged(cells: Sequence[Expected], on_grid: Collection[CellName]) -> dict[
     Cells outside the grid are baselines.
     """
     problems: dict[str, tuple[str, ...]] = {}
-    for cell in cells:
-        if len(cell.problems) >= len(problems.get(cell.benchmark, ())):
-            problems[cell.benchmark] = cell.problems
-
-    # The reference may be sampled more often than the settings, and is asked again for its first sample alone.
     most: dict[Setting | None, int] = {}
     for cell in cells:
+        problems[cell.benchmark] = max(cell.problems, problems.get(cell.benchmark, ()), key=len)
+        # The reference may be sampled more often than the settings, and is asked again for its first sample alone.
         kind = cell.setting if is_reference(cell.setting) or cell.setting == AGAIN else None
         most[kind] = max(most.get(kind, 1), cell.samples)
+
     enlarged = {}
     for cell in cells:
         samples = most[AGAIN] if cell.setting == AGAIN else max(most.get(None, 1), most.get(cell.setting, 1))
@@ -209,18 +201,16 @@ def _is_extension(earlier: Manifest, now: Mapping[CellName, Expected]) -> bool:
 
 def _spec_of_settings(cells: Iterable[Expected], axes: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return the part of a spec that names the setting of each cell alone."""
-    settings = []
-    baseline = []
-    for is_baseline, setting in dict.fromkeys((cell.baseline, cell.setting) for cell in cells):
-        if is_baseline:
-            baseline.append({"policy": setting.policy, **setting.values})
-        else:
-            # Null keeps a setting of the grid from being crossed with axes that it lacks.
-            settings.append({"policy": setting.policy, **dict.fromkeys(axes), **setting.values})
+    settings = dict.fromkeys((cell.setting, cell.baseline) for cell in cells)
 
     return {
-        "settings": settings,
-        "baseline": baseline,
+        # Null keeps a setting of the grid from being crossed with axes that it lacks.
+        "settings": [
+            {"policy": setting.policy, **dict.fromkeys(axes), **setting.values}
+            for setting, is_baseline in settings
+            if not is_baseline
+        ],
+        "baseline": [{"policy": setting.policy, **setting.values} for setting, is_baseline in settings if is_baseline],
         "axes": {name: list(values) for name, values in axes.items()},
         "strict_budget": False,
     }
@@ -228,18 +218,13 @@ def _spec_of_settings(cells: Iterable[Expected], axes: Mapping[str, Sequence[Any
 
 def _merged(earlier: Mapping[str, Mapping[str, T]], now: Mapping[str, Mapping[str, T]]) -> dict[str, Mapping[str, T]]:
     """Return the entries of both by benchmark and problem; those of `now` replace earlier ones."""
-    merged = dict(earlier)
-    for benchmark, entries in now.items():
-        merged[benchmark] = {**earlier.get(benchmark, {}), **entries}
-    return merged
+    merged = {benchmark: {**earlier.get(benchmark, {}), **entries} for benchmark, entries in now.items()}
+    return {**earlier, **merged}
 
 
 def _units(problems: Iterable[str], clusters: Mapping[str, str]) -> set[frozenset[str]]:
     """Return the problems in their clusters; one without a cluster stands alone."""
-    groups: dict[tuple[str, bool], set[str]] = {}
-    for problem in problems:
-        is_alone = problem not in clusters
-        groups.setdefault((problem if is_alone else clusters[problem], is_alone), set()).add(problem)
+    groups = grouped(problems, lambda problem: (clusters.get(problem, problem), problem in clusters))
     return set(map(frozenset, groups.values()))
 
 
@@ -415,11 +400,9 @@ class Manifest:
         on_grid = {cell.name for cell in deciding if not cell.baseline}
         swept = _enlarged([*kept, *self.expected], on_grid)
         # Cells of imported logs are not in `swept`; they stay as they are. Controls were declared before the data.
-        controls = {cell.name: cell.control for cell in earlier.expected}
-        cells = {}
-        for cell in (*earlier.expected, *self.expected):
-            merged_cell = swept.get(cell.name, cell)
-            cells[cell.name] = replace(merged_cell, control=controls.get(cell.name, merged_cell.control))
+        cells = {cell.name: cell for cell in earlier.expected} | swept
+        for cell in earlier.expected:
+            cells[cell.name] = replace(cells[cell.name], control=cell.control)
 
         # The axes of both sweeps, with the values of both.
         axes = dict(self.axes)
@@ -483,7 +466,7 @@ class Manifest:
             "axes": [[name, list(values)] for name, values in self.axes],
             "expected": [cell.to_json() for cell in self.expected],
             "problems": problems,
-            "measures": [_StoredMeasure.model_validate(vars(measure)).model_dump() for measure in self.measures],
+            "measures": [dict(_StoredMeasure(**vars(measure))) for measure in self.measures],
         }
 
     @classmethod
@@ -501,7 +484,5 @@ class Manifest:
         spec = {name: value for name, value in data["spec"].items() if name != "allocate"}
         expected = tuple(Expected.from_stored(cell, stored.problems) for cell in stored.expected)
         axes = tuple((name, tuple(values)) for name, values in stored.axes)
-        measures = tuple(Measure(**measure.model_dump()) for measure in stored.measures)
-        # Manifests of earlier versions lack the fields that came later.
-        values = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        return cls(**{**values, "axes": axes, "expected": expected, "spec": spec, "measures": measures})
+        measures = tuple(Measure(**dict(measure)) for measure in stored.measures)
+        return cls(axes, expected, spec, data["provenance"], stored.about, stored.contents, stored.clusters, measures)

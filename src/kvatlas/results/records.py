@@ -48,6 +48,9 @@ COSTS = (
 _COUNTS = frozenset(COSTS) - {"mean_kv_tokens", "seconds"}
 #: The most samples of a problem; a table has a place for each of them.
 MAX_SAMPLES = 10_000
+#: What sentences expect of a name or a text, and of a value of a setting or a metric.
+_TEXT = "a text of whole characters"
+_VALUE = "a finite number or a text of whole characters"
 #: The largest number of a token, and of a step.
 _LARGEST_TOKEN = 2**31 - 1
 
@@ -65,11 +68,12 @@ class RefusedTraceError(KvatlasError):
 
 def check_cell(model: str, benchmark: str, setting: Setting, problems: Sequence[str], samples: int) -> None:
     """Raise KvatlasError for a promised cell whose traces no store can hold."""
-    names = (model, benchmark, *problems)
-    faults = [_clause("a name", name, "a text of whole characters") for name in names if not is_storable_text(name)]
+    faults: list[str] = []
+    for name in (model, benchmark, *problems):
+        faults += _clauses("a name", name, is_storable_text(name), _TEXT)
     faults += setting_faults(setting)
-    if not _is_integer(samples, MAX_SAMPLES) or samples < 1:
-        faults.append(_clause("the number of samples", samples, f"an integer from 1 to {MAX_SAMPLES:,}"))
+    is_number = _is_integer(samples, MAX_SAMPLES) and samples > 0
+    faults += _clauses("the number of samples", samples, is_number, f"an integer from 1 to {MAX_SAMPLES:,}")
     if faults:
         raise KvatlasError(f"A run cannot hold {_short(setting)} of {_short(model)}: {faults[0]}.")
 
@@ -81,20 +85,20 @@ def _faults(trace: Trace) -> Iterator[str]:
     """
     yield from _type_faults(trace)
     for name in ("model", "benchmark", "problem", "text"):
-        if not is_storable_text(getattr(trace, name)):
-            yield _clause(name, getattr(trace, name), "a text of whole characters")
+        text = getattr(trace, name)
+        yield from _clauses(name, text, is_storable_text(text), _TEXT)
     yield from setting_faults(trace.setting)
-    if not _is_integer(trace.sample, MAX_SAMPLES - 1):
-        yield _clause("its number", trace.sample, f"an integer from 0 to {MAX_SAMPLES - 1:,}")
+    is_sample = _is_integer(trace.sample, MAX_SAMPLES - 1)
+    yield from _clauses("its number", trace.sample, is_sample, f"an integer from 0 to {MAX_SAMPLES - 1:,}")
     yield from _grade_faults(trace.grade)
     for name in COSTS:
         cost = getattr(trace.usage, name)
-        if not is_cost(name, cost):
-            yield _clause(name, cost, "an integer from 0" if name in _COUNTS else "a finite number from 0")
+        expected = "an integer from 0" if name in _COUNTS else "a finite number from 0"
+        yield from _clauses(name, cost, is_cost(name, cost), expected)
 
     for token in trace.tokens:
         if not _is_integer(token, _LARGEST_TOKEN):
-            yield _clause("a token", token, "the number of a token")
+            yield from _clauses("a token", token, False, "the number of a token")
     if trace.eviction_trace is not None and not _is_readable_again(trace.eviction_trace):
         yield "its eviction trace contradicts itself"
 
@@ -106,68 +110,64 @@ def _faults(trace: Trace) -> Iterator[str]:
 
 def _type_faults(trace: Trace) -> Iterator[str]:
     """Yield a clause for each part of a trace that is of another type than the class says."""
+    evictions = trace.eviction_trace
     parts: dict[str, tuple[object, type | UnionType]] = {
         "the setting": (trace.setting, Setting),
         "tokens": (trace.tokens, tuple | list),
         "the grade": (trace.grade, Grade),
         "usage": (trace.usage, Costs),
         "made_with": (trace.made_with, str),
-        "the eviction trace": (trace.eviction_trace, EvictionTrace | None),
+        "the eviction trace": (evictions, EvictionTrace | None),
+        "parameters": (getattr(trace.setting, "parameters", ()), tuple),
+        "metrics": (getattr(trace.grade, "metrics", {}), Mapping),
+        "evicted_at": (getattr(evictions, "evicted_at", ()), tuple),
+        "kept_by": (getattr(evictions, "kept_by", ()), tuple),
     }
-    if isinstance(trace.setting, Setting):
-        parameters = trace.setting.parameters
-        parts["parameters"] = (parameters, tuple)
-        if isinstance(parameters, tuple) and not all(isinstance(each, tuple) and len(each) == 2 for each in parameters):
-            yield "a parameter of its setting is no pair of a name and a value"
-    if isinstance(trace.grade, Grade):
-        parts["metrics"] = (trace.grade.metrics, Mapping)
-    if isinstance(trace.eviction_trace, EvictionTrace):
-        parts["evicted_at"] = (trace.eviction_trace.evicted_at, tuple)
-        parts["kept_by"] = (trace.eviction_trace.kept_by, tuple)
     for name, (value, expected) in parts.items():
         if not isinstance(value, expected):
             yield f"{name} is of the type {type(value).__name__}, expected {getattr(expected, '__name__', expected)}"
+    if not all(isinstance(each, tuple) and len(each) == 2 for each in trace.setting.parameters):
+        yield "a parameter of its setting is no pair of a name and a value"
 
 
 def setting_faults(setting: Setting) -> Iterator[str]:
     """Yield a clause for each part of a setting that a store cannot hold."""
-    if not is_storable_text(setting.policy):
-        yield _clause("the policy", setting.policy, "a text of whole characters")
+    yield from _clauses("the policy", setting.policy, is_storable_text(setting.policy), _TEXT)
     for name, value in setting.parameters:
-        if not is_storable_text(name) or name == "policy":
-            yield _clause("the name of a parameter", name, "a text of whole characters other than 'policy'")
-        elif value is not None and not (is_storable_number(value) or is_storable_text(value)):
-            yield _clause(name, value, "a finite number or a text of whole characters")
+        if is_storable_text(name) and name != "policy":
+            yield from _clauses(name, value, _is_plain(value), _VALUE)
+        else:
+            yield from _clauses("the name of a parameter", name, False, f"{_TEXT} other than 'policy'")
     names = [name for name, _ in setting.parameters]
-    if names != sorted(set(names)):
-        yield _clause("the order of its parameters", ", ".join(map(str, names)), "each once, by name")
+    is_in_order = names == sorted(set(names))
+    yield from _clauses("the order of its parameters", ", ".join(map(str, names)), is_in_order, "each once, by name")
 
 
 def is_cost(name: str, value: Any) -> bool:
     """Return whether a value can be the cost `name` of a trace: None, a count, or a finite number from 0."""
     if value is None:
         return True
-    if not isinstance(value, int) and name in _COUNTS:
-        return False
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return is_storable_number(value) and value >= 0
+    kinds = int if name in _COUNTS else (int, float)
+    return isinstance(value, kinds) and not isinstance(value, bool) and is_storable_number(value) and value >= 0
 
 
 def _grade_faults(grade: Grade) -> Iterator[str]:
-    if not isinstance(grade.correct, int | float | np.bool) or grade.correct not in (0, 1):
-        yield _clause("correct", grade.correct, "true or false")
-    if not (is_storable_number(grade.progress) and 0 <= grade.progress <= 1):
-        yield _clause("progress", grade.progress, "a number from 0 to 1")
-    if grade.answer is not None and not is_storable_text(grade.answer):
-        yield _clause("the answer", grade.answer, "a text of whole characters")
-    if not isinstance(grade.status, Status) or grade.status is Status.UNKNOWN:
-        yield _clause("the status", grade.status, ", ".join(status for status in STATUS if status != Status.UNKNOWN))
+    is_truth = isinstance(grade.correct, int | float | np.bool) and grade.correct in (0, 1)
+    yield from _clauses("correct", grade.correct, is_truth, "true or false")
+    is_share = is_storable_number(grade.progress) and 0 <= grade.progress <= 1
+    yield from _clauses("progress", grade.progress, is_share, "a number from 0 to 1")
+    yield from _clauses("the answer", grade.answer, grade.answer is None or is_storable_text(grade.answer), _TEXT)
+    statuses = [status for status in STATUS if status is not Status.UNKNOWN]
+    is_status = isinstance(grade.status, Status) and grade.status in statuses
+    yield from _clauses("the status", grade.status, is_status, ", ".join(statuses))
     for name, value in grade.metrics.items():
-        if not is_storable_text(name):
-            yield _clause("the name of a metric", name, "a text of whole characters")
-        elif value is not None and not (is_storable_number(value) or is_storable_text(value)):
-            yield _clause(f"the metric {_short(name)}", value, "a finite number or a text of whole characters")
+        yield from _clauses("the name of a metric", name, is_storable_text(name), _TEXT)
+        yield from _clauses(f"the metric {_short(name)}", value, _is_plain(value), _VALUE)
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value is None, or a number or a text that every file format holds."""
+    return value is None or is_storable_number(value) or is_storable_text(value)
 
 
 def _is_integer(value: object, largest: int) -> bool:
@@ -182,8 +182,9 @@ def _is_readable_again(evictions: EvictionTrace) -> bool:
     return evictions.holders > 0 and _unpack(_pack(evictions)) == evictions
 
 
-def _clause(name: str, value: object, expected: str) -> str:
-    return f"{name} is {_short(value)}, expected {expected}"
+def _clauses(name: str, value: object, is_right: bool, expected: str) -> list[str]:
+    """Return a clause on a value, or nothing if it is right."""
+    return [] if is_right else [f"{name} is {_short(value)}, expected {expected}"]
 
 
 def _short(value: Any) -> str:
@@ -256,8 +257,6 @@ def trace_of(row: tuple[Any, ...], token_digest: str, made_with: str) -> Trace:
     correct, progress, answer, status, metrics = grade
     check_row(sample, correct, progress, answer)
 
-    ids = array("i")
-    ids.frombytes(tokens)
     costs = finite_object(usage)
     return Trace(
         model=model,
@@ -265,7 +264,7 @@ def trace_of(row: tuple[Any, ...], token_digest: str, made_with: str) -> Trace:
         problem=problem,
         sample=sample,
         setting=_setting_of_id(setting_id),
-        tokens=tuple(ids),
+        tokens=tuple(array("i", tokens)),
         text=zlib.decompress(text).decode() if text else "",
         grade=Grade(bool(correct), progress, answer, _status_of_text(status), finite_object(metrics)),
         usage=Costs(**costs) if None in costs.values() else Usage(**costs),
@@ -305,7 +304,7 @@ def finite_object(text: str) -> dict[str, Any]:
         raise ValueError("a cell is no object of numbers and texts")
     for name, item in value.items():
         # JSON has numbers beyond all range, as 1e400, and Python reads NaN.
-        if not is_storable_text(name) or not (item is None or is_storable_number(item) or is_storable_text(item)):
+        if not is_storable_text(name) or not _is_plain(item):
             raise ValueError(f"{_short(name)} is {_short(item)}, expected a finite number or a text")
     return value
 
@@ -349,8 +348,7 @@ def _unpack(packed: bytes) -> EvictionTrace | None:
     """Return the eviction trace that `_pack` was given; None for one that is not known."""
     if not packed:
         return None
-    numbers = array("i")
-    numbers.frombytes(zlib.decompress(packed))
+    numbers = array("i", zlib.decompress(packed))
     holders = numbers[0]
     if holders == 1:
         evicted_at = tuple(numbers[1:])

@@ -6,7 +6,7 @@ The first grade of a trace stays; the new verdict is a further metric, `graded:N
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,46 +24,12 @@ from kvatlas.results.records import Key
 from kvatlas.results.store import Store
 
 
-@dataclass
-class Regraded:
-    """Counts of the traces of one cell: all, right before and after, changed to right and to wrong."""
+def regrade(folder: Path, grader: str = OWN, allow_code: bool = False) -> list[dict[str, Any]]:
+    """Grade all traces of a run again, store the verdicts as the metric `graded:NAME`, and return a row for each cell.
 
-    model: str
-    benchmark: str
-    setting: Setting
-    traces: int = 0
-    before: int = 0
-    after: int = 0
-    to_right: int = 0
-    to_wrong: int = 0
-
-    def add(self, before: bool, after: bool) -> None:
-        """Count one trace that was right or wrong before, and is so after."""
-        self.traces += 1
-        self.before += before
-        self.after += after
-        self.to_right += after and not before
-        self.to_wrong += before and not after
-
-    def to_json(self, grader: str) -> dict[str, Any]:
-        """Return plain data, shares in percent."""
-        return {
-            "model": self.model,
-            "benchmark": self.benchmark,
-            "setting": str(self.setting),
-            "traces": self.traces,
-            "pass@1": round(100 * self.before / self.traces, 1),
-            f"graded:{grader}": round(100 * self.after / self.traces, 1),
-            "to_right": self.to_right,
-            "to_wrong": self.to_wrong,
-        }
-
-
-def regrade(folder: Path, grader: str = OWN, allow_code: bool = False) -> list[Regraded]:
-    """Grade all traces of a run again and store the verdicts as the metric `graded:NAME`.
-
-    With `allow_code` the files of its benchmarks may be run. Raises KvatlasError if problems of the run are missing, or
-    if its benchmarks have only one grader.
+    A row has the shares of right traces before and after in percent, and how many changed to right and to wrong. With
+    `allow_code` the files of its benchmarks may be run. Raises KvatlasError if problems of the run are missing, or if
+    its benchmarks have only one grader.
     """
     with Store.open(folder) as store:
         manifest = store.manifest()
@@ -71,11 +37,13 @@ def regrade(folder: Path, grader: str = OWN, allow_code: bool = False) -> list[R
         by_name = _benchmarks(manifest, grader, allow_code)
         problems: dict[tuple[str, str], Problem] = {}
         for benchmark in by_name.values():
-            problems.update(
-                {(benchmark.name, problem.id): problem for problem in _problems_of_run(manifest, benchmark)}
-            )
+            of_benchmark = benchmarks.problems_of(benchmark, manifest.spec.get("problems"))
+            changed = manifest.changed_problems(benchmark.name, of_benchmark)
+            if changed:
+                raise KvatlasError(f"The run has {changed} that its file lacks or changes; put back the file.")
+            problems |= {(benchmark.name, problem.id): problem for problem in of_benchmark}
 
-        cells: dict[tuple[str, str, Setting], Regraded] = {}
+        verdicts: dict[tuple[str, str, Setting], list[tuple[bool, bool]]] = {}
         grades: dict[tuple[str, str, Reading], Grade] = {}
         metrics: dict[Key, dict[str, Any]] = {}
         for run_key, trace in store.traces():
@@ -100,14 +68,29 @@ def regrade(folder: Path, grader: str = OWN, allow_code: bool = False) -> list[R
             after = _is_right(grades[graded])
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
             metrics[key] = {**trace.grade.metrics, f"graded:{grader}": float(after)}
-            name = trace.model, trace.benchmark, trace.setting
-            cells.setdefault(name, Regraded(*name)).add(_is_right(trace.grade), after)
+            cell = trace.model, trace.benchmark, trace.setting
+            verdicts.setdefault(cell, []).append((_is_right(trace.grade), after))
     if not metrics:
         raise KvatlasError(f"The run {str(folder)!r} has no traces to grade yet.")
 
     with Store.create(folder) as store:
         store.put_metrics(metrics)
-    return list(cells.values())
+    rows = []
+    for (model, benchmark_name, setting), pairs in verdicts.items():
+        right_before, right_after = map(sum, zip(*pairs, strict=True))
+        rows.append(
+            {
+                "model": model,
+                "benchmark": benchmark_name,
+                "setting": str(setting),
+                "traces": len(pairs),
+                "pass@1": round(100 * right_before / len(pairs), 1),
+                f"graded:{grader}": round(100 * right_after / len(pairs), 1),
+                "to_right": pairs.count((False, True)),
+                "to_wrong": pairs.count((True, False)),
+            }
+        )
+    return rows
 
 
 def measure(folder: Path, names: Sequence[str]) -> int:
@@ -169,15 +152,6 @@ def _benchmarks(manifest: Manifest, grader: str, allow_code: bool) -> Mapping[st
             raise KvatlasError(f"{benchmark.name} has one grader, its own, and no {grader!r}; leave --grader out.")
         graded[benchmark.name] = benchmark
     return graded
-
-
-def _problems_of_run(manifest: Manifest, benchmark: Benchmark) -> Sequence[Problem]:
-    """Return the problems of the run; KvatlasError if the benchmark has other ones now."""
-    problems = benchmarks.problems_of(benchmark, manifest.spec.get("problems"))
-    changed = manifest.changed_problems(benchmark.name, problems)
-    if changed:
-        raise KvatlasError(f"The run has {changed} that its file lacks or changes; put back the file.")
-    return problems
 
 
 def _think_tags(manifest: Manifest) -> dict[str, Tags]:

@@ -76,22 +76,11 @@ _ALL = ", ".join(COLUMNS)
 _KEY = "run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
 _DAMAGE = (ValueError, KeyError, TypeError, IndexError, zlib.error, OverflowError)
 _NO_ACCESS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
-#: Codes of SQLite for a file that is sound, and cannot be used now.
-_NO_DAMAGE = (
-    *_NO_ACCESS,
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_INTERRUPT,
-)
-
 #: The key of a problem in one cell: run key, setting id, benchmark, problem.
 ProblemKey = tuple[str, str, str, str]
 
 
-class Store:
+class Store(contextlib.AbstractContextManager["Store"]):
     """The results of a run. Only the driver of a sweep writes; any number of readers may read at the same time."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, held: BaseFileLock | None = None) -> None:
@@ -181,9 +170,6 @@ class Store:
         if self._held is not None:
             self._held.release()
 
-    def __enter__(self) -> Store:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -252,16 +238,15 @@ class Store:
         run_key, setting, _, benchmark, problem, sample, *_ = row
         execute = self._connection.execute
 
-        environment = None
         key = run_key, setting, benchmark, problem, sample
         execute(f"DELETE FROM records WHERE trace = (SELECT rowid FROM traces WHERE {_KEY})", key)
         if made_with:
             execute("INSERT OR IGNORE INTO environments (made_with) VALUES (?)", (made_with,))
-            (environment,) = execute("SELECT id FROM environments WHERE made_with = ?", (made_with,)).fetchone()
 
-        values = (*row, checksum(*row), environment)
-        marks = ",".join("?" * len(values))
-        query = f"INSERT OR REPLACE INTO traces ({_ALL}, checksum, environment) VALUES ({marks})"
+        values = (*row, checksum(*row), made_with)
+        marks = "?," * (len(values) - 1)
+        environment = "(SELECT id FROM environments WHERE made_with = ?)"
+        query = f"INSERT OR REPLACE INTO traces ({_ALL}, checksum, environment) VALUES ({marks} {environment})"
         trace_id = execute(query, values).lastrowid
 
         written = bytes.fromhex(answer_digest(row[-3], row[-2]))
@@ -557,7 +542,9 @@ def _store_sentences(path: Path, *damage: type[Exception]) -> Iterator[None]:
         # Errors for texts that are not UTF-8 have no code.
         code = getattr(error, "sqlite_errorcode", 0) & 255
         sentence = f"is damaged ({reason(error)}). Take a copy of it, or run the sweep into a new folder."
-        if isinstance(error, OSError) or code in _NO_DAMAGE:
+        # An operational error other than a wrong query tells of a sound file that cannot be used now.
+        is_operational = isinstance(error, sqlite3.OperationalError) and code > sqlite3.SQLITE_ERROR
+        if isinstance(error, OSError) or is_operational:
             way_out = "what was finished before is kept, and the same command goes on from there."
             if code in _NO_ACCESS or getattr(error, "errno", 0) in (errno.EROFS, errno.EACCES, errno.EPERM):
                 way_out = "name a folder that you may read and write."

@@ -66,8 +66,7 @@ def check_machine(where: str = "auto") -> Iterator[CheckResult]:
         except PackageNotFoundError:
             versions.append(f"no {name}")
     yield CheckResult("versions", Check.OK, f"{', '.join(versions)}; {platform.platform()}")
-    yield _device(device)
-    yield _kernels_in_use(device)
+    yield from _device_and_kernels(device)
 
     try:
         yield from _decoding(model, model.load())
@@ -75,31 +74,29 @@ def check_machine(where: str = "auto") -> Iterator[CheckResult]:
         yield CheckResult("tokens", Check.FAILED, reason(error))
 
 
-def _device(device: torch.device) -> CheckResult:
+def _device_and_kernels(device: torch.device) -> Iterator[CheckResult]:
     import torch
 
     free = free_memory(str(device))
     memory = "memory unknown" if free is None else f"{free / 2**30:.1f} GiB free"
-    if device.type == "cpu":
-        processor = platform.processor() or platform.machine()
-        return CheckResult("device", Check.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
-    properties = torch.cuda.get_device_properties(device)
-    return CheckResult(
-        "device",
-        Check.OK,
-        f"{properties.name}, compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}, "
-        f"{memory} of {properties.total_memory / 2**30:.1f}; GPUs: {torch.cuda.device_count()}",
-    )
-
-
-def _kernels_in_use(device: torch.device) -> CheckResult:
     if device.type != "cpu":
-        return CheckResult("kernels", Check.OK, "FlexAttention, compiled by Triton for this GPU")
+        properties = torch.cuda.get_device_properties(device)
+        message = (
+            f"{properties.name}, compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}, "
+            f"{memory} of {properties.total_memory / 2**30:.1f}; GPUs: {torch.cuda.device_count()}"
+        )
+        yield CheckResult("device", Check.OK, message)
+        yield CheckResult("kernels", Check.OK, "FlexAttention, compiled by Triton for this GPU")
+        return
+
+    processor = platform.processor() or platform.machine()
+    yield CheckResult("device", Check.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
     kernels = native.load()
     if kernels is None:
-        reason = (native.why_not() or "").rstrip(".")
-        return CheckResult("kernels", Check.WARNING, reason, "torch computes instead, slower")
-    return CheckResult("kernels", Check.OK, f"native, for {kernels.target}")
+        why_not = (native.why_not() or "").rstrip(".")
+        yield CheckResult("kernels", Check.WARNING, why_not, "torch computes instead, slower")
+    else:
+        yield CheckResult("kernels", Check.OK, f"native, for {kernels.target}")
 
 
 def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[CheckResult]:
@@ -133,12 +130,8 @@ def _decode_greedily(
     from kvatlas.engine import Engine, Request
 
     values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
-    settings = [
-        Setting.from_parameters("full"),
-        Setting.from_parameters("window", **values),
-        Setting.from_parameters("random", **values),
-    ]
-    chosen = [policies.from_setting(setting) for setting in settings]
+    compressing = [Setting.from_parameters(name, **values) for name in ("window", "random")]
+    chosen = [FULL, *map(policies.from_setting, compressing)]
     engine = Engine(handle, model, chosen, Sampling(temperature=0, max_new_tokens=STEPS), 16, backend)
 
     # Prompts that differ from row to row, without the first five tokens of the vocabulary.
@@ -146,9 +139,7 @@ def _decode_greedily(
     for row in range(3):
         prompt = tuple(5 + (7 * row + 3 * position) % (handle.vocabulary - 5) for position in range(8 + row))
         requests.append(Request(row, prompt, row, tuple(chosen)))
-    generated = {}
-    for generation in engine.run(requests):
-        generated[generation.key, generation.policy.setting.id] = generation.tokens
+    generated = {(one.key, one.policy.setting.id): one.tokens for one in engine.run(requests)}
     return engine, [generated[key] for key in sorted(generated)]
 
 

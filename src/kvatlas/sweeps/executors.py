@@ -38,7 +38,7 @@ PROCESS = 450 * 2**20
 
 
 @dataclass
-class WorkerPool:
+class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
     """The number of `workers` (None: as many as fit), and the `address` of a cluster, if any.
 
     `idle` are local workers that wait for the next job, by their connections: a worker takes seconds to start. The
@@ -49,9 +49,6 @@ class WorkerPool:
     address: str = ""
     idle: dict[Connection, BaseProcess] = field(default_factory=dict)
     kept: ExitStack = field(default_factory=ExitStack)
-
-    def __enter__(self) -> WorkerPool:
-        return self
 
     def __exit__(self, *_: object) -> None:
         _kill(self.idle)
@@ -248,12 +245,10 @@ def _run_worker(driver: Connection, main: dict[str, Any]) -> None:
         while True:
             pickled = driver.recv_bytes()
             try:
-                job = load_job(pickled, main)
+                outgoing = messages(load_job(pickled, main), iter(claim, None))
             except KvatlasError as error:
-                driver.send(str(error))
-                driver.send(_DONE)
-                continue
-            for message in messages(job, iter(claim, None)):
+                outgoing = iter([str(error)])
+            for message in outgoing:
                 driver.send(message)
             driver.send(_DONE)
 

@@ -48,7 +48,7 @@ def _seconds_for_a_token(plan: Plan, job: Job) -> float:
     model = replace(job.model, overrides=models.ENDLESS)
     loaded = model.load()
     chosen = plan.policies_on(model)
-    rows = min(fitting_batch(job, chosen, plan.trees(model)), plan.trees(model) * len(chosen))
+    rows = min(fitting_batch(job, chosen, plan.trees), plan.trees * len(chosen))
     if model.device == "cpu":
         rows = min(rows, TIMED_ROWS)
 
@@ -71,15 +71,12 @@ def _compression_seconds(plan: Plan, engine: TimedEngine, chosen: Sequence[Polic
     prompt = plan.longest_prompt(engine.handle)
     longest = plan.longest_trace(engine.handle)
 
-    seconds_by_name: dict[str, float] = {}
+    compressing = [policy for policy in chosen if isinstance(policy, CompressingPolicy)]
+    fitting = [policy for policy in compressing if policy.budget.most(prompt) < longest]
     total = 0.0
-    for policy in chosen:
-        if not isinstance(policy, CompressingPolicy) or policy.budget.most(prompt) >= longest:
-            continue
-        if policy.setting_name not in seconds_by_name:
-            seconds, evicted = engine.time_compression(policy, prompt, policy.budget.most(prompt))
-            seconds_by_name[policy.setting_name] = seconds / max(1, evicted)
-        total += seconds_by_name[policy.setting_name]
+    for of_kind in grouped(fitting, lambda policy: policy.setting_name).values():
+        seconds, evicted = engine.time_compression(of_kind[0], prompt, of_kind[0].budget.most(prompt))
+        total += len(of_kind) * seconds / max(1, evicted)
     return total / len(chosen)
 
 
@@ -115,15 +112,9 @@ class TimedEngine(Engine):
     def time_compression(self, policy: Policy, prompt: int, cached: int) -> tuple[float, int]:
         """Return the seconds of a compression of one sequence with `cached` tokens, and the number of evicted tokens.
 
-        The first `prompt` tokens are its prompt. The engine has decoded before. What a first compression prepares is
-        left out.
+        The first `prompt` tokens are its prompt. The engine has decoded before, in the storage of the policy. What a
+        first compression prepares is left out.
         """
-        if policy.storage != self.storage:
-            # The request gives the engine a cache of the policy's storage, in which it has decoded.
-            request = Request(0, (0,) * prompt, 0, (policy,), sampling=replace(self.sampling, max_new_tokens=2))
-            for _ in self.run([request]):
-                pass
-
         with torch.inference_mode():
             for _ in range(2):
                 self.scheduler.begin(())

@@ -97,9 +97,8 @@ class Plan(PlannedProblems):
     @property
     def traces(self) -> int:
         """The number of traces of the sweep."""
-        problems = sum(len(problems) for problems in self.problems.values())
         pairs = itertools.product(self.models, self.policies)
-        return problems * sum(self.samples_of(model, policy.setting) for model, (policy, _) in pairs)
+        return sum(self.problem_counts) * sum(self.samples_of(model, policy.setting) for model, (policy, _) in pairs)
 
     def samples_of(self, model: ModelHandle, setting: Setting) -> int:
         """Return the samples of each problem: the full cache may have more than the settings beside it.
@@ -115,11 +114,10 @@ class Plan(PlannedProblems):
 
     def is_control(self, setting: Setting) -> bool:
         """Return whether nothing is claimed of a setting but that it loses."""
-        if self.spec.controls is not None:
-            return setting.policy in self.spec.controls
-        return setting.policy in usual_controls(
-            policy.setting.policy for policy, baseline in self.policies if not baseline
-        )
+        controls: Collection[str] | None = self.spec.controls
+        if controls is None:
+            controls = usual_controls(policy.setting.policy for policy, baseline in self.policies if not baseline)
+        return setting.policy in controls
 
     def tested_settings(self) -> tuple[list[TestedSetting], list[str]]:
         from kvatlas.stats.orders import TestedSetting
@@ -176,34 +174,26 @@ class Plan(PlannedProblems):
         Samples vary slowest, so that a stopped sweep has traces of every problem. Beside a sample of the settings stand
         those of the full cache whose mean it is compared with.
         """
-        # The settings of each problem with their stored samples: they share a trunk, so they are one unit. The full
-        # cache may have more samples.
-        trees: dict[tuple[str, str], list[tuple[Setting, Collection[int]]]] = {}
-        surplus: dict[tuple[str, str], tuple[Setting, int, Collection[int]]] = {}
-        models = {model.name: model for model in self.models}
+        # All settings of a problem and a sample share a trunk, so they are one unit.
+        missing: dict[tuple[str, str, int], list[Setting]] = {}
         for cell in cells:
-            count = self.samples_of(models[cell.model], cell.setting)
             for problem in cell.problems:
                 stored = done.get((cell.run_key, cell.setting.id, cell.benchmark, problem), ())
-                trees.setdefault((cell.benchmark, problem), []).append((cell.setting, stored))
-                if count > self.spec.samples:
-                    surplus[cell.benchmark, problem] = cell.setting, count, stored
+                for sample in range(cell.samples):
+                    if sample not in stored:
+                        missing.setdefault((cell.benchmark, problem, sample), []).append(cell.setting)
 
         problems = self.problems_by_id()
-        units = []
-        for sample in range(self.spec.samples):
-            for (benchmark, problem), settings in trees.items():
-                missing = tuple(setting for setting, stored in settings if sample not in stored)
-                if missing:
-                    units.append(WorkItem(benchmark, problems[benchmark, problem], sample, missing))
-                if (benchmark, problem) in surplus:
-                    full, count, stored = surplus[benchmark, problem]
-                    own_samples = range(sample + self.spec.samples, count, self.spec.samples)
-                    missing_samples = [later for later in own_samples if later not in stored]
-                    units += [
-                        WorkItem(benchmark, problems[benchmark, problem], later, (full,)) for later in missing_samples
-                    ]
-        return units
+        places = {name: place for place, name in enumerate(problems)}
+        units = [
+            WorkItem(benchmark, problems[benchmark, problem], sample, tuple(settings))
+            for (benchmark, problem, sample), settings in missing.items()
+        ]
+
+        def turn(unit: WorkItem) -> tuple[int, int, int]:
+            return unit.sample % self.spec.samples, places[unit.benchmark, unit.problem.id], unit.sample
+
+        return sorted(units, key=turn)
 
     def missing(self, done: Mapping[ProblemKey, Collection[int]]) -> int:
         """Return the number of traces that are not among the stored samples."""
@@ -224,18 +214,18 @@ class Plan(PlannedProblems):
         separate = 0
         shared = 0
         looping = 0.0
+        samples = self.spec.samples
         compressing = sum(isinstance(policy, CompressingPolicy) for policy, _ in self.policies)
         for model, benchmark in itertools.product(self.models, self.benchmarks):
             output = self._output(benchmark)
+            prompts = self.prompts[model.name, benchmark.name]
             bound_policies = self.policies_on(model)
-            surplus = sum(self.samples_of(model, policy.setting) - self.spec.samples for policy in bound_policies)
-            beyond = (self.spec.sampling.max_new_tokens - output) * len(self.prompts[model.name, benchmark.name])
-            looping += LOOPING * WEAK * compressing * beyond * self.spec.samples
-            for prompt in self.prompts[model.name, benchmark.name]:
-                separate += output * len(self.policies) * self.spec.samples
-                shared += _tree_tokens(bound_policies, prompt, output) * self.spec.samples
-                separate += output * surplus
-                shared += output * surplus
+            surplus = sum(self.samples_of(model, policy.setting) - samples for policy in bound_policies)
+            surplus_tokens = output * surplus * len(prompts)
+            separate += output * len(self.policies) * samples * len(prompts) + surplus_tokens
+            shared += sum(_tree_tokens(bound_policies, prompt, output) for prompt in prompts) * samples + surplus_tokens
+            beyond = (self.spec.sampling.max_new_tokens - output) * len(prompts)
+            looping += LOOPING * WEAK * compressing * beyond * samples
 
         size = batch_size
         if memory:
@@ -334,25 +324,23 @@ class Plan(PlannedProblems):
         prompt = self.longest_prompt(model)
         longest = prompt + self.spec.sampling.max_new_tokens
         bound_policies = self.policies_on(model)
-        budgeted = [policy for policy in bound_policies if policy.budget is not None]
         sizes = []
-        for policy in budgeted or bound_policies:
+        for policy in [policy for policy in bound_policies if policy.budget is not None] or bound_policies:
             tokens = longest if policy.budget is None else policy.budget.most(prompt)
             token_bytes, tail_bytes = model.kv_bytes(policy.storage)
             sizes.append(tokens * token_bytes + tail_bytes)
         return max(sizes)
 
-    def trees(self, model: ModelHandle) -> int:
-        """Return the number of pairs of problem and sample, each decoded as one tree of settings."""
-        problems = sum(len(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
-        return self.spec.samples * problems
+    @property
+    def trees(self) -> int:
+        """The number of pairs of problem and sample of a model, each decoded as one tree of settings."""
+        return self.spec.samples * sum(self.problem_counts)
 
     def _peak(self, model: ModelHandle, batch_size: int) -> Peak:
         from kvatlas.engine.memory_plan import peak
 
-        trees = self.trees(model)
         output = self.spec.sampling.max_new_tokens
-        return peak(model, self.policies_on(model), batch_size, trees, self.longest_prompt(model), output)
+        return peak(model, self.policies_on(model), batch_size, self.trees, self.longest_prompt(model), output)
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -445,14 +433,11 @@ def _benchmark_notes(spec: Spec, benchmark: Benchmark, problems: Sequence[Proble
             raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
         benchmarks.grade_answer(benchmark, problems[0], problems[0].answer)
 
-    notes = notes_on(benchmark, spec.problems)
+    notes = list(notes_on(benchmark, spec.problems))
     count = len(problems)
     if spec.problems is not None and count < spec.problems:
-        notes = [
-            *notes,
-            f"Warning: {benchmark.name} has {count:,} problems, fewer than the {spec.problems:,} of the spec.",
-        ]
-    return list(notes)
+        notes.append(f"Warning: {benchmark.name} has {count:,} problems, fewer than the {spec.problems:,} of the spec.")
+    return notes
 
 
 def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:

@@ -22,9 +22,9 @@ def cluster_notes(benchmark: str, problems: Sequence[Problem]) -> list[str]:
     if not clusters:
         return []
     alone = len(problems) - len(clusters)
-    units = counted(len(set(clusters.values())), "cluster") + (
-        f" and {counted(alone, 'problem')} alone" if alone else ""
-    )
+    units = counted(len(set(clusters.values())), "cluster")
+    if alone:
+        units += f" and {counted(alone, 'problem')} alone"
     return [
         f"The {counted(len(problems), 'problem')} of {benchmark} are {units}: these are the units of claims on "
         "problems like these."

@@ -96,8 +96,7 @@ class PlannedProblems(ABC):
         sizes = []
         for problems in self.problems.values():
             clusters = clusters_of(problems)
-            alone = len(problems) - len(clusters)
-            sizes.append(alone + len(set(clusters.values())))
+            sizes.append(len(problems) - len(clusters) + len(set(clusters.values())))
         return sizes
 
     @property
@@ -141,12 +140,8 @@ class PlannedProblems(ABC):
     @property
     def clusters(self) -> dict[str, dict[str, str]]:
         """The clusters of problems by benchmark and problem, without problems that share nothing."""
-        found = {}
-        for name, problems in self.problems.items():
-            clusters = clusters_of(problems)
-            if clusters:
-                found[name] = clusters
-        return found
+        clusters = {name: clusters_of(problems) for name, problems in self.problems.items()}
+        return {name: of_problems for name, of_problems in clusters.items() if of_problems}
 
     @property
     def about(self) -> dict[str, dict[str, dict[str, Any]]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from kvatlas import policies
 from kvatlas.benchmarks import for_model, problems_of
 from kvatlas.core import KvatlasError, Trace, digest
 from kvatlas.models import ModelHandle
-from kvatlas.results import Expected, Key, Manifest, Store
+from kvatlas.results import Key, Manifest, Store
 from kvatlas.results.records import RefusedTraceError
 from kvatlas.results.regrade import start_measuring
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors, local, needs_text
@@ -42,14 +42,13 @@ class Progress:
         of the time. A narrow terminal cuts the end.
         """
         decoded = self.decoded_tokens
-        saved = self.saved_tokens
         new = self.done - before
 
         parts = [f"{self.done:,}/{self.total:,} traces"]
         if new >= min(ESTIMATED, (self.total - before) / 4):
             parts.append(f"{timedelta(seconds=round(seconds * (self.total - self.done) / new))} left")
         if decoded and seconds > 0:
-            share = saved / (decoded + saved)
+            share = self.saved_tokens / (decoded + self.saved_tokens)
             parts += [f"{decoded / seconds:,.0f} tokens/s", f"{share:.0%} of tokens shared"]
         return ", ".join([*parts, self.trace.benchmark])
 
@@ -90,14 +89,11 @@ def sweep(
         promise = promised(plan, store, replace, allow_code)
         for sentence in (*_changes_of_stored_traces(promise, store, replace), *plan.kept_beside(promise)):
             on_message(sentence)
-        expected = plan.expected()
-        store.set_aside({cell.run_key: plan.contents[cell.model, cell.benchmark] for cell in expected})
+        store.set_aside({cell.run_key: plan.contents[cell.model, cell.benchmark] for cell in plan.expected()})
         pool = pool or stack.enter_context(WorkerPool(workers, address))
-        driver = SweepDriver(plan, store, run, pool, batch_size, on_trace, on_message, on_start)
         start_measuring(store, promise, plan.measures)
         store.put_manifest(promise)
-        for model in plan.models:
-            driver.decode(model, expected)
+        _decode_missing(plan, store, run, pool, batch_size, on_trace, on_message, on_start)
 
 
 def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = False) -> Manifest:
@@ -107,7 +103,10 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
     `allow_code`, for a policy of the run whose file the user did not name.
     """
     now = plan.manifest()
-    earlier = now if alone else store.manifest(empty=now)
+    if alone:
+        is_replaced = _is_chosen_later(now, store)
+        return replace(now, provenance={**now.provenance, "replaced": True}) if is_replaced else now
+    earlier = store.manifest(empty=now)
 
     # The problems that the earlier sweep asked, of which it may have had more.
     changes = []
@@ -132,19 +131,15 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
 
     others = now.others(earlier)
     # Cells of the run that the plan lacks would have to have the same run keys today.
-    if others:
-        settings = dict.fromkeys(cell.setting for cell in others)
-        if allow_code:
-            policies.permit(*(setting.policy for setting in settings))
-        with_others = replace(plan, policies=tuple((policies.from_setting(setting), False) for setting in settings))
-        keys = with_others.compute_keys()
-        for cell in others:
-            if keys.get(cell.name) != cell.run_key:
-                raise other_run(store.path.parent, f"{cell.setting} of other weights, prompts or versions")
-    merged = now.merge_with(earlier)
-    if alone and _is_chosen_later(merged, store):
-        return replace(merged, provenance={**merged.provenance, "replaced": True})
-    return merged
+    settings = dict.fromkeys(cell.setting for cell in others)
+    if allow_code:
+        policies.permit(*(setting.policy for setting in settings))
+    with_others = replace(plan, policies=tuple((policies.from_setting(setting), False) for setting in settings))
+    keys = with_others.compute_keys()
+    for cell in others:
+        if keys.get(cell.name) != cell.run_key:
+            raise other_run(store.path.parent, f"{cell.setting} of other weights, prompts or versions")
+    return now.merge_with(earlier)
 
 
 def _is_chosen_later(now: Manifest, store: Store) -> bool:
@@ -171,8 +166,6 @@ def _changes_of_stored_traces(now: Manifest, store: Store, replace: bool) -> Ite
     try:
         earlier = store.manifest(empty=now)
     except KvatlasError:
-        if not replace:
-            raise
         # A damaged manifest, which is replaced, does not say what the run had.
         return
 
@@ -213,84 +206,77 @@ def _stored_keys(manifest: Manifest, store: Store) -> set[Key]:
     return found
 
 
-@dataclass
-class SweepDriver:
-    """The decoding of a plan's missing traces into its store, with counts."""
-
-    plan: Plan
-    store: Store
-    run: Executor
-    pool: WorkerPool
-    batch_size: int | None
-    on_trace: Callable[[Progress], None]
-    on_message: Callable[[str], None]
-    on_start: Callable[[str], None]
-    halvings: int = 0
-    finished: int = field(init=False)
-    decoded: int = 0
-    saved: int = 0
-
-    def __post_init__(self) -> None:
-        self.finished = self.plan.traces - self.plan.missing(self.store.samples())
-
-    def decode(self, model: ModelHandle, cells: Iterable[Expected]) -> None:
-        """Decode and store until no trace of a model's promised `cells` is missing."""
-        plan = self.plan
-        keys = plan.compute_keys()
-        promised_cells = [cell for cell in cells if cell.model == model.name]
-        units = plan.units(promised_cells, self.store.samples())
-        while units:
-            job = self._job(model, units)
-            before = self.finished
-            if self.run is local:
-                self.on_start(needs_text(job, self.pool))
+def _decode_missing(
+    plan: Plan,
+    store: Store,
+    run: Executor,
+    pool: WorkerPool,
+    batch_size: int | None,
+    on_trace: Callable[[Progress], None],
+    on_message: Callable[[str], None],
+    on_start: Callable[[str], None],
+) -> None:
+    """Decode and store until no trace of a plan is missing."""
+    keys = plan.compute_keys()
+    finished = plan.traces - plan.missing(store.samples())
+    decoded_tokens = 0
+    saved_tokens = 0
+    halvings = 0
+    for model in plan.models:
+        cells = [cell for cell in plan.expected() if cell.model == model.name]
+        while units := plan.units(cells, store.samples()):
+            job = _job_for(plan, model, units, batch_size, halvings)
+            before = finished
+            if run is local:
+                on_start(needs_text(job, pool))
 
             refused: list[RefusedTraceError] = []
-            for trace, decoded in self.run(job, self.pool):
+            for trace, decoded in run(job, pool):
                 try:
-                    self.store.add(keys[model.name, trace.benchmark, trace.setting], trace)
+                    store.add(keys[model.name, trace.benchmark, trace.setting], trace)
                 except RefusedTraceError as error:
                     # The traces that are being decoded are still to be stored.
                     refused.append(error)
                     continue
-                self.finished += 1
-                self.decoded += decoded
-                self.saved += len(trace.tokens) - decoded
-                self.on_trace(Progress(trace, self.finished, plan.traces, self.decoded, self.saved))
+                finished += 1
+                decoded_tokens += decoded
+                saved_tokens += len(trace.tokens) - decoded
+                on_trace(Progress(trace, finished, plan.traces, decoded_tokens, saved_tokens))
             if refused:
                 raise RefusedTraceError.of_several(refused)
 
             # Workers that died leave units without traces.
-            units = plan.units(promised_cells, self.store.samples())
-            if not units:
-                return
+            lost = len(plan.units(cells, store.samples()))
+            if not lost:
+                break
             from kvatlas.engine.memory_plan import GPU_BATCH
 
-            if self.finished == before and (self.batch_size or GPU_BATCH) >> self.halvings <= 1:
+            if finished == before and (batch_size or GPU_BATCH) >> halvings <= 1:
                 raise KvatlasError(
-                    f"The workers ended without a result even with one sequence at a time; {len(units)} problems are "
+                    f"The workers ended without a result even with one sequence at a time; {lost} problems are "
                     "missing, finished traces are kept."
                 )
-            self.halvings += 1
-            self.on_message(
-                f"Workers ended without the traces of {len(units)} problems, probably because memory ran out; they are "
+            halvings += 1
+            on_message(
+                f"Workers ended without the traces of {lost} problems, probably because memory ran out; they are "
                 "decoded again with half the batch and half the workers."
             )
 
-    def _job(self, model: ModelHandle, units: Sequence[WorkItem]) -> Job:
-        """Return the job that decodes the units of a model."""
-        plan = self.plan
-        names = {policy.setting.policy for policy, _ in plan.policies}
-        return Job(
-            model=model,
-            weights=model.stream,
-            benchmarks=tuple(for_model(benchmark, model.reads) for benchmark in plan.benchmarks),
-            units=tuple(units),
-            sampling=plan.spec.sampling.sampling(),
-            seed=plan.spec.seed,
-            batch_size=self.batch_size,
-            identities={policy.setting: digest(policy.identity(model)) for policy, _ in plan.policies},
-            halvings=self.halvings,
-            prompt=plan.longest_prompt(model),
-            registered=tuple(kind for name, kind in policies.policies.added.items() if name in names),
-        )
+
+def _job_for(plan: Plan, model: ModelHandle, units: Sequence[WorkItem], batch_size: int | None, halvings: int) -> Job:
+    """Return the job that decodes the units of a model."""
+    names = {policy.setting.policy for policy, _ in plan.policies}
+
+    return Job(
+        model=model,
+        weights=model.stream,
+        benchmarks=tuple(for_model(benchmark, model.reads) for benchmark in plan.benchmarks),
+        units=tuple(units),
+        sampling=plan.spec.sampling.sampling(),
+        seed=plan.spec.seed,
+        batch_size=batch_size,
+        identities={policy.setting: digest(policy.identity(model)) for policy, _ in plan.policies},
+        halvings=halvings,
+        prompt=plan.longest_prompt(model),
+        registered=tuple(kind for name, kind in policies.policies.added.items() if name in names),
+    )

@@ -7,7 +7,6 @@ stored when it arrives, so that a second start asks only what is missing.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvatlas import __version__, benchmarks
+from kvatlas import __version__, benchmarks, models
 from kvatlas.core import AGAIN, KvatlasError, Setting, digest
 from kvatlas.engines.asking import (
     AskedCell,
@@ -35,7 +34,7 @@ from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.regrade import start_measuring
 from kvatlas.stats.orders import TestedSetting
 from kvatlas.sweeps.planned_problems import PlannedProblems, other_run, with_limit
-from kvatlas.sweeps.spec import SERVED, SERVED_SETTING_KEYS, ModelSpec, SettingSpec, Spec, Value
+from kvatlas.sweeps.spec import SERVED, SERVED_SETTING_KEYS, SettingSpec, Spec, Value
 from kvatlas.text import counted, number
 
 #: The setting that all others are compared with.
@@ -113,17 +112,16 @@ class ServedPlan(PlannedProblems):
         if self.spec.reference.keys() & {"serve_cmd", "options"}:
             return []
         references = {one.model: one.command for one in self.settings if one.setting == REFERENCE}
-        found: dict[str, None] = {}
+        sentences = []
         for served in self.settings:
             for option, text in options_of_both(references[served.model], served.command).items():
                 if text.rpartition(" ")[2] not in _FULL_CACHE:
-                    sentence = (
+                    sentences.append(
                         f"The reference of {served.model} has {text} of its own, and all settings are compared with "
                         f"it; if the full cache is meant, take {option} out of serve_cmd, or name reference: "
                         f"{{options: ...}} beside models."
                     )
-                    found[sentence] = None
-        return list(found)
+        return list(dict.fromkeys(sentences))
 
     def tested_settings(self) -> tuple[list[TestedSetting], list[str]]:
         first = self.settings[0].model
@@ -188,9 +186,7 @@ def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
                 "sampling: name the most tokens of an answer, as sampling: {max_new_tokens: 16384}; a served model "
                 "does not say its positions."
             )
-        from kvatlas.models import find
-
-        spec = with_limit(spec, [find(entry.model).positions for entry in spec.models])
+        spec = with_limit(spec, [models.find(entry.model).positions for entry in spec.models])
 
     settings: list[ServedSetting] = []
     weights: dict[str, str] = {}
@@ -205,7 +201,9 @@ def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
         extra = entry.model_extra or {}
         seconds = _positive("server_ready_timeout", extra.get("server_ready_timeout"))
         ready_seconds[name] = seconds or READY_SECONDS
-        weights[name] = _weights(entry)
+        # Weights of another machine, or of no name, are not known.
+        is_here = bool(entry.model) and Path(entry.model).expanduser().is_dir()
+        weights[name] = models.find(entry.model).weights_digest if is_here else ""
         settings += _settings_of_model(spec, name, extra, spec_folder, axes)
     return ServedPlan(
         spec=spec,
@@ -219,15 +217,6 @@ def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
     )
 
 
-def _weights(entry: ModelSpec) -> str:
-    """Return the digest of the weights where the spec names a folder of this machine, else ""."""
-    if not entry.model or not Path(entry.model).expanduser().is_dir():
-        return ""
-    from kvatlas.models import find
-
-    return find(entry.model).weights_digest
-
-
 def _settings_of_model(
     spec: Spec, name: str, model: Mapping[str, Any], spec_folder: Path, axes: dict[str, list[Value]]
 ) -> list[ServedSetting]:
@@ -239,7 +228,7 @@ def _settings_of_model(
     samples = spec.full_samples or spec.samples
     first = ServedSetting(name, REFERENCE, reference, samples, kv_bytes=_positive("kv_bytes", bytes_of_reference))
 
-    settings = [first]
+    settings: dict[str, ServedSetting] = {}
     for entry in spec.settings or [SettingSpec(policy=SERVED)]:
         layer = {key: value for key, value in entry.fixed_values.items() if key in SERVED_SETTING_KEYS}
         points = list(_points(spec, entry, spec_folder))
@@ -251,23 +240,19 @@ def _settings_of_model(
                 of_axis = axes.setdefault(axis, list(spec.axes.get(axis, ())))
                 if value not in of_axis:
                     of_axis.append(value)
-            settings.append(
-                ServedSetting(
-                    model=name,
-                    setting=Setting.from_parameters(SERVED, **values),
-                    command=Command.layered(model, layer).render(values),
-                    samples=spec.samples,
-                    control=_flag("control", layer.get("control", False)),
-                    kv_bytes=_bytes_of_setting(layer.get("kv_bytes"), values),
-                )
+            served = ServedSetting(
+                model=name,
+                setting=Setting.from_parameters(SERVED, **values),
+                command=Command.layered(model, layer).render(values),
+                samples=spec.samples,
+                control=_flag("control", layer.get("control", False)),
+                kv_bytes=_bytes_of_setting(layer.get("kv_bytes"), values),
             )
-    commands: dict[str, Command] = {}
-    for served in settings[1:]:
-        if served.label in commands:
-            raise KvatlasError(f"Two settings have the same values, {served.label}; name each once.")
-        commands[served.label] = served.command
-    check_distinct(reference, commands)
-    return [*settings, ServedSetting(name, AGAIN, reference, 1)]
+            if served.label in settings:
+                raise KvatlasError(f"Two settings have the same values, {served.label}; name each once.")
+            settings[served.label] = served
+    check_distinct(reference, {label: served.command for label, served in settings.items()})
+    return [first, *settings.values(), ServedSetting(name, AGAIN, reference, 1)]
 
 
 def _points(spec: Spec, entry: SettingSpec, spec_folder: Path) -> Iterator[dict[str, Value]]:
@@ -279,9 +264,8 @@ def _points(spec: Spec, entry: SettingSpec, spec_folder: Path) -> Iterator[dict[
             plain = {name: json.dumps(value) if isinstance(value, Mapping) else value for name, value in values.items()}
             yield {**plain, **fixed}
         return
-    axes = spec.crossed(entry)
-    for point in itertools.product(*axes.values()):
-        yield {**dict(zip(axes, point, strict=True)), **fixed}
+    for point in spec.points(entry):
+        yield {**point, **fixed}
 
 
 def _check_bytes(declared: Any, points: Sequence[Mapping[str, Value]]) -> None:
@@ -328,9 +312,7 @@ def _flag(key: str, given: Any) -> bool:
 def _positive(key: str, given: Any) -> int | None:
     """Return a whole number above 0 of a spec, None for one that is not named."""
     value = number(given) if isinstance(given, str) else given
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if value is not None and (type(value) is not int or value < 1):
         raise KvatlasError(f"{key}: expected a whole number above 0, {given!r} was given.")
     return value
 
@@ -448,8 +430,13 @@ class _Driver:
             )
         for sentence in self.plan.kept_beside(now):
             self.on_message(sentence)
-        self.manifest = now.with_cells([], sessions=kept, commands=commands, left_out={})
-        start_measuring(self.store, self.manifest, self.plan.measures)
+        self.manifest = now
+        start_measuring(self.store, now, self.plan.measures)
+        self._promise(sessions=kept, commands=commands, left_out={})
+
+    def _promise(self, cells: Sequence[Expected] = (), **provenance: Any) -> None:
+        """Store the manifest with these cells in place of those of the same names, and with further provenance."""
+        self.manifest = self.manifest.with_cells(cells, **provenance)
         self.store.put_manifest(self.manifest)
 
     def run(self) -> None:
@@ -486,19 +473,18 @@ class _Driver:
 
     def _cells(self, served: ServedSetting, endpoint: Endpoint = NOWHERE) -> list[AskedCell]:
         """Return what is asked of a setting, one cell for each benchmark; none of a setting that is left out."""
-        of_plan = {one.name: one for one in self.plan.benchmarks}
-        sampling = self.plan.spec.sampling.model_dump()
-        cells = []
-        for cell in self.manifest.expected:
-            if (cell.model, cell.setting) == (served.model, served.setting) and cell.benchmark in of_plan:
-                problems = self.plan.problems[cell.benchmark]
-                benchmark = of_plan[cell.benchmark]
-                cells.append(AskedCell(endpoint, cell, benchmark, problems, sampling, self.plan.spec.seed))
-        return cells
+        plan = self.plan
+        sampling = plan.spec.sampling.model_dump()
+        of_plan = {one.name: one for one in plan.benchmarks}
+        return [
+            AskedCell(endpoint, cell, of_plan[cell.benchmark], plan.problems[cell.benchmark], sampling, plan.spec.seed)
+            for cell in self.manifest.expected
+            if (cell.model, cell.setting) == (served.model, served.setting) and cell.benchmark in of_plan
+        ]
 
-    def _lacks(self, cells: Sequence[AskedCell]) -> bool:
+    def _lacks_answers(self, served: ServedSetting) -> bool:
         stored = self.store.keys()
-        return any(question.key not in stored for question in questions_of(cells))
+        return any(question.key not in stored for question in questions_of(self._cells(served)))
 
     def _has_answers(self, served: ServedSetting) -> bool:
         return any(True for _ in stored_answers(self.store, self._cells(served)))
@@ -508,7 +494,7 @@ class _Driver:
         failure: KvatlasError | None = None
         ended: ServerError | None = None
         for start in range(1, STARTS + 1):
-            if not self._lacks(self._cells(served)):
+            if not self._lacks_answers(served):
                 break
             self.on_start(f"Starting the server of {served.title}: {_without_folders(str(served.command))}")
             with server_of(self.plan, served, self.folder) as server:
@@ -520,7 +506,7 @@ class _Driver:
                 self.on_message(f"{ended}\nIt is started again.")
 
         error = ended or failure
-        if error is not None and self._lacks(self._cells(served)):
+        if error is not None and self._lacks_answers(served):
             if ended or not self._has_answers(served):
                 raise ServerError(str(error))
             self._fail(served, str(error))
@@ -528,8 +514,9 @@ class _Driver:
 
     def _ask_server(self, served: ServedSetting, server: Server) -> KvatlasError | None:
         """Ask a server that is ready what its setting lacks; return a failure."""
-        session = {"setting": served.setting.id, "served": served.model, **server.session}
-        session["concurrency"] = self.plan.spec.concurrency
+        concurrency = self.plan.spec.concurrency
+        names = {"setting": served.setting.id, "served": served.model}
+        session = {**names, **server.session, "concurrency": concurrency}
         self._check_session(served, session)
         try:
             session |= probe(server, self.plan.spec.sampling.model_dump())
@@ -540,27 +527,24 @@ class _Driver:
             self.on_message(f"{served.title}: {SEEDS[session['seeds']]}")
         if session["left_out"] != "none":
             self.on_message(f"{served.title}: the server refuses {session['left_out']}, so it is not sent.")
-        self._note_session(served, session)
-        answers = ask_missing(
-            self.store,
-            self._cells(served, server.endpoint),
-            concurrency=self.plan.spec.concurrency,
-            on_trace=self.on_trace,
-            stopped=server.ended,
-        )
+        self._promise(sessions=[*self.manifest.provenance["sessions"], session])
+        again = next(one for one in self.plan.settings if one.model == served.model and one.setting == AGAIN)
+        if served.setting != AGAIN and self._has_answers(again):
+            # It is asked last, so that it sees what changed until then.
+            self._ask_anew(again)
+        cells = self._cells(served, server.endpoint)
+        answers = ask_missing(self.store, cells, concurrency=concurrency, on_trace=self.on_trace, stopped=server.ended)
         if answers.failures:
             return KvatlasError(f"{counted(len(answers.failures), 'question')} failed: {answers.failures[0]}")
         return None
-
-    def _sessions(self) -> list[dict[str, Any]]:
-        return list(self.manifest.provenance.get("sessions", ()))
 
     def _check_session(self, served: ServedSetting, session: Mapping[str, Any]) -> None:
         """Check that a server is that of its setting. Raises ServerError for another model, or another version.
 
         With `replace_run` a setting whose server has another version is asked anew.
         """
-        for earlier in self._sessions():
+        sessions = self.manifest.provenance["sessions"]
+        for earlier in sessions:
             same_setting = (earlier["served"], earlier["setting"]) == (served.model, served.setting.id)
             names = _SAME if same_setting else ("model",)
             unlike = [name for name in names if earlier.get(name) != session.get(name)]
@@ -575,28 +559,19 @@ class _Driver:
             if not self.replace_run:
                 raise ServerError(f"The server of {served.label} has {clause}; --replace asks all of its answers anew.")
             name = (served.model, served.setting.id)
-            kept = [one for one in self._sessions() if (one["served"], one["setting"]) != name]
-            self._put(self.manifest.with_cells([], sessions=kept))
+            self._promise(sessions=[one for one in sessions if (one["served"], one["setting"]) != name])
             self._ask_anew(served)
             return
-
-    def _note_session(self, served: ServedSetting, session: Mapping[str, Any]) -> None:
-        """Note a start beside the answers; after a start of another setting the reference is asked again."""
-        self._put(self.manifest.with_cells([], sessions=[*self._sessions(), session]))
-        again = next(one for one in self.plan.settings if one.model == served.model and one.setting == AGAIN)
-        if served.setting != AGAIN and self._has_answers(again):
-            # It is asked last, so that it sees what changed until then.
-            self._ask_anew(again)
 
     def _ask_anew(self, served: ServedSetting) -> None:
         """Give the cells of a setting keys of another attempt, under which nothing is stored."""
         attempts = {**self.manifest.provenance.get("attempts", {})}
         attempts[_name(served)] = attempts.get(_name(served), 0) + 1
-        cells = [
-            replace(cell.expected, run_key=self.plan.key(served, cell.benchmark, attempts[_name(served)]))
-            for cell in self._cells(served)
-        ]
-        self._put(self.manifest.with_cells(cells, attempts=attempts))
+        cells = []
+        for cell in self._cells(served):
+            run_key = self.plan.key(served, cell.benchmark, attempts[_name(served)])
+            cells.append(replace(cell.expected, run_key=run_key))
+        self._promise(cells, attempts=attempts)
 
     def _check_answers(self, served: ServedSetting) -> None:
         """Say what is odd in the answers of a setting. Raises ServerError for those that cannot be compared.
@@ -607,8 +582,8 @@ class _Driver:
         odd = finish_faults(answers, self.plan.spec.sampling.max_new_tokens)
         if odd:
             self.on_message(f"{served.title}: {odd}")
-        models = [one["model"] for one in self._sessions() if one["served"] == served.model]
-        fault = other_models(answers, models[-1] if models else "")
+        asked = [one["model"] for one in self.manifest.provenance["sessions"] if one["served"] == served.model]
+        fault = other_models(answers, asked[-1] if asked else "")
 
         reference = next(one for one in self.plan.settings if one.model == served.model)
         differing = differing_prompts([*stored_answers(self.store, self._cells(reference)), *answers])
@@ -627,8 +602,5 @@ class _Driver:
         name = (served.model, served.setting)
         kept = tuple(cell for cell in self.manifest.expected if (cell.model, cell.setting) != name)
         reasons = {**self.manifest.provenance["left_out"], served.title: fault.rstrip(".")}
-        self._put(replace(self.manifest, expected=kept).with_cells([], left_out=reasons))
-
-    def _put(self, manifest: Manifest) -> None:
-        self.manifest = manifest
-        self.store.put_manifest(manifest)
+        self.manifest = replace(self.manifest, expected=kept)
+        self._promise(left_out=reasons)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
-from pydantic.functional_validators import BeforeValidator, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo
+from pydantic.functional_validators import AfterValidator, BeforeValidator, field_validator, model_validator
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
@@ -88,13 +88,11 @@ def _served_value(value: Any) -> Any:
     return number(value) if isinstance(value, str) else value
 
 
-class SamplingSpec(BaseModel):
+class SamplingSpec(BaseModel, extra="forbid", frozen=True):
     """The sampling of tokens; the defaults are the published ones (arXiv 2601.18383).
 
     `max_new_tokens` is by default three quarters of the model's positions, at most `MAX_NEW_TOKENS`; a plan sets it.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     temperature: Number = Field(default=0.6, ge=0)
     top_k: Integer = Field(default=20, ge=0, lt=2**31)
@@ -106,17 +104,10 @@ class SamplingSpec(BaseModel):
         return Sampling(**self.model_dump())
 
 
-class SettingSpec(BaseModel):
+class SettingSpec(BaseModel, extra="allow", frozen=True):
     """A policy with its fixed parameters, which the policy checks."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    policy: str
-
-    @field_validator("policy")
-    @classmethod
-    def _with_class(cls, value: str) -> str:
-        return with_class(value)
+    policy: Annotated[str, AfterValidator(with_class)]
 
     @model_validator(mode="before")
     @classmethod
@@ -134,20 +125,16 @@ class SettingSpec(BaseModel):
 
     def setting(self, /, **axes: Value) -> Setting:
         """Return the setting at one point of the grid."""
-        values = {**axes, **self.fixed_values}
-        return Setting.from_parameters(
-            self.policy, **{name: value for name, value in values.items() if value is not None}
-        )
+        values = {name: value for name, value in {**axes, **self.fixed_values}.items() if value is not None}
+        return Setting.from_parameters(self.policy, **values)
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(BaseModel, extra="allow", frozen=True):
     """A model with options: `model` is its address, `name` its label in figures; other keys are `models.Options`.
 
     One with `serve_cmd` or `endpoint` is asked of a server, and need not name `model`; its keys are
     `SERVED_MODEL_KEYS`.
     """
-
-    model_config = ConfigDict(extra="allow", frozen=True)
 
     model: str
     name: str = ""
@@ -156,13 +143,13 @@ class ModelSpec(BaseModel):
     @classmethod
     def _typed(cls, data: Any, info: ValidationInfo) -> Any:
         if isinstance(data, dict) and data.keys() & {"serve_cmd", "endpoint"}:
-            unknown = [name for name in data if name not in ("model", "name", *SERVED_MODEL_KEYS)]
+            expected = ("model", "name", *SERVED_MODEL_KEYS)
+            unknown = [name for name in data if name not in expected]
             if unknown:
-                expected = ", ".join(("model", "name", *SERVED_MODEL_KEYS))
                 guess = did_you_mean(unknown[0], SERVED_MODEL_KEYS)
                 if unknown[0] in Spec.model_fields:
                     guess = f" It is a key of the spec, beside models: {unknown[0]}: ..."
-                raise ValueError(f"a served model has no key {unknown[0]!r}; expected {expected}.{guess}")
+                raise ValueError(f"a served model has no key {unknown[0]!r}; expected {', '.join(expected)}.{guess}")
             return {"model": "", **data}
         values = data.get("template_values") if isinstance(data, dict) else None
         if info.context != _FILE or not isinstance(values, dict):
@@ -179,10 +166,8 @@ class ModelSpec(BaseModel):
         return models.find(**self.model_dump())
 
 
-class BenchmarkSpec(BaseModel):
+class BenchmarkSpec(BaseModel, extra="forbid", frozen=True):
     """A benchmark with options: problem file, prompt format, column names, grader."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     file: str = ""
@@ -195,7 +180,7 @@ class BenchmarkSpec(BaseModel):
         return benchmarks.find(**self.model_dump())
 
 
-class Spec(BaseModel):
+class Spec(BaseModel, extra="forbid", frozen=True):
     """A sweep: every model on every benchmark under every setting.
 
     Models and benchmarks are texts (address or name) or mappings with options. `settings` are crossed with the `axes`
@@ -212,8 +197,6 @@ class Spec(BaseModel):
     file of `vllm bench sweep serve` in place of axes. `concurrency` questions are open at a time. `tests` are Holm's,
     or `in_order`, from gentle to harsh as the spec names them.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     models: list[ModelSpec] = Field(min_length=1)
     benchmarks: list[BenchmarkSpec] = Field(min_length=1)
@@ -252,7 +235,7 @@ class Spec(BaseModel):
     def _typed_axes(cls, value: Any, info: ValidationInfo) -> Any:
         if info.context != _FILE or not isinstance(value, dict):
             return value
-        entries = [*info.data.get("settings", ()), *info.data.get("baseline", ())]
+        entries = (*info.data.get("settings", ()), *info.data.get("baseline", ()))
         policy_names = [entry.policy for entry in entries]
         return {name: _typed_value(policy_names, name, values) for name, values in value.items()}
 
@@ -291,57 +274,47 @@ class Spec(BaseModel):
 
     @model_validator(mode="after")
     def _sensible(self) -> Spec:
-        """Refuse a spec without settings, or beyond the limits."""
-        settings = sum(math.prod(map(len, self.crossed(spec).values())) for spec in self.settings)
+        """Refuse a spec without settings, beyond the limits, or with keys of servers in the wrong place."""
+        settings = sum(math.prod(map(len, self.crossed(entry).values())) for entry in self.settings)
         cells = (settings + len(self.baseline)) * len(self.models) * len(self.benchmarks)
         traces = cells * self.samples * (self.problems or 1)
         greedy = not self.sampling.temperature
         these = self.claim == "these_problems"
+        looks = self.looks or [self.samples]
+        full_samples = self.full_samples or self.samples
         named = {entry.policy for entry in (*self.settings, *self.baseline)}
-        unknown_controls = [name for name in self.controls or () if name not in named]
+        policy_names = ", ".join(sorted(named))
+        unknown = [name for name in self.controls or () if name not in named]
+        guess = did_you_mean("".join(unknown[:1]), named)
 
         example = "{policy: served}" if self.is_served else "{policy: rkv, kv_budget: 512}"
-        for wrong, sentence in (
-            (not cells, "neither settings nor baseline name a policy"),
-            (self.axes and not self.settings, f"axes need settings to vary, as settings: {example}"),
-            (settings > MAX_SETTINGS, f"the axes make {settings:,} settings, expected at most {MAX_SETTINGS:,}"),
-            (traces > MAX_TRACES, f"it asks for {traces:,} traces, expected at most {MAX_TRACES:,}"),
-            (
-                greedy and self.samples > 1,
-                f"at temperature 0 nothing is drawn, so {self.samples} samples would be copies; take one sample, or "
-                "another temperature",
+        faults: dict[str, object] = {
+            "neither settings nor baseline name a policy": not cells,
+            f"axes need settings to vary, as settings: {example}": self.axes and not self.settings,
+            f"the axes make {settings:,} settings, expected at most {MAX_SETTINGS:,}": settings > MAX_SETTINGS,
+            f"it asks for {traces:,} traces, expected at most {MAX_TRACES:,}": traces > MAX_TRACES,
+            f"at temperature 0 nothing is drawn, so {self.samples} samples would be copies; take one sample, or "
+            "another temperature": greedy and self.samples > 1,
+            "claim: these_problems needs a temperature above 0, since at 0 nothing is drawn": greedy and these,
+            f"looks are rising numbers of samples, {looks} was given": looks != sorted(set(looks)) or looks[0] < 1,
+            f"looks end at {looks[-1:]} samples, and the sweep has {self.samples}": self.samples > looks[-1],
+            f"full_samples are one to {MOST_FULL_SAMPLES} times the {self.samples} samples of a setting, "
+            f"{full_samples} was given": not self.samples <= full_samples <= MOST_FULL_SAMPLES * self.samples,
+            "at temperature 0 nothing is drawn, so more samples of the full cache would be copies": (
+                greedy and full_samples > 1
             ),
-            (greedy and these, "claim: these_problems needs a temperature above 0, since at 0 nothing is drawn"),
-            (
-                self.looks and (self.looks != sorted(set(self.looks)) or self.looks[0] < 1),
-                f"looks are rising numbers of samples, {self.looks} was given",
+            f"controls: expected policies of the settings ({policy_names}), {', '.join(unknown)} was given.{guess}": (
+                unknown
             ),
-            (
-                self.looks and self.samples > self.looks[-1],
-                f"looks end at {self.looks[-1:]} samples, and the sweep has {self.samples}",
-            ),
-            (
-                self.full_samples and not self.samples <= self.full_samples <= MOST_FULL_SAMPLES * self.samples,
-                f"full_samples are one to {MOST_FULL_SAMPLES} times the {self.samples} samples of a setting, "
-                f"{self.full_samples} was given",
-            ),
-            (
-                greedy and (self.full_samples or 1) > 1,
-                "at temperature 0 nothing is drawn, so more samples of the full cache would be copies",
-            ),
-            (
-                unknown_controls,
-                f"controls: expected policies of the settings ({', '.join(sorted(named))}), "
-                f"{', '.join(unknown_controls)} was given.{did_you_mean(''.join(unknown_controls[:1]), named)}",
-            ),
-        ):
-            if wrong:
+        }
+        faults |= self._faults_of_servers()
+        for sentence, is_wrong in faults.items():
+            if is_wrong:
                 raise ValueError(sentence)
         return self
 
-    @model_validator(mode="after")
-    def _served(self) -> Spec:
-        """Refuse keys of servers beside models that kvatlas decodes, and the other way round."""
+    def _faults_of_servers(self) -> dict[str, object]:
+        """Return sentences on keys of servers beside models that kvatlas decodes, and the other way round."""
         served = [entry.is_served for entry in self.models]
         is_served = any(served)
         policies_ = {entry.policy for entry in self.settings}
@@ -352,22 +325,16 @@ class Spec(BaseModel):
         without_server = [] if is_served else [name for name in own_keys if name in changed]
         unknown = [name for name in self.reference if name not in SERVED_SETTING_KEYS]
 
-        for wrong, sentence in (
-            (is_served and not all(served), "some models are served and some are not; make a run of each kind"),
-            (without_server, f"{', '.join(without_server)}: only for models with serve_cmd or endpoint"),
-            (not is_served and SERVED in policies_, f"policy {SERVED} needs models with serve_cmd or endpoint"),
-            (
-                is_served and policies_ - {SERVED},
-                f"settings of served models are {{policy: {SERVED}}}; {', '.join(policies_ - {SERVED})} is a policy of "
-                "kvatlas's own engine",
-            ),
-            (is_served and "baseline" in changed, "served models have reference in place of baseline"),
-            (unknown, f"reference has no key {', '.join(unknown)}; expected {', '.join(SERVED_SETTING_KEYS)}"),
-            (self.serve_params and self.axes, "serve_params takes the place of axes; name one of them"),
-        ):
-            if wrong:
-                raise ValueError(sentence)
-        return self
+        return {
+            "some models are served and some are not; make a run of each kind": is_served and not all(served),
+            f"{', '.join(without_server)}: only for models with serve_cmd or endpoint": without_server,
+            f"policy {SERVED} needs models with serve_cmd or endpoint": not is_served and SERVED in policies_,
+            f"settings of served models are {{policy: {SERVED}}}; {', '.join(policies_ - {SERVED})} is a policy of "
+            "kvatlas's own engine": is_served and policies_ - {SERVED},
+            "served models have reference in place of baseline": is_served and "baseline" in changed,
+            f"reference has no key {', '.join(unknown)}; expected {', '.join(SERVED_SETTING_KEYS)}": unknown,
+            "serve_params takes the place of axes; name one of them": self.serve_params and self.axes,
+        }
 
     @property
     def is_served(self) -> bool:
@@ -377,29 +344,32 @@ class Spec(BaseModel):
     def cells(self) -> list[tuple[Setting, bool]]:
         """Return all settings, the grid first, each with True if it is a baseline."""
         cells = []
-        for spec in self.settings:
-            axes = self.crossed(spec)
-            points = itertools.product(*axes.values())
-            cells += [(spec.setting(**dict(zip(axes, point, strict=True))), False) for point in points]
-        cells += [(spec.setting(), True) for spec in self.baseline]
-        return cells
+        for entry in self.settings:
+            cells += [(entry.setting(**point), False) for point in self.points(entry)]
+        return [*cells, *((entry.setting(), True) for entry in self.baseline)]
 
     @property
     def notes(self) -> list[str]:
         """Values of the spec that its author may have meant otherwise, as sentences."""
         found = []
         if self.lose_at_most < 0.5:
-            asked = f"was {100 * self.lose_at_most:g} meant, and not {self.lose_at_most:g}?"
-            found.append(f"lose_at_most counts points; {asked}")
+            points = self.lose_at_most
+            found.append(f"lose_at_most counts points; was {100 * points:g} meant, and not {points:g}?")
         for entry in self.settings:
             fixed = [name for name in self.axes if name in entry.fixed_values]
             if fixed:
                 found.append(f"A setting of {entry.policy} fixes {', '.join(fixed)}, so that no axis varies it.")
         return found
 
-    def crossed(self, spec: SettingSpec) -> dict[str, list[Value]]:
+    def crossed(self, entry: SettingSpec) -> dict[str, list[Value]]:
         """Return the axes that a setting is crossed with."""
-        return {name: values for name, values in self.axes.items() if name not in spec.fixed_values}
+        return {name: values for name, values in self.axes.items() if name not in entry.fixed_values}
+
+    def points(self, entry: SettingSpec) -> Iterator[dict[str, Value]]:
+        """Yield the values of the axes at each point of a setting's grid."""
+        axes = self.crossed(entry)
+        for values in itertools.product(*axes.values()):
+            yield dict(zip(axes, values, strict=True))
 
 
 def recipes() -> dict[str, str]:
@@ -546,15 +516,10 @@ def _load_yaml(text: str) -> Any:
     """
     if len(text) > MAX_CHARACTERS:
         raise KvatlasError(f"It is longer than {MAX_CHARACTERS:,} characters.")
-    loader = _Loader(text)
-    try:
-        root = loader.get_single_node()
-        if root is None:
-            return None
+    root = yaml.compose(text, _Loader)
+    if root is not None:
         _count_values(root, {})
-        return loader.construct_document(root)
-    finally:
-        loader.dispose()
+    return yaml.load(text, _Loader)
 
 
 def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
@@ -566,15 +531,13 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
         # An alias of a node within itself never ends.
         counts[id(node)] = MAX_VALUES + 1
 
-        children: list[yaml.Node] = []
+        children: list[yaml.Node] = [] if isinstance(node, yaml.ScalarNode) else list(node.value)
         if isinstance(node, yaml.MappingNode):
             keys: dict[str, yaml.Node] = {}
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and keys.setdefault(key.value, key) is not key:
                     raise KvatlasError(f"The key {key.value!r} is repeated in line {key.start_mark.line + 1}.")
             children = list(itertools.chain(*node.value))
-        elif not isinstance(node, yaml.ScalarNode):
-            children = list(node.value)
         counts[id(node)] = 1 + sum(_count_values(child, counts) for child in children)
 
     if counts[id(node)] > MAX_VALUES:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,36 +26,21 @@ SHORTEST = 48
 RATIOS = (0.3, 0.5, 0.7)
 
 
-@dataclass(frozen=True)
-class Suggestion:
-    """A grid as a spec: `plan` of it, its `data` and the sentences that explain it."""
-
-    data: Mapping[str, Any]
-    plan: Plan
-    sentences: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        """The spec as YAML, the sentences as comments above it."""
-        comments = "".join(f"# {sentence}\n" for sentence in self.sentences)
-        return comments + yaml.safe_dump(dict(self.data), sort_keys=False, default_flow_style=None, width=100)
-
-
 def suggest(
     model: str,
     benchmark: Mapping[str, Any],
     *,
     model_options: Mapping[str, Any] | None = None,
     on_message: Callable[[str], None] = lambda _: None,
-) -> Suggestion:
-    """Decode five problems with the full cache, and return a grid whose settings compress in most traces.
+) -> tuple[Plan, str]:
+    """Decode five problems with the full cache, and return the plan of a grid, and its spec as YAML.
 
-    `benchmark` is an entry of a spec: `name`, and `prompt` or `columns` where they are needed. Raises KvatlasError for
-    a model or problems that cannot be used, and for thinking that is too short to forget a part of it.
+    Its settings compress in most traces; comments above the spec explain it. `benchmark` is an entry of a spec: `name`,
+    and `prompt` or `columns` where they are needed. Raises KvatlasError for a model or problems that cannot be used,
+    and for thinking that is too short to forget a part of it.
     """
     full = Setting.from_parameters("full")
-    options = model_options or {}
-    spec = setting_spec(model, [dict(benchmark)], full, sampling={}, model_options=options, problems=TRIED)
+    spec = setting_spec(model, [dict(benchmark)], full, sampling={}, model_options=model_options or {}, problems=TRIED)
     first = make_plan(parse_spec(spec, "the options"))
     with tempfile.TemporaryDirectory(prefix="kvatlas-") as scratch:
         sweep(first, Path(scratch), on_message=on_message, on_start=on_message)
@@ -88,8 +72,9 @@ def suggest(
         f"It thinks for {lengths[0]} to {lengths[-1]} tokens; {compressed} of {len(lengths)} traces are longer than "
         f"the budget of {budget} tokens beside the prompt."
     )
-    plan = make_plan(parse_spec(data, "the suggested spec"))
-    return Suggestion(data, plan, (_solved_sentence(traces), length_sentence))
+    comments = f"# {_solved_sentence(traces)}\n# {length_sentence}\n"
+    text = comments + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
+    return make_plan(parse_spec(data, "the suggested spec")), text
 
 
 def thinking_tokens(trace: Trace) -> int:

@@ -23,6 +23,7 @@ from kvatlas.sweeps.plan import WorkItem, provenance
 
 if TYPE_CHECKING:
     from kvatlas.engine import Generation, Request
+    from kvatlas.engine.memory_plan import Peak
 
 #: A trace with the number of tokens decoded for it alone.
 Finished = tuple[Trace, int]
@@ -69,6 +70,13 @@ class Job:
         share = max(1, -(-rows // workers))
         size = None if self.batch_size is None else min(self.batch_size, share)
         return replace(self, batch_size=size, most=share, workers=on_device)
+
+    def peak(self, policies: Sequence[Policy], batch_size: int, trees: int | None = None) -> Peak:
+        """Return the bytes of one worker at their largest; by default it has as many trees as the job has units."""
+        from kvatlas.engine.memory_plan import peak
+
+        most = self.sampling.max_new_tokens
+        return peak(self.model, policies, batch_size, trees or len(self.units), self.prompt, most)
 
     def policies(self) -> dict[Setting, Policy]:
         """Return the policies of the settings; KvatlasError if a file of one changed since the run keys were made."""
@@ -127,27 +135,21 @@ def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None
     It has to hold as many `trees` as the job has units, unless they are given. The free memory is that beside the
     weights if they are `loaded`.
     """
-    from kvatlas.engine.memory_plan import CPU_BATCH, GPU_BATCH, Peak, largest_batch, peak
+    from kvatlas.engine.memory_plan import CPU_BATCH, GPU_BATCH, largest_batch
 
     model = job.model
-    on_cpu = model.device == "cpu"
-    most = min(CPU_BATCH if on_cpu else GPU_BATCH, job.most)
+    most = min(CPU_BATCH if model.device == "cpu" else GPU_BATCH, job.most)
     free = free_memory(model.device)
     if free is None:
         return most
-
-    def peak_of(size: int) -> Peak:
-        return peak(model, policies, size, trees or len(job.units), job.prompt, job.sampling.max_new_tokens)
 
     weight_bytes = model.weight_bytes or 0
     if model.shares_weights:
         # Mapped weights are in memory that counts as free, and all workers have them once.
         memory = max(0, free - weight_bytes) / job.workers + weight_bytes
-    elif loaded:
-        memory = (free + weight_bytes) / job.workers
     else:
-        memory = free / job.workers
-    return max(1, largest_batch(memory, most, peak_of))
+        memory = (free + (weight_bytes if loaded else 0)) / job.workers
+    return max(1, largest_batch(memory, most, lambda size: job.peak(policies, size, trees)))
 
 
 def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
@@ -158,7 +160,6 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     import torch
 
     from kvatlas.engine import Engine
-    from kvatlas.engine.memory_plan import peak
 
     # Workers with one thread each are much faster than workers that share cores.
     torch.set_num_threads(1)
@@ -169,7 +170,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     engine = Engine(job.model, model, chosen, job.sampling, size)
     # Those of other storages come later.
     first = [policy for policy in chosen if policy.storage == engine.storage]
-    engine.reserve(peak(job.model, first, size, len(job.units), job.prompt, job.sampling.max_new_tokens))
+    engine.reserve(job.peak(first, size))
 
     by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
     for generation in engine.run(_request(job, index, by_name, settings) for index in claims):
@@ -184,12 +185,9 @@ def _batch_size(job: Job, chosen: Sequence[Policy], loaded: bool) -> int:
 
 def worker_needs(job: Job) -> tuple[int, int]:
     """Return the batch of one worker, and the bytes of its weights and caches at their largest."""
-    from kvatlas.engine.memory_plan import peak
-
     chosen = list(job.policies().values())
     size = _batch_size(job, chosen, loaded=False)
-    taken = peak(job.model, chosen, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
-    return size, taken.total
+    return size, job.peak(chosen, size).total
 
 
 def _request(
