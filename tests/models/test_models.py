@@ -151,6 +151,12 @@ def test_an_unknown_model_names_the_valid_ones(name: str) -> None:
         models.find(name)
 
 
+def test_a_run_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "run.sqlite").touch()
+    with pytest.raises(KvatlasError, match=r"is a run and no model; `kvatlas describe .*` reads it"):
+        models.find(str(tmp_path))
+
+
 @pytest.mark.parametrize("path", ["./nofolder", "~/nofolder", "-x/y"])
 def test_a_path_is_never_looked_up_on_the_hub(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

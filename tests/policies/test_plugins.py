@@ -83,6 +83,23 @@ def test_an_error_in_a_method_is_one_sentence_that_names_policy_method_and_excep
     assert "\x1b" not in sentence
 
 
+@pytest.mark.parametrize(
+    ("statement", "way_out"),
+    [
+        ("return self.ratio", "; expected self.budget.ratio."),
+        ("return self.kv_bits", "; expected self.precision.kv_bits."),
+        ("return cached.key(9)", "; layers are 0 to 3 (cached.each_layer goes over all), cached tokens 0 to 95."),
+    ],
+)
+def test_an_error_in_a_score_has_a_way_out(tmp_path: Path, kvatlas: Call, statement: str, way_out: str) -> None:
+    policy = write_plugin(tmp_path, "score", statement)
+    code, _, err = kvatlas(
+        "run", "embedded:tiny-llama", "CHAIN8", "--problems", 1, "--policy", policy, *CELL, "--workers", 1, "--quiet"
+    )
+    assert code == 2
+    assert way_out in err
+
+
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("statement", "workers"), [*((statement, 1) for statement in FAULTS), ("sys.exit(0)", 2)])
 def test_the_traces_that_were_finished_are_kept(
@@ -221,6 +238,7 @@ MEMBERS = {
     "scope = 'head'": "its scope is 'head'; expected a kvatlas.policies.Scope: GLOBAL, LAYER, HEAD, ",
     "scope = 'Head'": "KV_HEAD, UNION; write Scope.HEAD).",
     "scope = 'kv-head'": "; write Scope.KV_HEAD).",
+    "scope = 'per_head'": "; write Scope.HEAD).",
     "scope = 3": "LAYER, HEAD, KV_HEAD, UNION).",
     "observes = frozenset({Signal.HIDDEN})\n    def observe(self, step): step.attention.sum()": "without Signal.A",
     "def score(self, cached): self.preset = 1": "'preset', line 7 of odd.py); a policy keeps no state of its own",

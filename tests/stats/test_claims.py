@@ -174,6 +174,10 @@ def test_looks_and_extensions_widen_the_limits(tmp_path: Path) -> None:
     assert early["look"] == {"share": 0.25, "extensions": 0}
     assert early["limits"]["these_problems"]["limit"] > 2 * last
     assert "Read at 4 of 16 samples: limits allow for all declared looks." in one_page(declared)
+    undeclared = described(tmp_path / "undeclared", same(4), looks=[8, 16])
+    assert losses(undeclared)[0] == early
+    page = one_page(undeclared)
+    assert "Read at 4 of 16 samples: limits allow for all declared looks, and for this one before" in page
     extended = described(tmp_path / "three", same(4), extensions=1)
     assert last < losses(extended)[0]["limits"]["these_problems"]["limit"] < 1.5 * last
     assert "limits are those of 2.5 % and err in up to 10 % in all" in one_page(extended)

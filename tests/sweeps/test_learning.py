@@ -71,7 +71,7 @@ def test_the_command_prints_the_provenance_of_the_file(trained: Path, kvatlas: C
             "no traces for training: of 2 traces 2 without a closing think tag.",
         ),
         (("--model-option", "think_close="), "has no think tags, so that a head has no thinking tokens to rank"),
-        (("--held-out", 3), "none without the first 0 and the last 3 (held out)"),
+        (("--held-out", 3), "the first 0 (--skip) and the last 3 (--held-out); expected more problems, or"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(

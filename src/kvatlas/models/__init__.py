@@ -88,6 +88,8 @@ def _found_at(model: str, address: str, chosen: Options) -> tuple[Path, Reposito
             f"The model {model!r} is an adapter without its model; expected the model that it was trained for, with "
             f"--model-option adapter={address} (in a spec, {{model: NAME, adapter: {address}}})."
         )
+    if (folder / "run.sqlite").is_file():
+        raise KvatlasError(f"{address!r} is a run and no model; `kvatlas describe {address}` reads it.")
     if folder.exists() or not is_id(address):
         raise KvatlasError(
             f"The model {model!r} is not there: {address!r} is no folder with a config.json, as `hf download` makes, "

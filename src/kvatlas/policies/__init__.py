@@ -6,6 +6,7 @@ the parts that any policy takes, and `selection`, from scores to the slots that 
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
@@ -206,7 +207,8 @@ def _parameter_fault(policy: type[Policy]) -> str:
 def _members_meant(kind: type[Scope] | type[Signal] | None, value: object) -> str:
     """Return, as a clause, the members of an enumeration that a value spells; empty for what spells none."""
     texts = value if isinstance(value, set | frozenset | tuple | list) else [value]
-    names = sorted(closest_name(str(text), kind.__members__) for text in texts) if kind else []
+    words = [re.sub(r"^per[ _-]", "", str(text)) for text in texts]
+    names = sorted(closest_name(word, kind.__members__) for word in words) if kind else []
     if kind is None or not all(names):
         return ""
     members = ", ".join(f"{kind.__name__}.{name}" for name in names)

@@ -237,6 +237,26 @@ def _guard_methods(policy: type) -> None:
             setattr(policy, name, _with_sentences(method))
 
 
+def _way_out(policy: Policy, method: str, values: tuple[Any, ...], error: BaseException) -> str:
+    """Return, as a clause, what to write in place of what failed in a method of a policy; empty where it is unknown."""
+    if isinstance(error, FrozenInstanceError):
+        return f"; {_STATELESS}"
+    if isinstance(error, AttributeError) and error.obj is policy:
+        for holder in ("budget", "precision"):
+            if hasattr(getattr(policy, holder), str(error.name)):
+                return f"; expected self.{holder}.{error.name}"
+    if method == "score" and isinstance(error, IndexError):
+        cached = values[0]
+        layers = cached.model.shape.layers
+        tokens = cached.positions.shape[-1]
+        return f"; layers are 0 to {layers - 1} (cached.each_layer goes over all), cached tokens 0 to {tokens - 1}"
+    if method == "observe" and "NoneType" in str(error):
+        return f"; {_UNOBSERVED}"
+    if "does not require grad" in described(error):
+        return "; gradients are computed within torch.enable_grad() alone"
+    return ""
+
+
 def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method whose errors, and results with which nothing can be done, are one KvatlasError each."""
     name = method.__name__
@@ -251,13 +271,8 @@ def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
             # The engine halves its batch when memory runs out.
             if out_of_memory(error):
                 raise
-            way_out = f"; {_STATELESS}" if isinstance(error, FrozenInstanceError) else ""
-            if name == "observe" and "NoneType" in str(error):
-                way_out = f"; {_UNOBSERVED}"
-            if "does not require grad" in described(error):
-                way_out = "; gradients are computed within torch.enable_grad() alone"
-            sentence = f"The policy {policy.setting_name!r} failed in {name} ({described(error)}){way_out}."
-            raise KvatlasError(sentence) from error
+            sentence = f"The policy {policy.setting_name!r} failed in {name} ({described(error)})"
+            raise KvatlasError(f"{sentence}{_way_out(policy, name, values, error)}.") from error
 
         expected = ""
         if name == "bind" and not isinstance(result, type(policy)):

@@ -31,6 +31,7 @@ from kvatlas.results import Store
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.run import sweep
 from kvatlas.sweeps.spec import Spec
+from kvatlas.text import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,8 +60,9 @@ class TrainingData:
             problems[benchmark.name] = list(all_problems[self.skip :])
             if len(problems[benchmark.name]) <= self.held_out:
                 raise KvatlasError(
-                    f"{benchmark.name} has {len(all_problems)} problems, and none without the first {self.skip} and "
-                    f"the last {self.held_out} (held out)."
+                    f"Of {counted(len(all_problems), 'problem')} of {benchmark.name} (--problems) none is left for "
+                    f"training without the first {self.skip} (--skip) and the last {self.held_out} (--held-out); "
+                    "expected more problems, or fewer of these."
                 )
 
         prompts = {key: lengths[self.skip :] for key, lengths in plan.prompts.items()}

@@ -301,8 +301,11 @@ class RunData:
                 f"claim on these problems may be too near by up to {percent_text(copied)} points"
             )
         if look.share is not None:
-            last = self.manifest.spec["looks"][-1]
-            texts.append(f"Read at {look.samples} of {last} samples: limits allow for all declared looks")
+            looks = self.manifest.spec["looks"]
+            text = f"Read at {look.samples} of {looks[-1]} samples: limits allow for all declared looks"
+            if look.samples is not None and look.samples < looks[0]:
+                text += ", and for this one before the first of them"
+            texts.append(text)
         if look.extensions:
             times = "once" if look.extensions == 1 else f"{look.extensions} times"
             texts.append(
@@ -327,7 +330,8 @@ class RunData:
             is_lacking = lacking > MOST_MISSING
             whole_samples.append(int(np.argmax(is_lacking)) if is_lacking.any() else len(lacking))
         reached = [samples for samples in looks if samples <= min(whole_samples, default=0)]
-        samples = reached[-1] if reached else looks[0]
+        # The limits of an early reading are those of its own share, farther than at any look.
+        samples = reached[-1] if reached else max(min(whole_samples, default=0), 1)
         return Look(share=samples / looks[-1], samples=samples)
 
     @cached_property

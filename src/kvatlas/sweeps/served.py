@@ -199,7 +199,7 @@ def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
         if name in ready_seconds:
             raise KvatlasError(f"Two entries of the spec are the model {name!r}; name it once.")
         extra = entry.model_extra or {}
-        seconds = _positive("server_ready_timeout", extra.get("server_ready_timeout"))
+        seconds = _positive("server_ready_timeout", extra.get("server_ready_timeout"), "seconds")
         ready_seconds[name] = seconds or READY_SECONDS
         # Weights of another machine, or of no name, are not known.
         is_here = bool(entry.model) and Path(entry.model).expanduser().is_dir()
@@ -309,11 +309,11 @@ def _flag(key: str, given: Any) -> bool:
     return str(given).lower() == "true"
 
 
-def _positive(key: str, given: Any) -> int | None:
+def _positive(key: str, given: Any, unit: str = "bytes") -> int | None:
     """Return a whole number above 0 of a spec, None for one that is not named."""
     value = number(given) if isinstance(given, str) else given
     if value is not None and (type(value) is not int or value < 1):
-        raise KvatlasError(f"{key}: expected a whole number above 0, {given!r} was given.")
+        raise KvatlasError(f"{key}: expected a whole number of {unit} above 0, {given!r} was given.")
     return value
 
 

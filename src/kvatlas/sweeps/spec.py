@@ -359,6 +359,8 @@ class Spec(BaseModel, extra="forbid", frozen=True):
             fixed = [name for name in self.axes if name in entry.fixed_values]
             if fixed:
                 found.append(f"A setting of {entry.policy} fixes {', '.join(fixed)}, so that no axis varies it.")
+        if self.looks and self.samples < self.looks[0]:
+            found.append(f"looks begin at {self.looks[0]} samples, and the sweep has {self.samples}: raise samples.")
         return found
 
     def crossed(self, entry: SettingSpec) -> dict[str, list[Value]]:
