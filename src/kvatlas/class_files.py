@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -26,8 +27,8 @@ from kvatlas.text import did_you_mean
 
 #: The files whose code may run in this process.
 _permitted: set[Path] = set()
-#: Those whose code runs now.
-_running: set[Path] = set()
+#: Those whose code runs now, with the threads that run it.
+_running: set[tuple[Path, int]] = set()
 #: The absolute files of classes whose code is part of run keys.
 _files: dict[type, str] = {}
 
@@ -165,25 +166,27 @@ def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
         raise KvatlasError(f"{str(file)!r} is not a Python file.")
 
     digests = _code_digests(file)
-    if file in _running:
+    running = (file, threading.get_ident())
+    if running in _running:
         raise KvatlasError(
             f"The file {str(file)!r} uses itself while it is loaded, as by a sweep; write that below "
             'if __name__ == "__main__":.'
         )
     module = sys.modules[spec.name] = module_from_spec(spec)
-    _running.add(file)
+    _running.add(running)
     try:
         spec.loader.exec_module(module)
     except ImportError as error:
         module_name = str(error.name).partition(".")[0]
-        if error.name is None or (file.parent / f"{module_name}.py").exists():
+        is_relative = error.name is None and "relative import" in str(error)
+        if is_relative or (file.parent / f"{module_name}.py").exists():
             raise KvatlasError(
                 f"The file {str(file)!r} imports a module of its folder ({reason(error)}); expected `import NAME`, "
                 f"and the folder in PYTHONPATH: PYTHONPATH={file.parent} kvatlas ..."
             ) from error
         raise
     finally:
-        _running.discard(file)
+        _running.discard(running)
     return module, digests
 
 

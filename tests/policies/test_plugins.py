@@ -255,7 +255,7 @@ MEMBERS = {
     "score = property(lambda self: 3)": "its score: a property; expected def score(self, cached)",
     "def keep_scored(self, cached): pass": "it has no score; expected def score(self, cached)",
     "def Score(self, cached): pass": "it has Score, and no score, which was perhaps meant",
-    "def observ(self, step): pass": "it has observ, and no observe, which was perhaps meant",
+    "observes = {Signal.HIDDEN}\n    def observ(self, step): pass": "it has observ, and no observe, which was perhaps",
     "observes = {Signal.HIDDEN}; columns = ('a',)": "has the columns ('a',), and no observe; expected def observe",
     "observes = {Signal.QUERIES}": "its queries is 0, and it observes ['queries']; expected both, as in",
     "queries = 8": "its queries is 8, and it observes []; expected both, as in",

@@ -17,6 +17,7 @@ from kvatlas.predictor.calibration import statistics_of_queries
 from kvatlas.predictor.training import (
     REASONS,
     Examples,
+    joined,
     judge_head,
     label_trace,
     sample_tokens,
@@ -91,14 +92,14 @@ def _synthetic(seed: int, traces: int = 30) -> Examples:
 
 
 def test_a_head_learns_to_rank_tokens() -> None:
-    head = train_head(_synthetic(0), steps=300, batch=512)
+    head = train_head(*joined(_synthetic(0)), steps=300, batch=512)
     assert set(head) == set(OURS)
     assert judge_head(head, _synthetic(1)).spearman > 0.5
 
 
 def test_traces_without_ranks_are_left_out_of_the_quality_and_counted() -> None:
     data = _synthetic(0, traces=6)
-    head = train_head(data, steps=20, batch=64)
+    head = train_head(*joined(data), steps=20, batch=64)
     expected = judge_head(head, data)
     # A trace of one token, and one with equal labels.
     hidden, label = data[0]
@@ -125,7 +126,7 @@ def test_sampling_keeps_pairs_order_and_range() -> None:
 
 def test_a_head_keeps_its_provenance(tmp_path: Path) -> None:
     data = _synthetic(0, traces=5)
-    head = train_head(data, steps=20, batch=64)
+    head = train_head(*joined(data), steps=20, batch=64)
     path = tmp_path / "deep" / "head.safetensors"
     save_head(path, head, {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}})
     assert provenance_of(path) == {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}}

@@ -95,6 +95,12 @@ def find_lost(folder: Path, name: str) -> list[LostCell]:
     for answer in lost:
         if keys.get((answer.trace.model, answer.trace.benchmark, answer.trace.setting)) != answer.key[0]:
             raise KvatlasError(f"{setting} was decoded by other weights, prompts or versions than today's.")
+        # Keys leave out the contents of problems.
+        if materials.problem(answer.trace) is None:
+            raise KvatlasError(
+                f"The problem {answer.trace.problem!r} was changed since the run; expected {answer.trace.benchmark} as "
+                "it was then."
+            )
 
     by_cell = grouped(lost, lambda answer: (answer.trace.model, answer.trace.benchmark))
     return [LostCell(plan.spec, materials, *cell, setting, losses, answers[cell]) for cell, losses in by_cell.items()]
@@ -142,7 +148,7 @@ class Replayer:
         """Return the search of a lost answer, before its first replay."""
         trace = lost.trace
         problem = self.materials.problem(trace)
-        assert problem is not None, "the key of the trace is that of today's problems"
+        assert problem is not None, "`find_lost` refuses changed problems"
         prompt = self.model.encode(prompt_of(self.benchmark, problem))
 
         def restored(generation: Generation[Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.answers.reading import Tags, read_text
 from kvatlas.autopsy.kinds_of_death import Death, LocatedDeath, TraceText, find_death, lost_at, read_statements
-from kvatlas.core import Estimate, Setting, Trace, grouped, is_reference
+from kvatlas.core import Estimate, Setting, Trace, is_reference
 from kvatlas.policies.budget_rule import local_window_of
 from kvatlas.report.description import markdown_table
 from kvatlas.report.materials import RunMaterials
@@ -140,16 +140,22 @@ def trace_text(trace: Trace, tags_by_model: Mapping[str, Any], pieces: Pieces) -
 
 def count_deaths(lost: Iterable[LostAnswer]) -> list[CellDeaths]:
     """Return the deaths of each cell that lost an answer."""
-    by_cell = grouped(lost, lambda answer: (answer.trace.model, answer.trace.benchmark, answer.trace.setting))
+    # An answer has two whole traces, so that none is kept.
+    deaths: dict[tuple[str, str, Setting], list[tuple[str, Death]]] = {}
+    for answer in lost:
+        trace = answer.trace
+        cell = (trace.model, trace.benchmark, trace.setting)
+        deaths.setdefault(cell, []).append((trace.problem, answer.death.kind))
+
     cells = []
-    for cell, answers in by_cell.items():
-        counts = Counter(answer.death.kind for answer in answers)
+    for cell, of_cell in deaths.items():
+        counts = Counter(death for _, death in of_cell)
         shares = {}
         for kind in Death:
             if counts[kind]:
                 by_problem: dict[str, list[float]] = {}
-                for answer in answers:
-                    by_problem.setdefault(answer.trace.problem, []).append(float(answer.death.kind is kind))
+                for problem, death in of_cell:
+                    by_problem.setdefault(problem, []).append(float(death is kind))
                 shares[kind] = pass_at_1(by_problem)
-        cells.append(CellDeaths(*cell, len(answers), counts, shares))
+        cells.append(CellDeaths(*cell, len(of_cell), counts, shares))
     return cells

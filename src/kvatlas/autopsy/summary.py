@@ -118,7 +118,9 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         rises_by_arms[f"{first}_over_{second}"] = _difference_in_points(tested, rises)
 
     by_luck = holm(list(map(luck_chance, tested)))
-    of_all = _difference_in_points(tried, [_rise(item, "cause", "random") if item in tested else 0.0 for item in tried])
+    tested_keys = {item.key for item in tested}
+    rises = [_rise(item, "cause", "random") if item.key in tested_keys else 0.0 for item in tried]
+    of_all = _difference_in_points(tried, rises)
     room = None
     if lost_share is not None:
         room = {name: round((of_all[name] or 0.0) * lost_share, 4) for name in ("value", "low", "high")}

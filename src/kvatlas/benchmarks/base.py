@@ -136,7 +136,7 @@ def prompt_of(benchmark: Benchmark, problem: Problem) -> str:
     with refusal(f"The benchmark {benchmark.name!r} cannot write the prompt of {problem.id!r}"):
         prompt = benchmark.prompt(problem)
         if not is_storable_text(prompt) or not prompt.strip():
-            raise TypeError(f"it is {prompt!r}, expected a text")
+            raise TypeError(f"it is {prompt!r}, expected a text that is not blank")
         return prompt
 
 

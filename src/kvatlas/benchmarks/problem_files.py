@@ -293,7 +293,7 @@ def _column_of(content: str, row: Row, named: Mapping[str, str], where: str = "T
     return columns[0] if len(columns) == 1 else None
 
 
-def _existing_column(content: str, row: Row, named: Mapping[str, str], where: str) -> str:
+def _column_in_row(content: str, row: Row, named: Mapping[str, str], where: str) -> str:
     """Return the column with this content, "" for an optional one that is not there.
 
     Raises KvatlasError if a row lacks the column that the user names, or its question or answer.
@@ -315,12 +315,12 @@ def _existing_column(content: str, row: Row, named: Mapping[str, str], where: st
 
 def read_problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem:
     """Return the problem in a row; `named` are the user's columns. Raises KvatlasError for a missing or wrong field."""
-    question_column = _existing_column("question", row, named, where)
+    question_column = _column_in_row("question", row, named, where)
     question = _read_cell(row, question_column, where)
     if not question:
         raise KvatlasError(f"{where} has an empty question in {question_column!r}; fill it, or leave the row out.")
     context = ""
-    if context_column := _existing_column("context", row, named, where):
+    if context_column := _column_in_row("context", row, named, where):
         without = f" `--column question={question_column}` asks without it, as columns: {{question: NAME}} in a spec."
         context = _read_cell(row, context_column, where, _joined_text, without)
     # Some files have the whole question in one column, and its parts beside it.
@@ -328,7 +328,7 @@ def read_problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Pr
         question = f"{context}\n{question}"
 
     answer, about = _read_answer(row, question, named, where)
-    cluster_column = _existing_column("cluster", row, named, where)
+    cluster_column = _column_in_row("cluster", row, named, where)
     cluster = _read_cell(row, cluster_column, where) if cluster_column else ""
     return Problem(id_, question, answer, about, cluster)
 
@@ -347,7 +347,7 @@ def _read_answer(row: Row, question: str, named: Mapping[str, str], where: str) 
         random.Random(seed).shuffle(choices)
         return _letter(choices.index(correct)), {"choices": choices, "choice_seed": seed}
 
-    answer_column = _existing_column("answer", row, named, where)
+    answer_column = _column_in_row("answer", row, named, where)
     # GSM8K's references are whole solutions with this end.
     answer = _read_cell(row, answer_column, where, answer_text).rpartition("\n#### ")[2].strip()
 

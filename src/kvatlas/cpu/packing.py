@@ -387,7 +387,9 @@ def _pack_linear(tables: PackedTables, model: PreTrainedModel, undo: ExitStack) 
                 undo.callback(vars(model).pop, "tie_weights")
 
     # Embeddings that share their weights with no other layer: in fp32 they would take a third of the memory.
-    for weight_id, (parent, name) in embeddings.items() if tables.dtype is torch.int8 else ():
+    if tables.dtype is not torch.int8:
+        return
+    for weight_id, (parent, name) in embeddings.items():
         own_embedding: Any = getattr(parent, name)
         if users[weight_id] == 1 and type(own_embedding) is nn.Embedding and not has_hooks(own_embedding):
             packed = PackedLinear(tables.linear([own_embedding.weight]))

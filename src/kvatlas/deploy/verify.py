@@ -84,8 +84,8 @@ def read_texts(
 ) -> list[Departures]:
     """Ask for so many answers at temperature 0, store them as a run in `folder`, and read them here under the cell.
 
-    Raises KvatlasError before the first request if the model of the run is not available here, or if the choices of
-    the policy depend on more than the text.
+    Raises KvatlasError before the first request if the model of the run is not available here, if no trace of the
+    cell was compressed, or if the choices of the policy depend on more than the text.
     """
     model, policy = _model_and_policy(reference)
     greedy = _greedy_cell(reference, policy, problems)

@@ -101,7 +101,8 @@ class SignalCollector:
             layers, heads = policy.scope.width(batch.cache.shape)
             attention = batch.attention
             if len(members) < attention.shape[1]:
-                attention = attention[:, [batch.watched.index(member) for member in members]]
+                places = {member: place for place, member in enumerate(batch.watched)}
+                attention = attention[:, [places[member] for member in members]]
             attention = attention.transpose(0, 1)
             if layers == 1:
                 attention = attention.mean(1, keepdim=True)

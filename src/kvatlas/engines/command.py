@@ -451,7 +451,7 @@ def _filled(text: str, place: str, values: Mapping[str, str], later: Iterable[st
         if name not in values:
             names = [*later, *values]
             guess = did_you_mean(name, names)
-            if not values and place == "endpoint":
+            if not guess and not values and place == "endpoint":
                 guess = " The reference has no values of axes: name reference: {endpoint: ...} beside models."
             raise KvatlasError(f"{place}: {{{name}}} has no value here; expected one of {', '.join(names)}.{guess}")
         return values[name]

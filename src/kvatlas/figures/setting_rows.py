@@ -152,7 +152,16 @@ def answer_panel(choice: Choice) -> RowPanel:
             names.append(f"{fixed(one.saved, 0)} %".replace("-", "−"))
         note = "fits, not tested" if one.state is State.UNTESTED else ""
         is_nearest = one.setting == needed
-        rows.append(Row(tuple(names), one.points, one.state, one.control, note, one.is_picked, is_nearest))
+        row = Row(
+            tuple(names),
+            one.points,
+            one.state,
+            one.control,
+            note,
+            is_picked=one.is_picked,
+            is_nearest=is_nearest,
+        )
+        rows.append(row)
     return RowPanel(model_name(choice.model), tuple(columns), rows, 100 * choice.margin, nearest_words(choice))
 
 

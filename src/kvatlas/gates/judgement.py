@@ -157,8 +157,19 @@ def judge_pairs(
         if decides is Claim.THESE:
             needed_other = _settling_size(pairs.tasks, Claim.LIKE, margin, both_ways)
 
-    length = _length_change(pairs.tasks)
-    return Judgement(verdict, decides, margin, losses, tasks, refused, needed, needed_other, reasons, length, copied)
+    return Judgement(
+        verdict,
+        decides,
+        margin,
+        losses,
+        tasks,
+        refused=refused,
+        needed=needed,
+        needed_other=needed_other,
+        reasons=reasons,
+        length=_length_change(pairs.tasks),
+        copied=copied,
+    )
 
 
 def _dependence(pairs: PairedAnswers, claim: Claim | None, copied: float) -> str:

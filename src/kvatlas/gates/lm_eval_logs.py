@@ -402,5 +402,17 @@ def _sample_answers(log: SampleLog, grading: SampleGrading, begin: int) -> Itera
             text = written[0] if written else ""
             length = sum(map(len, written)) / len(written) if written else math.nan
             status = Status.NO_ANSWER if has_no_answer or (texts and not any(written)) else Status.OK
-            name = (log.task, str(row["doc_id"]), begin + sample)
-            yield GradedAnswer(*name, score, question, reference, prompt, status, length, asked, text, fingerprint)
+            yield GradedAnswer(
+                log.task,
+                str(row["doc_id"]),
+                begin + sample,
+                score,
+                question=question,
+                reference=reference,
+                prompt=prompt,
+                status=status,
+                length=length,
+                asked=asked,
+                text=text,
+                fingerprint=fingerprint,
+            )

@@ -367,7 +367,8 @@ def _check_tensors(
     further = int(_metadata(reader, "{}.nextn_predict_layers", 0))
     blocks = int(_metadata(reader, "{}.block_count", 0))
     left_out = [f"blk.{block}." for block in range(blocks - further, blocks)]
-    counted = [tensor for tensor in reader.tensors if not tensor.name.startswith((*read_apart, *left_out))]
+    of_model = [tensor for tensor in reader.tensors if not tensor.name.startswith(tuple(left_out))]
+    counted = [tensor for tensor in of_model if tensor.name not in read_apart]
 
     # Names differ, and tensors are joined or divided, but their numbers are as many.
     left = sum(int(tensor.n_elements) for tensor in counted) - held

@@ -262,8 +262,9 @@ class ModelHandle(Chat):
         """
         if self.opens_thinking or not self.thinking.open:
             return None if tokens else 0
-        is_opened = tokens and self.thinking.before(self.thinking.open, tokens, len(tokens)) is not None
-        return len(tokens) if is_opened else None
+        if not tokens or self.thinking.before(self.thinking.open, tokens, len(tokens)) is None:
+            return None
+        return len(tokens)
 
     @cached_property
     def closing_tokens(self) -> tuple[int, ...]:

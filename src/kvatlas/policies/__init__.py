@@ -156,10 +156,13 @@ def _attribute_fault(policy: type[Policy]) -> str:
 
 def _method_fault(policy: type[Policy]) -> str:
     """Return which method of a plug-in's class is missing, misspelt or takes other arguments; empty if none is."""
-    for name, member in vars(policy).items():
-        meant = get_close_matches(name.lower(), AUTHORED, n=1, cutoff=0.8)
-        if callable(member) and not hasattr(CompressingPolicy, name) and meant and meant[0] not in vars(policy):
-            return f"it has {name}, and no {meant[0]}, which was perhaps meant"
+    methods = [name for name, member in vars(policy).items() if callable(member) and not name.startswith("_")]
+    for name in ("score", "observe"):
+        meant = get_close_matches(name, [one.lower() for one in methods], n=1, cutoff=0.8)
+        is_needed = name == "score" or policy.observes
+        if is_needed and getattr(policy, name) is getattr(Policy, name) and meant:
+            written = next(one for one in methods if one.lower() == meant[0])
+            return f"it has {written}, and no {name}, which was perhaps meant"
     if not policy.compresses and policy.score is not Policy.score:
         return f"its base is Policy, which never compresses; expected class {policy.__name__}(CompressingPolicy)"
     if policy.compresses and policy.score is Policy.score:

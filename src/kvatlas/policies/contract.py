@@ -166,7 +166,8 @@ class Policy(Stateless):
                 guess = " A compression_ratio of 0.7 in kvpress is ratio=0.3, the share that stays."
             if unknown == "policy":
                 guess = " Each policy is a setting of its own, as settings: [{policy: window}, {policy: random}]."
-            if unknown in {*get_annotations(cls), *vars(cls)}:
+            is_of_user = not cls.__module__.startswith("kvatlas.")
+            if is_of_user and unknown in {*get_annotations(cls), *vars(cls)}:
                 guess = (
                     f" {unknown} is one if it has a type, as {unknown}: int = 4, and the class {cls.__name__} the "
                     "decorator @dataclass(frozen=True)."
@@ -243,9 +244,10 @@ def _way_out(policy: Policy, method: str, values: tuple[Any, ...], error: BaseEx
         return f"; {_STATELESS}"
     if isinstance(error, AttributeError) and error.obj is policy:
         for holder in ("budget", "precision"):
-            if hasattr(getattr(policy, holder), str(error.name)):
+            kind = type(getattr(policy, holder))
+            if error.name in {*dir(kind), *getattr(kind, "__dataclass_fields__", ())}:
                 return f"; expected self.{holder}.{error.name}"
-    if method == "score" and isinstance(error, IndexError):
+    if method == "score" and values and isinstance(error, IndexError):
         cached = values[0]
         layers = cached.model.shape.layers
         tokens = cached.positions.shape[-1]

@@ -20,6 +20,7 @@ from kvatlas.predictor.kv_heads import HeadExamples, evaluate_heads, examples_of
 from kvatlas.predictor.training import (
     REASONS,
     Quality,
+    joined,
     judge_head,
     label_trace,
     sample_tokens,
@@ -87,6 +88,8 @@ def learn(
     """
     plan = training_data.plan()
     spec = training_data.spec
+    if len(plan.models) != 1:
+        raise KvatlasError("A predictor is trained for one model; name one.")
     (model,) = plan.models
     if target == "answer" and not model.thinking.close:
         # Labels are the answer's attention to the thinking.
@@ -100,9 +103,13 @@ def learn(
     traces = FullCacheTraces(training_data, plan, work, target)
     examples, left_out = traces.examples(held_out=False)
     judged, judged_left_out = traces.examples(held_out=True) if training_data.held_out else ([], {})
+    counts = {"traces": len(examples), "tokens": sum(labels.shape[-1] for *_, labels in examples)}
     quality: Quality | None = None
     if target == "answer":
-        head = train_head(examples, steps=steps, seed=spec.seed, device=model.device, on_step=on_step)
+        tensors = joined(examples)
+        # While the head trains, its examples are held once.
+        del examples
+        head = train_head(*tensors, steps=steps, seed=spec.seed, device=model.device, on_step=on_step)
         if judged:
             quality = judge_head(head, judged)
     else:
@@ -130,8 +137,7 @@ def learn(
         "sampling": plan.spec.sampling.model_dump(),
         "seed": spec.seed,
         "tokens_per_trace": training_data.tokens_per_trace,
-        "traces": len(examples),
-        "tokens": sum(target_numbers.shape[-1] for *_, target_numbers in examples),
+        **counts,
         "target": target,
         "steps": steps,
         "left_out": left_out,

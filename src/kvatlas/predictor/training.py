@@ -57,8 +57,16 @@ def new_head(hidden: int) -> nn.Sequential:
     )
 
 
+def joined(traces: Examples) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the hidden states and labels of all tokens, and the number of tokens of each trace."""
+    hidden, labels = map(torch.cat, zip(*traces, strict=True))
+    return hidden, labels, torch.tensor([len(of_trace) for _, of_trace in traces])
+
+
 def train_head(
-    traces: Examples,
+    hidden: Tensor,
+    label: Tensor,
+    lengths: Tensor,
     *,
     steps: int = 3000,
     batch: int = 4096,
@@ -75,10 +83,8 @@ def train_head(
     """
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    hidden, label = map(torch.cat, zip(*traces, strict=True))
     head = new_head(hidden.shape[1]).to(device)
     target = torch.log1p(label)
-    lengths = torch.tensor([len(labels) for _, labels in traces])
     starts = lengths.cumsum(0) - lengths
     trace_of = torch.arange(len(lengths)).repeat_interleave(lengths)
 

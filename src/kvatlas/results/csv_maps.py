@@ -111,8 +111,10 @@ def _traces_of(cell: Cell) -> int | None:
 def _is_whole_count(cell: Cell) -> bool:
     """Return whether the value of a cell is that of a whole number of right answers, with four decimals in percent."""
     traces = _traces_of(cell)
-    right = cell.estimate.value * (traces or 0)
-    return traces is not None and abs(right - round(right)) <= 1e-6 * traces
+    if traces is None:
+        return False
+    right = cell.estimate.value * traces
+    return abs(right - round(right)) <= 1e-6 * traces
 
 
 def published_names() -> list[str]:

@@ -13,7 +13,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -290,8 +289,7 @@ class Service:
         """Refuse new requests, wait so long for open ones, end the rest with ClosedError, and free the weights."""
         with self._news:
             self.closing = True
-            open_handles = [*self._decoding, *self._waiting]
-        wait_for([handle.generation for handle in open_handles], timeout=seconds)
+            self._news.wait_for(lambda: not (self._waiting or self._decoding), timeout=seconds)
         self._fail_all("The server has stopped before this answer was finished.")
         if self._thread is not None:
             self._thread.join()
@@ -301,6 +299,7 @@ class Service:
         """Remove a handle from the queue, if it waits there."""
         with self._news, contextlib.suppress(ValueError):
             self._waiting.remove(handle)
+            self._news.notify_all()
 
     def _fail_all(self, sentence: str) -> None:
         """End all requests; those with a row leave it at the next step."""
@@ -320,15 +319,18 @@ class Service:
         try:
             for generation in engine.run(self.requests()):
                 handle = generation.key
-                with self._news:
-                    self._decoding.discard(handle)
                 # The client may have disconnected, or the service may have ended the request.
                 with contextlib.suppress(InvalidStateError):
                     handle.generation.set_result(generation)
+                with self._news:
+                    self._decoding.discard(handle)
+                    self._news.notify_all()
         except BaseException as error:
             self.failure = error
             self._fail_all(self._failed)
-            self._decoding.clear()
+            with self._news:
+                self._decoding.clear()
+                self._news.notify_all()
             self.on_failure()
 
     def requests(self) -> Iterator[Request[RequestHandle] | None]:

@@ -100,6 +100,7 @@ def _ratio(cells: Sequence[CellTraces], full: Sequence[CellTraces], cost: str) -
         units.append(of_units[:, ~np.isnan(of_units[0])])
         strata += [stratum] * units[-1].shape[1]
 
+    # The cell's terms, then the full cache's: those above a line against those below it.
     signs = np.array([1.0, -1.0, -1.0, 1.0] if cost == RATE else [1.0, -1.0])
     means = np.mean(means_by_benchmark, axis=0)
     if not (means > 0).all():

@@ -329,7 +329,7 @@ def compared_systems(
     """Return first - second with its limits by each claim that the runs of both can make, and the claim of the runs.
 
     `other_claim` takes the place of theirs. Traces that were promised and are missing count at worst. Raises
-    KvatlasError where the two have no problem and sample in common.
+    KvatlasError where the two have no problem and sample in common, and for an `other_claim` that they cannot make.
     """
     cells = [*first.cells, *second.cells]
     table = cells[0].table

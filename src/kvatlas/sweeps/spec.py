@@ -603,7 +603,9 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         given = ", ".join(map(str, first["input"])) if "." in where else ""
         if given:
             instead = f", which has {given} there"
-            near = [word for word in first["input"] if get_close_matches(word, ("serve_cmd", "endpoint"))]
+            keys = ("serve_cmd", "endpoint")
+            words = list(map(str, first["input"])) if where.startswith("models.") else []
+            near = [word for word in words if word not in keys and get_close_matches(word, keys)]
             instead += f" ({near[0]} is no key; serve_cmd and endpoint are)" if near else ""
         name = where.rpartition(".")[2]
         example = f"; write it as {name}: {_KEY_EXAMPLES[name]}" if name in _KEY_EXAMPLES else ""

@@ -1339,7 +1339,7 @@ static void pack_row(const struct side *s, const float *from, uint8_t *to) {
     }
 }
 
-/* A row for a key without its bias: the arithmetic of `engine.storage.pack_keys`. `spare` has room for a key. */
+/* A row for a key without its bias: the arithmetic of `bits.storage.PackedRows.pack`. `spare` has room for a key. */
 static void pack_unbiased(const struct layer *l, const float *from, int64_t head, int32_t position, float *spare, uint8_t *to) {
     int64_t size = l->key.size, half = size / 2;
     const float *bias = l->bias + head * size, *cos = l->angles + position * size, *sin = cos + half;
