@@ -3,6 +3,7 @@
 import inspect
 import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,15 @@ def test_workers_load_the_files_of_a_policy_and_of_a_benchmark(tmp_path: Path) -
     by_benchmark = {name: [trace.text for trace in traces if trace.benchmark == name] for name in ("CHAIN6", "SUM3")}
     assert by_benchmark["CHAIN6"] == texts("window", workers=1)
     assert len(by_benchmark["SUM3"]) == 2
+
+
+def test_two_threads_load_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text(f"import time\ntime.sleep(0.2)\n{SUMS}")
+    policies.permit(f"{file}:Sum3")
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(benchmarks.find, [f"{file}:Sum3"] * 2))
+    assert [benchmark.name for benchmark in found] == ["SUM3", "SUM3"]
 
 
 def test_the_key_of_a_file_follows_its_content(tmp_path: Path) -> None:

@@ -101,6 +101,16 @@ def test_closing_lets_finish_then_ends_with_a_sentence(
         made.ask(asks(model, 1))
 
 
+def test_closing_does_not_wait_for_who_has_gone(service: Service, model: ModelHandle) -> None:
+    handles = service.ask(asks(model, 5, max_new_tokens=900))
+    until(lambda: bool(handles[0].tokens))
+    for handle in handles:
+        handle.cancel()
+    begin = time.monotonic()
+    service.close(60.0)
+    assert time.monotonic() - begin < 30
+
+
 def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, loaded: Any) -> None:
     made = Service(model, find_policy(model, "full", {}), SAMPLING, batch_size=4, loaded=loaded).start()
     bad = made.ask([GenerationRequest((10**9,), SAMPLING, 1)])
