@@ -132,7 +132,7 @@ class PairedAnswers:
 
 @dataclass
 class _AskedProblem:
-    """What one side asked as a problem, as digests; `prompts` are those of all samples."""
+    """Digests of what one side asked as a problem; `prompts` are those of all samples."""
 
     question: str
     reference: str
