@@ -72,6 +72,15 @@ def run_apart(
     return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
 
+def run_command(words: Iterable[str], output: int) -> None:
+    """Run a command in a fork of a process of tests, with all that it prints at a file."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(output, number)
+        setattr(sys, name, os.fdopen(number, "w", buffering=1, closefd=False))
+    sys.argv = ["kvatlas", *words]
+    cli.main()
+
+
 @pytest.fixture
 def kvatlas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """The command line."""

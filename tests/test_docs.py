@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from kvatlas.sweeps import parse_spec, read_spec
 from kvatlas.sweeps.served import make_served_plan
 from kvatlas.sweeps.spec import recipes
 from tests.demo_numbers import FILE, quotes
+from tests.hub_server import connect
 from tests.stand_ins import ELSEWHERE, hub_of_small_models, names_of, run_script
 from tests.stored import decode_run
 
@@ -140,11 +141,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("docs", "README.md"):
         (folder / name).symlink_to(ROOT / name)
     quick = yaml.safe_load(small(recipes()["demo-quick"]))
-    (folder / "grid.yaml").write_text(small(recipes()["demo-quick"]))
+    grid_of_cluster = {**quick, "models": quick["models"][:1], "benchmarks": quick["benchmarks"][:1]}
+    (folder / "grid.yaml").write_text(yaml.safe_dump(grid_of_cluster))
     (grid,) = blocks(ROOT / "docs" / "one-gpu.md", "yaml")
     (folder / "r1-llama.yaml").write_text(f"problems: 1\n{grid}")
     (folder / "mine.jsonl").write_text(blocks(ROOT / "docs" / "small-model.md", "text")[0])
-    (folder / "small.yaml").write_text(blocks(ROOT / "docs" / "small-model.md", "yaml")[0])
+    (folder / "small.yaml").write_text(small(blocks(ROOT / "docs" / "small-model.md", "yaml")[0]))
     (folder / "mine.py").write_text(blocks(ROOT / "docs" / "adding-a-policy.md", "python")[0])
     decode_run({**quick, "problems": 2}, folder / "runs" / "demo")
     return folder
@@ -156,28 +158,39 @@ def small(recipe: str) -> str:
     if len(spec["settings"]) > 8:
         spec["settings"] = spec["settings"][:2] + spec["settings"][-2:]
     recipe = yaml.safe_dump(spec)
-    return re.sub(r"problems: 60?\b", "problems: 1", recipe).replace("max_new_tokens: 700", "max_new_tokens: 300")
+    return re.sub(r"problems: \d+\b", "problems: 1", recipe).replace("max_new_tokens: 700", "max_new_tokens: 300")
+
+
+@pytest.fixture(scope="module")
+def hub_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with hub_of_small_models(tmp_path_factory.mktemp("hub")) as address:
+        yield address
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_run(
-    page: Path, workplace: Path, succeed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    workplace: Path,
+    hub_address: str,
+    succeed: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(workplace)
     monkeypatch.setenv("COLUMNS", "100")
     one_problem = {name: small(text) for name, text in recipes().items()}
     monkeypatch.setattr("kvatlas.sweeps.spec.recipes", lambda: one_problem)
-    with hub_of_small_models(tmp_path, monkeypatch):
-        for block in blocks(page, "bash"):
-            if block.startswith("#!"):
-                run_script(block, workplace)
-                continue
-            for line in block.replace("\\\n", " ").splitlines():
-                run_command(line, succeed)
+    connect(monkeypatch, hub_address, tmp_path / "cache")
+    for block in blocks(page, "bash"):
+        if block.startswith("#!"):
+            run_script(block, workplace)
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            run_line(line, succeed)
 
 
-def run_command(line: str, succeed: Callable[..., str]) -> None:
+def run_line(line: str, succeed: Callable[..., str]) -> None:
     """Run a line of a block with stand-ins, unless it is run elsewhere."""
     text = line.split(" #")[0].strip()
     for part, stand_in in ELSEWHERE.items():

@@ -1,6 +1,8 @@
 """Features stand by themselves: without the folders of one or of all the rest works, and says what is missing."""
 
+import io
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import pytest
 
 from kvatlas.core import KvatlasError
 from kvatlas.registry import MissingFeatureError, Registry, features
-from tests.command_line import run_apart
+from tests.command_line import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 #: What needs each feature, and is refused without it; RUN is a finished run, SPEC a spec.
@@ -91,12 +93,32 @@ def test_without_any_feature_the_main_job_is_done(spec: Path, tmp_path: Path) ->
         f"export {run} --format csv",
     ]
     refused = [words.replace("SPEC", str(spec)).replace("RUN", str(run)) for words in REFUSED.values()]
-    answers = run_apart([*works, *refused], tmp_path, PYTHONPATH=f"{package}{os.pathsep}{ROOT}")
+    answers = run_forked([*works, *refused], package, tmp_path)
     assert [code for code, _, _ in answers[: len(works)]] == [0] * len(works), answers
     assert "autopsy" not in answers[0][1]
     assert "predictor" not in answers[0][1]
     for feature, answer in zip(REFUSED, answers[len(works) :], strict=True):
         assert answer == (2, "", f"kvatlas: The feature {feature} is not part of this installation.\n")
+
+
+def run_forked(commands: list[str], package: Path, folder: Path) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of commands, in a fork of this process that imports the package of a folder anew."""
+    answers = folder / "answers.json"
+
+    def run() -> None:
+        for name in list(sys.modules):
+            if name.partition(".")[0] == "kvatlas":
+                del sys.modules[name]
+        sys.path.insert(0, str(package))
+        sys.stdin = io.StringIO(json.dumps([words.split() for words in commands]))
+        with answers.open("w") as sys.stdout:
+            exec(COMMANDS, {"__name__": "__main__"})  # noqa: S102
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return [(code, out, err) for code, out, err in json.loads(answers.read_text())]
 
 
 @pytest.mark.deep

@@ -72,25 +72,6 @@ def test_a_policy_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: 
         policies.from_setting(Setting.from_parameters(f"{tmp_path}/none.py:Other"))
 
 
-def test_workers_load_the_files_of_a_policy_and_of_a_benchmark(tmp_path: Path) -> None:
-    """They are new processes."""
-    file, sums = tmp_path / "mine.py", tmp_path / "sums.py"
-    file.write_text(CODE)
-    sums.write_text(SUMS)
-    spec = {
-        "models": ["embedded:tiny-llama"],
-        "benchmarks": ["CHAIN6", f"{sums}:Sum3"],
-        "problems": 2,
-        "samples": 1,
-        "sampling": {"max_new_tokens": 120},
-        "baseline": {"policy": f"{file}:Newest", "kv_budget": 150, "local_window": 8, "ratio": 0.3},
-    }
-    traces = list(kvatlas.sweep(spec, tmp_path / "run", workers=2).traces())
-    by_benchmark = {name: [trace.text for trace in traces if trace.benchmark == name] for name in ("CHAIN6", "SUM3")}
-    assert by_benchmark["CHAIN6"] == texts("window", workers=1)
-    assert len(by_benchmark["SUM3"]) == 2
-
-
 def test_two_threads_load_one_file(tmp_path: Path) -> None:
     file = tmp_path / "slow.py"
     file.write_text(f"import time\ntime.sleep(0.2)\n{SUMS}")

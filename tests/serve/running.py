@@ -1,12 +1,13 @@
 """Real servers for tests: `kvatlas serve` in a process of its own, and its application in a thread."""
 
+import multiprocessing
+import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, TextIO
 
 import httpx
 import uvicorn
@@ -15,6 +16,7 @@ from kvatlas.core import Sampling
 from kvatlas.models import ModelHandle
 from kvatlas.serve.app import application
 from kvatlas.serve.service import Service, find_policy
+from tests.command_line import run_command
 
 
 def health(url: str) -> dict[str, Any]:
@@ -24,24 +26,31 @@ def health(url: str) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`kvatlas serve` with these arguments on a free port, ended with the block: the process and its address."""
-    command = [sys.executable, "-m", "kvatlas", "serve", *words, "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        # Whatever else it says first, until it ends: a line that was not waited for must not make this wait for ever.
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if match_ := re.search(r"http://\S+?:\d+", line):
-                break
-        else:
-            raise AssertionError("".join(said))
-        yield process, match_[0]
-    finally:
-        process.terminate()
-        process.wait(60)
-        process.stdout.close()
+def serving(*words: str) -> Iterator[tuple[BaseProcess, TextIO, str]]:
+    """`kvatlas serve` with these arguments on a free port, ended with the block: process, output and address.
+
+    The process is a fork of this one: a new one would spend seconds on importing torch.
+    """
+    ours, theirs = os.pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=run_command, args=(["serve", *words, "--port", "0"], theirs)
+    )
+    process.start()
+    os.close(theirs)
+    with os.fdopen(ours) as output:
+        try:
+            # Whatever else it says first, until it ends: a line that was not waited for must not block this.
+            said = []
+            for line in output:
+                said.append(line)
+                if match_ := re.search(r"http://\S+?:\d+", line):
+                    break
+            else:
+                raise AssertionError("".join(said))
+            yield process, output, match_[0]
+        finally:
+            process.terminate()
+            process.join(60)
 
 
 @contextmanager

@@ -177,7 +177,7 @@ def test_a_full_line_and_a_graceful_end(monkeypatch: pytest.MonkeyPatch) -> None
     text = benchmark("CHAIN26").prompt(benchmark("CHAIN26").problems(1)[0])
     body = {"model": NAME, "prompt": text, "max_tokens": 700, "temperature": 1.0, "stream": True}
     body["seed"] = lasting_seed(text, 700)
-    with serving(*words) as (process, url), httpx.Client(base_url=url, timeout=60) as client:
+    with serving(*words) as (process, output, url), httpx.Client(base_url=url, timeout=60) as client:
         assert client.post("/v1/completions", json=body).status_code == 401
         assert client.get("/v1/models", headers={"Authorization": "Bearer sesame"}).status_code == 401
         idle = dict.fromkeys(("waiting", "decoding", "decoded_tokens", "evicted_tokens", "kv_tokens", "kv_bytes"), 0)
@@ -192,13 +192,14 @@ def test_a_full_line_and_a_graceful_end(monkeypatch: pytest.MonkeyPatch) -> None
             full = client.post("/v1/completions", json=body)
             assert (full.status_code, full.headers["retry-after"]) == (429, "1")
             assert full.json()["error"]["message"] == "1 requests are waiting, and 1 may; try again later."
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             ends = [[line for line in item if line][-1] for item in (lines, second.iter_lines())]
         for end in ends:
             body = json.loads(end.removeprefix("data: "))
             assert body["error"]["message"] == "The server has stopped before this answer was finished."
-        assert process.wait(30) == -signal.SIGTERM
-        said = process.stdout.read().splitlines()
+        process.join(30)
+        assert process.exitcode == -signal.SIGTERM
+        said = output.read().splitlines()
         assert said.count("Stopping: open answers have 0.2 s to finish.") == 1
         # Each request has a line; /health has none.
         assert [re.sub(r"^[-\d]+ [\d:,]+ | [\d.]+ s$", "", line) for line in said if "/" in line] == [

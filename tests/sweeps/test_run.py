@@ -9,7 +9,6 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -40,7 +39,9 @@ from kvatlas.sweeps import run as driver
 from kvatlas.sweeps.executors import WorkerPool, executors, take_worker, useful_workers
 from kvatlas.sweeps.plan import Plan, WorkItem
 from kvatlas.sweeps.worker import Job
+from tests.stored import traces_of
 from tests.sweeps.conftest import Build, contents
+from tests.test_own_parts import CODE, SUMS
 
 
 def test_a_sweep_stores_every_trace_once(finished: Path, spec_data: Build) -> None:
@@ -147,58 +148,67 @@ def test_workers_that_die_while_they_start_end_the_sweep(
 
 
 #: A script that sweeps at once when it is run, without `if __name__ == "__main__"`.
-SCRIPT = """
+SCRIPT = f"""
 import sys
 import kvatlas
-from kvatlas.policies import CompressingPolicy
-
-class Newest(CompressingPolicy):
-    name, summary = "newest", "keeps the newest tokens"
-
-    def score(self, cached):
-        return cached.positions
-
+{CODE}
 kvatlas.register(Newest)
-setting = {"policy": sys.argv[1], "kv_budget": 64, "ratio": 0.3, "local_window": 8}
-spec = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "problems": 2, "settings": [setting]}
-kvatlas.sweep({**spec, "sampling": {"max_new_tokens": 40}}, "run", workers=2)
+setting = {{"policy": sys.argv[1], "kv_budget": 64, "ratio": 0.3, "local_window": 8}}
+spec = {{"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4", *sys.argv[2:]], "problems": 2}}
+kvatlas.sweep({{**spec, "settings": [setting], "sampling": {{"max_new_tokens": 40}}}}, "run", workers=2)
 print("finished")
 """
 
 
-def test_a_script_of_policies_that_workers_have_needs_no_guard(tmp_path: Path) -> None:
-    """In processes of their own, as Python starts them."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "script.py", "window"]
-    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=300, check=False)
-    assert done.stdout == "finished\n", done.stderr
-
-
-@pytest.mark.usefixtures("forked")
-def test_workers_import_a_script_for_its_classes_if_its_sweep_is_guarded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs code as the main module of this process, a script with these arguments in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["script.py", "newest"])
     monkeypatch.setattr(policies, "added", {})
 
-    def run(code: str) -> str:
-        """Run it as the main module of this process; return what it and its workers print."""
+    def run(code: str, *arguments: object) -> None:
         script = tmp_path / "script.py"
         script.write_text(code)
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
         main = ModuleType("__main__")
         main.__file__ = str(script)
         monkeypatch.setitem(sys.modules, "__main__", main)
         policies.added.clear()
-        exec(compile(code, script, "exec"), vars(main))  # noqa: S102
-        return capfd.readouterr().out
+        exec(compile(code, script, "exec", dont_inherit=True), vars(main))  # noqa: S102
 
+    return run
+
+
+def test_a_script_of_policies_that_workers_have_needs_no_guard(
+    run_script: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Workers are processes of their own, as Python starts them: they load the files of a policy and of a benchmark."""
+    file, sums = tmp_path / "mine.py", tmp_path / "sums.py"
+    file.write_text(CODE)
+    sums.write_text(SUMS)
+    run_script(SCRIPT, f"{file}:Newest", f"{sums}:Sum3")
+    assert capfd.readouterr().out == "finished\n"
+    run_script(SCRIPT.replace("workers=2", "workers=1").replace('"run"', '"window"'), "window")
+    by_workers = [trace for trace in traces_of(tmp_path / "run") if trace.setting.policy != "full"]
+    expected = [trace for trace in traces_of(tmp_path / "window") if trace.setting.policy != "full"]
+    assert all(trace.usage.compressions for trace in expected)
+    texts = {trace.problem: trace.text for trace in by_workers if trace.benchmark == "CHAIN4"}
+    assert texts == {trace.problem: trace.text for trace in expected}
+    assert len(texts) == 2
+    assert [trace.benchmark for trace in by_workers].count("SUM3") == 2
+
+
+@pytest.mark.usefixtures("forked")
+def test_workers_import_a_script_for_its_classes_if_its_sweep_is_guarded(
+    run_script: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(KvatlasError) as refused:
-        run(SCRIPT)
+        run_script(SCRIPT, "newest")
     assert str(refused.value).count("below `if __name__ == '__main__':`") == 1
     # The workers say nothing themselves.
     assert "Traceback" not in capfd.readouterr().err
-    assert "finished" in run(SCRIPT.replace("kvatlas.sweep(", "if __name__ == '__main__': kvatlas.sweep("))
+    run_script(SCRIPT.replace("kvatlas.sweep(", "if __name__ == '__main__': kvatlas.sweep("), "newest")
+    assert "finished" in capfd.readouterr().out
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux' list of processes")
