@@ -250,11 +250,10 @@ class AppRun:
 
     def trace_in(self, store: Store, place: Place, *, whole: bool = True) -> Json:
         """Return a trace of an opened store; else as `trace`."""
-        number, problem, _ = place
         key = self.key(place)
         trace = store.trace(key)
         death = self._death(store, place, trace)
-        document = {"cell": number, "index": problem, **trace_document(trace, self.materials, whole)}
+        document = {"cell": place[0], "index": place[1], **trace_document(trace, self.materials, whole)}
         if self.autopsies is not None:
             document |= self.autopsies.trace(key, trace.usage.prompt_tokens or 0)
         return document if death is None else {**document, "death": death}
