@@ -55,7 +55,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[bool]:
+def pytest_runtest_protocol() -> Iterator[None]:
     """Leave modules that a test imports out of later garbage collections, an eighth of the time: they stay, too."""
     before = len(sys.modules)
     result = yield
