@@ -195,7 +195,8 @@ def _recommendation_error(size: int, margin: float, gain: float, sequences: int)
         first, *_ = losses(differences, np.zeros(size, int), margin, [[row] for row in range(sequences)])
         return first is None or not first.is_kept
 
-    first_not_kept = bisect_left(range(size), True, key=is_not_kept)
+    # Too few problems prove nothing, whatever they lose.
+    first_not_kept = 0 if is_not_kept(0) else bisect_left(range(size), True, lo=1, key=is_not_kept)
     share = (margin + _BEYOND + gain) / (1 + gain)
     error = sequences * float(stats.binom.cdf(first_not_kept - 1, size, share))
     return {

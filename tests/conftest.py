@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -50,6 +51,17 @@ def pytest_collection() -> Iterator[None]:
     result = yield
     gc.freeze()
     gc.enable()
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Leave modules that a test imports out of later garbage collections, an eighth of the time: they stay, too."""
+    before = len(sys.modules)
+    result = yield
+    if len(sys.modules) - before > 50:
+        gc.collect()
+        gc.freeze()
     return result
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import pytest
@@ -125,10 +125,12 @@ def _listed(result: Any) -> list[Any]:
 class Gpu(TorchDispatchMode):
     """Computes every operation with tensors on `cuda:0`."""
 
+    #: Operations that were tried, by any of these machines, and whether the host waits at them.
+    known: ClassVar[dict[Any, bool]] = {}
+
     def __init__(self) -> None:
         super().__init__()
         self.fake = FakeTensorMode()
-        self.known: dict[Any, bool] = {}
         self.captured = 0
         #: Operations that a GPU starts a kernel for, and those at which the host waits for it.
         self.launches = 0

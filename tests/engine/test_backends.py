@@ -94,24 +94,33 @@ SCENES: list[Steps] = [
 ]
 
 
+KINDS = [PLAIN, (25, None, False), (None, 3.0, False), (25, 50.0, True)]
+#: Storage, the type of what is not packed, query heads for each KV head, the size of a head, and the scaling.
+SHAPES: list[tuple[Storage, torch.dtype, int, int, float]] = [
+    (Storage(), torch.float32, 1, 20, 1.0),
+    (Storage(), torch.float32, 3, 16, 30.0),
+    (Storage(), torch.float32, 8, 80, 1.0),
+    (Storage(), torch.float32, 3, 256, 1.0),
+    (Storage(), torch.bfloat16, 1, 20, 1.0),
+    (Storage(), torch.bfloat16, 3, 64, 30.0),
+    (Storage(), torch.bfloat16, 8, 80, 1.0),
+    (Storage(8, 8), torch.float32, 3, 64, 1.0),
+    (Storage(4, 4, 32, 0), torch.float32, 2, 32, 1.0),
+    (Storage(3, 2, 16, 5), torch.float32, 1, 40, 1.0),
+    (Storage(16, 4, 32, 16), torch.bfloat16, 8, 16, 1.0),
+    (Storage(2, 16, 64, 1), torch.float32, 1, 128, 1.0),
+    (Storage(8, 16, 32, 3), torch.bfloat16, 2, 40, 1.0),
+]
+
+
 @needs_native
-@pytest.mark.parametrize("kind", [PLAIN, (25, None, False), (None, 3.0, False), (25, 50.0, True)])
 @pytest.mark.parametrize(
-    ("storage", "kv_dtype", "group", "size", "scaling"),
+    ("storage", "kv_dtype", "group", "size", "scaling", "kind"),
     [
-        (Storage(), torch.float32, 1, 20, 1.0),
-        (Storage(), torch.float32, 3, 16, 30.0),
-        (Storage(), torch.float32, 8, 80, 1.0),
-        (Storage(), torch.float32, 3, 256, 1.0),
-        (Storage(), torch.bfloat16, 1, 20, 1.0),
-        (Storage(), torch.bfloat16, 3, 64, 30.0),
-        (Storage(), torch.bfloat16, 8, 80, 1.0),
-        (Storage(8, 8), torch.float32, 3, 64, 1.0),
-        (Storage(4, 4, 32, 0), torch.float32, 2, 32, 1.0),
-        (Storage(3, 2, 16, 5), torch.float32, 1, 40, 1.0),
-        (Storage(16, 4, 32, 16), torch.bfloat16, 8, 16, 1.0),
-        (Storage(2, 16, 64, 1), torch.float32, 1, 128, 1.0),
-        (Storage(8, 16, 32, 3), torch.bfloat16, 2, 40, 1.0),
+        # Two of four kinds in turn.
+        pytest.param(*shape, kind, marks=[pytest.mark.deep] if place % 2 != number % 2 else [])
+        for number, shape in enumerate(SHAPES)
+        for place, kind in enumerate(KINDS)
     ],
 )
 def test_native_attention_is_that_of_plain_torch(

@@ -15,7 +15,7 @@ from tests.decoding import endless, prompts
 from tests.models.every_model import WINDOW
 from tests.policies.scenes import rule
 
-BUDGET, NEW = 64, 90
+BUDGET, NEW = 64, 76
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,13 @@ def setting(name: str, prompt: int) -> Policy:
     return policies.from_setting(Setting.from_parameters(name, **(values if name != "full" else {})))
 
 
+def shallow(handle: ModelHandle) -> ModelHandle:
+    """The first layer alone of a model without an end token."""
+    model = endless(handle)
+    model.keep_shape(replace(handle.shape, layers=1))
+    return model
+
+
 def on_cpu(handle: ModelHandle) -> Any:
     model: Any = load_weights(handle.name, handle.folder, "float32", "cpu")
     model.model.layers = model.model.layers[: handle.shape.layers]
@@ -71,22 +78,8 @@ def decode(
 
 
 @pytest.mark.parametrize("watching", [False, True])
-def test_every_policy_writes_on_the_gpu_what_it_writes_on_a_cpu(
-    tiny_llama: ModelHandle, gpu: Gpu, watching: bool
-) -> None:
-    model = endless(tiny_llama)
-    names = tuple(name for name in EVERY if (Signal.ATTENTION in policies.policies.get(name).observes) == watching)
-    seen = {signal for name in names for signal in policies.policies.get(name).observes}
-    assert seen == ({Signal.ATTENTION} if watching else set(Signal) - {Signal.ATTENTION})
-    engine, written = decode(model, moved(on_cpu(model)), names)
-    assert written == decode(model, on_cpu(model), names, "reference")[1]
-    assert engine.cache.keys[0].device.type == "cuda"
-    assert gpu.captured
-    assert engine.graphs.steps
-
-
-def test_compressions_start_few_kernels_and_rarely_wait(
-    tiny_llama: ModelHandle, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+def test_every_policy_writes_what_it_writes_on_a_cpu_starts_few_kernels_and_rarely_waits(
+    tiny_llama: ModelHandle, gpu: Gpu, watching: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of waits does not grow with layers and heads; noise for all tokens takes some 200 kernels once."""
     counts: dict[str, tuple[int, int]] = {}
@@ -97,11 +90,19 @@ def test_compressions_start_few_kernels_and_rarely_wait(
         counts[row.policies[0].name] = (gpu.launches - before[0], gpu.waits - before[1])
         return evicted
 
-    monkeypatch.setattr(scheduler, "compress", counted)
     model = endless(tiny_llama)
-    decode(model, moved(on_cpu(model)), EVERY)
+    names = tuple(name for name in EVERY if (Signal.ATTENTION in policies.policies.get(name).observes) == watching)
+    seen = {signal for name in names for signal in policies.policies.get(name).observes}
+    assert seen == ({Signal.ATTENTION} if watching else set(Signal) - {Signal.ATTENTION})
+    expected = decode(model, on_cpu(model), names, "reference")[1]
+    monkeypatch.setattr(scheduler, "compress", counted)
+    engine, written = decode(model, moved(on_cpu(model)), names)
+    assert written == expected
+    assert engine.cache.keys[0].device.type == "cuda"
+    assert gpu.captured
+    assert engine.graphs.steps
     layers = tiny_llama.shape.layers
-    assert set(counts) == set(EVERY)
+    assert set(counts) == set(names)
     for name, (launches, waits) in counts.items():
         assert launches <= 60 * layers + 250, (name, launches)
         assert waits <= 20, (name, waits)
@@ -109,10 +110,9 @@ def test_compressions_start_few_kernels_and_rarely_wait(
 
 def test_steps_are_graphs_through_growth(tiny_llama: ModelHandle, gpu: Gpu) -> None:
     """The cache grows on the way, that of the first layer alone."""
-    shallow = endless(tiny_llama)
-    shallow.keep_shape(replace(tiny_llama.shape, layers=1))
-    engine, written = decode(shallow, moved(on_cpu(shallow)), GROWING, prompt=LONG)
-    assert written == decode(shallow, on_cpu(shallow), GROWING, "reference", LONG)[1]
+    model = shallow(tiny_llama)
+    engine, written = decode(model, moved(on_cpu(model)), GROWING, prompt=LONG)
+    assert written == decode(model, on_cpu(model), GROWING, "reference", LONG)[1]
     assert engine.graphs.steps > 18
     # One generation of graphs after the other: each has its pool, and left nothing in the last one.
     assert engine.cache.moves > 1
@@ -121,7 +121,7 @@ def test_steps_are_graphs_through_growth(tiny_llama: ModelHandle, gpu: Gpu) -> N
 
 
 def test_a_cache_with_the_room_of_a_plan_never_grows(tiny_llama: ModelHandle, gpu: Gpu) -> None:
-    model = endless(tiny_llama)
+    model = shallow(tiny_llama)
     chosen = tuple(setting(name, LONG) for name in GROWING)
     engine = Engine(model, moved(on_cpu(model)), chosen, Sampling(0.8, 20, 0.95, max_new_tokens=22), 4)
     vars(model)["device"] = "cuda:0"
@@ -135,7 +135,7 @@ def test_a_cache_with_the_room_of_a_plan_never_grows(tiny_llama: ModelHandle, gp
 
 
 def test_timed_steps_are_captured_and_leave_no_trace(tiny_llama: ModelHandle, gpu: Gpu) -> None:
-    model = endless(tiny_llama)
+    model = shallow(tiny_llama)
     policy = setting("window", SHORT)
     engine = TimedEngine(model, moved(on_cpu(model)), [policy], Sampling(0.8, 20, 0.95, max_new_tokens=22), 3)
     seconds, tokens = engine.time_steps([policy], 200, 4)
@@ -156,7 +156,7 @@ def test_without_a_compiler_plain_torch_decodes(
 
     monkeypatch.setattr(torch, "compile", refuse)
     compiles.cache_clear()
-    model = endless(tiny_llama)
+    model = shallow(tiny_llama)
     with pytest.warns(UserWarning, match=r"cannot compile for this GPU \(Failed to find C compiler.*variable\.\)"):
         engine, written = decode_warned(model, moved(on_cpu(model)))
     assert engine.backend.name == "reference"
@@ -172,9 +172,9 @@ def decode_warned(handle: ModelHandle, model: Any) -> tuple[Engine, Any]:
 
 def test_prompts_are_read_apart_from_rows_in_decoding(tiny_llama: ModelHandle, gpu: Gpu) -> None:
     """All decoding steps are captured, also those between the parts of a long prompt that comes later."""
-    model = endless(tiny_llama)
+    model = shallow(tiny_llama)
     policy = setting("full", SHORT)
-    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=40)
+    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=14)
     long = tuple(5 + 7 * i % 100 for i in range(1300))
 
     def source() -> Any:
@@ -232,7 +232,7 @@ def test_what_does_not_compile_is_computed_plainly(monkeypatch: pytest.MonkeyPat
 
 def test_watched_attention_in_a_table_that_is_wider_than_the_pool(tiny_llama: ModelHandle, gpu: Gpu) -> None:
     """From 16 pages on a table grows by more than what is asked for, the pool of a single row by less."""
-    model = endless(tiny_llama)
+    model = shallow(tiny_llama)
     policy = policies.from_setting(Setting.from_parameters("h2o", kv_budget=4100, local_window=5, ratio=0.3))
     requests = [Request(0, tuple(5 + 7 * i % 100 for i in range(4090)), 1, (policy,))]
     sampling = Sampling(0.8, 20, 0.95, max_new_tokens=4)
@@ -243,12 +243,14 @@ def test_watched_attention_in_a_table_that_is_wider_than_the_pool(tiny_llama: Mo
 
 
 def test_steps_of_all_sizes_watch_in_the_same_memory(tiny_llama: ModelHandle, gpu: Gpu) -> None:
-    model = endless(tiny_llama)
-    policy = setting("h2o", SHORT)
-    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=22)
+    model = shallow(tiny_llama)
+    # Compressed after seven tokens, by what was watched at every size.
+    policy = policies.from_setting(Setting.from_parameters("h2o", kv_budget=SHORT + 7, local_window=3, ratio=0.3))
+    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=11)
+    lengths = [3] * 2 + [4] * 8 + [5] * 4 + [6] * 2 + [9, 11]
     requests = [
-        Request(row, tuple(range(5, 11)), row, (policy,), sampling=replace(sampling, max_new_tokens=5 + row))
-        for row in range(18)
+        Request(row, tuple(range(5, 11)), row, (policy,), sampling=replace(sampling, max_new_tokens=length))
+        for row, length in enumerate(lengths)
     ]
     engine = Engine(model, moved(on_cpu(model)), [policy], sampling, 18)
     written = outcome(engine.run(requests))
@@ -320,7 +322,7 @@ def test_layers_that_are_replaced_after_the_first_engine_are_used(tiny_llama: Mo
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return -self.layer(x)
 
-    model = endless(tiny_llama)
+    model = shallow(tiny_llama)
     policy = setting("full", SHORT)
     sampling = Sampling(0.8, 20, 0.95, max_new_tokens=10)
     requests = [Request(0, tuple(range(5, 30)), 1, (policy,))]
@@ -348,7 +350,7 @@ def test_a_plan_for_more_memory_than_there_is_lets_the_cache_grow(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return pool(cache, pages, *others)
 
-    model = endless(tiny_llama)
+    model = shallow(tiny_llama)
     chosen = tuple(setting(name, LONG) for name in GROWING)
     sampling = Sampling(0.8, 20, 0.95, max_new_tokens=22)
     requests = [Request(row, tuple(5 + 3 * i % 100 for i in range(LONG)), row, chosen) for row in range(4)]

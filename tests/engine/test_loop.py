@@ -23,12 +23,12 @@ from tests.decoding import BUDGET, endless, grid, outcome, requests, run
 def test_greedy_full_cache_equals_generate(random_models: dict[str, ModelHandle], kind: str) -> None:
     handle = random_models[kind]
     work = requests(handle, [policies.from_setting(Setting.from_parameters("full"))], 3)
-    _, generations = run(handle, work, 2, temperature=0.0, max_new_tokens=24)
+    _, generations = run(handle, work, 2, temperature=0.0, max_new_tokens=12)
     model = handle.load()
     for generation in generations:
         prompt = torch.tensor([work[generation.key].prompt])
         wanted = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24, use_cache=True
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=12, use_cache=True
         )
         assert generation.tokens == tuple(wanted[0, prompt.shape[1] :].tolist())
 
@@ -51,14 +51,14 @@ def test_traces_do_not_depend_on_batch_size_order_or_sharing(
     random_models: dict[str, ModelHandle], kind: str, settings: Callable[[], list[Policy]], count: int
 ) -> None:
     model = random_models[kind]
-    work = requests(model, settings(), count)
-    alone, wanted = run(model, work, 1)
+    work = requests(model, settings(), count, (44, 60))
+    alone, wanted = run(model, work, 1, max_new_tokens=84)
     expected = outcome(wanted)
     assert len(expected) == len(work) * len(settings())
     assert any(g.usage.compressions > 1 for g in wanted)
-    assert outcome(run(model, work[::-1], 3)[1]) == expected
+    assert outcome(run(model, work[::-1], 3, max_new_tokens=84)[1]) == expected
     separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
-    apart, result = run(model, separate, 64)
+    apart, result = run(model, separate, 64, max_new_tokens=84)
     assert outcome(result) == expected
     assert alone.decoded_tokens < apart.decoded_tokens
     # Again, on slots that other sequences left behind.
@@ -77,10 +77,10 @@ def test_traces_do_not_depend_on_batch_size_order_or_sharing(
 
 def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
-    work = requests(model, grid()[1:], 3)
-    engine, generations = run(model, work, 16)
+    work = requests(model, grid()[1:], 2, (44, 60))
+    engine, generations = run(model, work, 16, max_new_tokens=84)
     separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
-    assert outcome(generations) == outcome(run(model, separate, 16)[1])
+    assert outcome(generations) == outcome(run(model, separate, 16, max_new_tokens=84)[1])
     assert sum(generation.decoded for generation in generations) == engine.decoded_tokens
 
 

@@ -86,9 +86,10 @@ def test_every_token_is_that_of_logits_in_which_the_end_is_forced(
 ) -> None:
     """Under every rule of compression, with the random numbers of all other positions unchanged."""
     handle = random_models["llama"]
-    work = requests(handle, capped(CAPS, **RIVALS), 3, (50, 60))
-    _, generations = run(handle, work, 16, temperature=temperature)
-    expected = forced_one_by_one(handle, work, temperature=temperature)
+    work = requests(handle, capped(CAPS, **RIVALS), 2, (50, 60))
+    limits = {"temperature": temperature, "max_new_tokens": 56}
+    _, generations = run(handle, work, 16, **limits)
+    expected = forced_one_by_one(handle, work, **limits)
     assert outcome(generations) == expected
     cut = [generation for generation in generations if generation.thinking_end == generation.policy.cap is not None]
     assert {0, 7} <= {generation.policy.cap for generation in cut}
@@ -114,12 +115,12 @@ def test_tags_of_one_token_and_of_several(
     assert (len(closing) == 1) == bool(tags)
     opening = handle.tokens("<think>")
     work = []
-    for request in requests(handle, capped((0, 1, 5, 40), full={}, random=RULE), 3):
+    for request in requests(handle, capped((0, 1, 5, 40), full={}, random=RULE), 2, (36, 60)):
         # A model that opens thinking itself has done so within its first tokens.
         opens = [] if handle.opens_thinking else [request.prompt[0], *opening]
         begun = writing(opens, len(request.prompt))
         work.append(replace(request, logits_processor=begun))
-    _, generations = run(handle, work, 8)
+    _, generations = run(handle, work, 8, max_new_tokens=56)
 
     for request in work:
         for policy in request.policies:
@@ -130,12 +131,13 @@ def test_tags_of_one_token_and_of_several(
                 return slow(so_far, begun(so_far, logits))
 
             alone = replace(request, policies=(policy.uncapped,), logits_processor=both)
-            (expected,) = run(handle, [alone], 1)[1]
+            (expected,) = run(handle, [alone], 1, max_new_tokens=56)[1]
             found = next(g for g in generations if g.key == request.key and g.policy == policy)
             assert found.tokens == expected.tokens
             assert found.thinking_end == expected.thinking_end
     start = 0 if handle.opens_thinking else 1 + len(opening)
     assert {start, start + 1, start + 5} <= {generation.thinking_end for generation in generations}
+    assert any(generation.usage.compressions for generation in generations)
 
 
 def writing(tokens: Sequence[int], prompt_length: int) -> Callable[..., torch.Tensor]:

@@ -101,7 +101,12 @@ def test_names_of_narrow_columns_stand_apart(llama: list[Map]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("look", "count"), [(FigureOptions(), 3), (FigureOptions(1, dark=True), 4), (FigureOptions(2), 2)]
+    ("look", "count"),
+    [
+        (FigureOptions(), 3),
+        (FigureOptions(1, dark=True), 4),
+        pytest.param(FigureOptions(2), 2, marks=pytest.mark.deep),
+    ],
 )
 def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look: FigureOptions, count: int, llama):
     for kind, drawn in figures(look, llama, count).items():
@@ -169,7 +174,7 @@ def test_a_title_is_replaced_or_left_out(llama):
     assert set(without) == set(found) - {title}
 
 
-@pytest.mark.parametrize("width", [2.5, 3.3, 9.0])
+@pytest.mark.parametrize("width", [2.5, pytest.param(3.3, marks=pytest.mark.deep), 9.0])
 def test_a_width_in_inches_is_kept(llama, width: float):
     for kind, drawn in figures(FigureOptions(width=width), llama).items():
         assert drawn().get_figwidth() == pytest.approx(width), kind

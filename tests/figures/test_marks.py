@@ -87,22 +87,21 @@ def test_states_margin_and_pick_are_seen_in_every_figure(dark: bool) -> None:
     for kind, figure in figures(dark).items():
         picture = pixels_of(figure)
         height = picture.shape[0]
+        crops: dict[str, list[np.ndarray]] = {}
+        for axes in figure.axes:
+            for mark in axes.collections:
+                state = (mark.get_gid() or "").removeprefix("mark-")
+                if state in set(State):
+                    x, y = mark.get_offset_transform().transform(mark.get_offsets())[0]
+                    row, column = round(height - y), round(x)
+                    crops.setdefault(state, []).append(picture[row - 5 : row + 6, column - 5 : column + 6])
+        assert crops.keys() >= {"within", "beyond"}, kind
+        margins = [line for axes in figure.axes for line in axes.lines if line.get_gid() == "margin"]
         for eyes in BLIND:
-            shown = seen(picture, eyes)
             ground = seen(np.array(to_rgb(palette.ground)), eyes)
-            crops: dict[str, list[np.ndarray]] = {}
-            for axes in figure.axes:
-                for mark in axes.collections:
-                    state = (mark.get_gid() or "").removeprefix("mark-")
-                    if state in set(State):
-                        x, y = mark.get_offset_transform().transform(mark.get_offsets())[0]
-                        row, column = round(height - y), round(x)
-                        crops.setdefault(state, []).append(shown[row - 5 : row + 6, column - 5 : column + 6])
-                for line in axes.lines:
-                    if line.get_gid() == "margin":
-                        assert np.abs(seen(np.array(to_rgb(line.get_color())), eyes) - ground).max() > 0.3, kind
-            assert crops.keys() >= {"within", "beyond"}, kind
-            middles = {state: np.mean(found, axis=0) for state, found in crops.items()}
+            for line in margins:
+                assert np.abs(seen(np.array(to_rgb(line.get_color())), eyes) - ground).max() > 0.3, kind
+            middles = {state: np.mean(seen(np.array(found), eyes), axis=0) for state, found in crops.items()}
             for one, other in itertools.combinations(middles, 2):
                 assert np.abs(middles[one] - middles[other]).mean() > 0.03, (kind, eyes, one, other)
             picked = np.abs(seen(np.array(to_rgb(palette.picked)), eyes) - ground).max()

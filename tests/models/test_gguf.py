@@ -286,9 +286,15 @@ NAMED: list[dict[str, int]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
-@pytest.mark.parametrize("special", NAMED)
-def test_each_control_token_has_the_id_of_its_place(special: dict[str, int], kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "special"),
+    [
+        *(("llama", special) for special in NAMED),
+        ("qwen2", NAMED[0]),
+        *(pytest.param("qwen2", special, marks=pytest.mark.deep) for special in NAMED[1:]),
+    ],
+)
+def test_each_control_token_has_the_id_of_its_place(kind: str, special: dict[str, int], tmp_path: Path) -> None:
     names = list(special)
     template = "{{ bos_token }}{% for m in messages %}" + names[3] + "{{ m.content }}{% endfor %}" + names[2]
     tokens = write_gguf(tmp_path / "named.gguf", special, kind, template)
@@ -307,7 +313,7 @@ def test_each_control_token_has_the_id_of_its_place(special: dict[str, int], kin
     assert by_kind["vocabulary"] is Check.OK
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.deep), "qwen2"])
 def test_a_gguf_that_lacks_a_tensor_is_refused(kind: str, tmp_path: Path) -> None:
     """Each of one block and those outside of blocks; transformers would draw random numbers for it."""
     for number, name in enumerate(name for name in shapes(kind, 1) if not name.startswith("blk.0")):

@@ -106,8 +106,18 @@ def test_a_packed_model_computes_what_its_own_layers_do_and_is_as_it_was_afterwa
     assert "forward" not in vars(model.get_decoder())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("kind", [*FUSED, "granite", "qwen3", "bamba", "mixtral", "gpt_oss"])
+SHORT = [*FUSED, "granite", "qwen3", "bamba", "mixtral", "gpt_oss"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        # One of two types in turn.
+        pytest.param(kind, dtype, marks=[pytest.mark.deep] if place != number % 2 else [])
+        for number, kind in enumerate(SHORT)
+        for place, dtype in enumerate((torch.bfloat16, torch.int8))
+    ],
+)
 def test_weights_in_short_types(kind: str, dtype: torch.dtype, tiny_llama: ModelHandle) -> None:
     """Close to the model in fp32, the same numbers alone and beside another sequence; what is left of weights stays."""
     model, tokens = build(kind, vocab_size=len(tiny_llama.tokenizer)), torch.arange(3, 40)[None]

@@ -29,45 +29,53 @@ MEANS = (Scope.GLOBAL, Scope.LAYER, Scope.HEAD, Scope.KV_HEAD)
 SCENES = pytest.mark.parametrize(("scope", "seed"), [*zip(MEANS, range(4), strict=True)])
 
 
-@SCENES
+#: Policies with the values of their parameters.
+FORMULAS: list[tuple[str, dict[str, Any]]] = [
+    ("snapkv", {"queries": 6, "local_window": 10, "pooling": "max", "kernel": 7}),
+    ("snapkv", {"queries": 12, "local_window": 4, "pooling": "avg", "kernel": 5}),
+    ("snapkv", {"queries": 12, "local_window": 4, "pooling": "max", "kernel": 1}),
+    ("rkv", {"mix": 0.1, "threshold": 0.5}),
+    ("rkv", {"mix": 0.9, "local_window": 4, "threshold": 0.5}),
+    ("rkv", {"mix": 0.1, "threshold": 0.9}),
+    ("rkv", {"mix": 0.0, "threshold": 0.95, "unlike": "first", "keep_prompt": False}),
+    ("tova", {}),
+    ("tova", {"sliding": 48}),
+    ("keydiff", {}),
+    ("knorm", {}),
+    ("knorm", {"keep_prompt": False}),
+    # Ranks of partitions of 2, 4, 8 and 16 tokens are exact, so that equal means are equal.
+    ("lagkv", {"sinks": 0, "local_window": 8, "keep_prompt": False}),
+    ("lagkv", {"sinks": 8, "local_window": 8, "keep_prompt": False}),
+    ("lagkv", {"sinks": 4, "local_window": 16, "ratio": 0.5}),
+    ("lagkv", {"sinks": 2, "local_window": 2, "keep_prompt": False}),
+    ("vase", {"queries": 8, "large": 0.5, "keep_prompt": True}),
+    ("vase", {"queries": 8, "large": 0.5, "keep_prompt": False}),
+    ("caote", {"queries": 1}),
+    ("caote", {"queries": 12, "keep_prompt": False}),
+    ("dropkv", {"queries": 6}),
+    ("dropkv", {"queries": 6, "keep_prompt": False, "sliding": 48}),
+    # Queries of evicted tokens, which see no cached one.
+    ("caote", {"queries": 70, "sliding": 2, "keep_prompt": False}),
+    ("snapkv", {"queries": 70, "sliding": 2, "kernel": 1}),
+    # The running sum is overwritten at every step by the mean over layers, heads and the one query.
+    ("h2o@dynts-paper", {}),
+    # Collected from ob_window = 32 steps before the compression's own step on: 33 means over layers and heads.
+    ("snapkv@dynts-paper", {"local_window": 40, "ratio": 0.5}),
+    # Where no other key is similar, argmax over an all-zero row points at the first token, which is then spared.
+    ("rkv@r-kv-paper", {"local_window": 8}),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "values"),
+    ("name", "values", "scope", "seed"),
     [
-        ("snapkv", {"queries": 6, "local_window": 10, "pooling": "max", "kernel": 7}),
-        ("snapkv", {"queries": 12, "local_window": 4, "pooling": "avg", "kernel": 5}),
-        ("snapkv", {"queries": 12, "local_window": 4, "pooling": "max", "kernel": 1}),
-        ("rkv", {"mix": 0.1, "threshold": 0.5}),
-        ("rkv", {"mix": 0.9, "local_window": 4, "threshold": 0.5}),
-        ("rkv", {"mix": 0.1, "threshold": 0.9}),
-        ("rkv", {"mix": 0.0, "threshold": 0.95, "unlike": "first", "keep_prompt": False}),
-        ("tova", {}),
-        ("tova", {"sliding": 48}),
-        ("keydiff", {}),
-        ("knorm", {}),
-        ("knorm", {"keep_prompt": False}),
-        # Ranks of partitions of 2, 4, 8 and 16 tokens are exact, so that equal means are equal.
-        ("lagkv", {"sinks": 0, "local_window": 8, "keep_prompt": False}),
-        ("lagkv", {"sinks": 8, "local_window": 8, "keep_prompt": False}),
-        ("lagkv", {"sinks": 4, "local_window": 16, "ratio": 0.5}),
-        ("lagkv", {"sinks": 2, "local_window": 2, "keep_prompt": False}),
-        ("vase", {"queries": 8, "large": 0.5, "keep_prompt": True}),
-        ("vase", {"queries": 8, "large": 0.5, "keep_prompt": False}),
-        ("caote", {"queries": 1}),
-        ("caote", {"queries": 12, "keep_prompt": False}),
-        ("dropkv", {"queries": 6}),
-        ("dropkv", {"queries": 6, "keep_prompt": False, "sliding": 48}),
-        # Queries of evicted tokens, which see no cached one.
-        ("caote", {"queries": 70, "sliding": 2, "keep_prompt": False}),
-        ("snapkv", {"queries": 70, "sliding": 2, "kernel": 1}),
-        # The running sum is overwritten at every step by the mean over layers, heads and the one query.
-        ("h2o@dynts-paper", {}),
-        # Collected from ob_window = 32 steps before the compression's own step on: 33 means over layers and heads.
-        ("snapkv@dynts-paper", {"local_window": 40, "ratio": 0.5}),
-        # Where no other key is similar, argmax over an all-zero row points at the first token, which is then spared.
-        ("rkv@r-kv-paper", {"local_window": 8}),
+        # Two of four scopes in turn; presets have scopes of their own.
+        pytest.param(name, values, scope, seed, marks=[pytest.mark.deep] if seed % 2 != number % 2 else [])
+        for number, (name, values) in enumerate(FORMULAS)
+        for seed, scope in enumerate(MEANS)
     ],
 )
-def test_scores_follow_from_queries_keys_and_values(scope: Scope, seed: int, name: str, values: dict[str, Any]) -> None:
+def test_scores_follow_from_queries_keys_and_values(name: str, values: dict[str, Any], scope: Scope, seed: int) -> None:
     """`sliding` is the window of the second layer; one key is like no other. Presets have scopes of their own."""
     own = {key: value for key, value in values.items() if key != "sliding"}
     policy = make(name, **own, **({} if "@" in name else {"scope": scope}))

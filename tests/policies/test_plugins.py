@@ -101,7 +101,16 @@ def test_an_error_in_a_score_has_a_way_out(tmp_path: Path, kvatlas: Call, statem
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(("statement", "workers"), [*((statement, 1) for statement in FAULTS), ("sys.exit(0)", 2)])
+@pytest.mark.parametrize(
+    ("statement", "workers"),
+    [
+        ("sys.exit(0)", 2),
+        *(
+            pytest.param(statement, 1, marks=[] if statement.startswith(("raise S", "raise V")) else pytest.mark.deep)
+            for statement in FAULTS
+        ),
+    ],
+)
 def test_the_traces_that_were_finished_are_kept(
     tmp_path: Path, kvatlas: Call, write_spec: Any, statement: str, workers: int
 ) -> None:

@@ -112,7 +112,7 @@ def test_the_share_of_a_finished_chain_passes_on() -> None:
     assert alone.limit == shared.limit <= 0.034 < beside_open.limit
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.deep) for seed in (2, 3))])
 def test_the_order_of_a_list_of_commands_changes_nothing_that_is_said(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(1)
     outcomes = {REFERENCE: {"A": np.ones((400, 1))}}
@@ -147,7 +147,8 @@ def test_a_wide_window_of_a_small_ratio_ends_its_own_chain_alone(tmp_path: Path)
 
 def test_an_effect_and_a_missed_difference_do_not_stand_together(tmp_path: Path) -> None:
     """Ratio 0.1 is proven below the others where the permutation of all cells does not reject."""
-    for seed in range(12):
+    findings = []
+    for seed in range(4):
         rng = np.random.default_rng(seed)
         full = {"A": (rng.random((150, 1)) < 0.85).astype(float)}
         outcomes = {FULL: full}
@@ -156,9 +157,11 @@ def test_an_effect_and_a_missed_difference_do_not_stand_together(tmp_path: Path)
             outcomes[one] = {"A": np.where(rng.random((150, 1)) < lost, 0.0, full["A"])}
         result = analyse([store_outcomes(tmp_path / str(seed), outcomes)])
         page = one_page(result)
-        has_finding = any(effect.is_found for effect in result.effects) or result.choices[0].shown
+        findings.append(any(effect.is_found for effect in result.effects))
+        has_finding = findings[-1] or result.choices[0].shown
         assert not (has_finding and "no difference between the settings is found" in page)
         assert not (any(effect.is_proven for effect in result.effects) and "that it can see a loss" in page)
+    assert set(findings) == {False, True}
 
 
 def test_a_setting_behind_the_end_of_its_chain_is_named(tmp_path: Path) -> None:

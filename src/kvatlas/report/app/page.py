@@ -180,12 +180,16 @@ def _traces_of_page(run: AppRun, per_cell: int) -> dict[Place, Json]:
     lost = run.document["lost"]
     if lost is not None and per_cell:
         shown_first = [place for place in (lost, run.full(lost)) if place is not None]
-    for place in dict.fromkeys(chain(shown_first, *turns)):
-        document = run.trace(*place, whole=False)
-        size += len(json_for_script(document).encode())
-        if size > TRACES_LIMIT:
-            break
-        traces[place] = document
+    places = list(dict.fromkeys(chain(shown_first, *turns)))
+    if not places:
+        return traces
+    with run.data.store() as store:
+        for place in places:
+            document = run.trace_in(store, place, whole=False)
+            size += len(json_for_script(document).encode())
+            if size > TRACES_LIMIT:
+                break
+            traces[place] = document
     return traces
 
 

@@ -245,12 +245,15 @@ class AppRun:
 
     def trace(self, number: int, problem: int, sample: int, *, whole: bool = True) -> Json:
         """Return a trace. Raises LookupError where it is not there."""
-        place = number, problem, sample
-        key = self.key(place)
         with self.data.store() as store:
-            trace = store.trace(key)
-            death = self._death(store, place, trace)
-        document = {"cell": number, "index": problem, **trace_document(trace, self.materials, whole)}
+            return self.trace_in(store, (number, problem, sample), whole=whole)
+
+    def trace_in(self, store: Store, place: Place, *, whole: bool = True) -> Json:
+        """Return a trace of an opened store; else as `trace`."""
+        key = self.key(place)
+        trace = store.trace(key)
+        death = self._death(store, place, trace)
+        document = {"cell": place[0], "index": place[1], **trace_document(trace, self.materials, whole)}
         if self.autopsies is not None:
             document |= self.autopsies.trace(key, trace.usage.prompt_tokens or 0)
         return document if death is None else {**document, "death": death}

@@ -73,7 +73,7 @@ def losses_of_units(
 
     # The p-value of "it loses at most the margin"; 1 where nothing is known.
     p_broken = np.ones(len(found))
-    for group in lost.groups():
+    for group in lost.groups:
         p_broken[group.rows] = special.ndtr(-group.score(margin) / look.widening)
     p_broken[list(untested)] = 1.0
     for row, adjusted in enumerate(holm(p_broken.tolist())):
@@ -108,6 +108,6 @@ def _tests(
 def _upper_limits(lost: Units, z: float) -> Floats:
     """Return the upper limits of all rows at a normal quantile; NaN where nothing is known."""
     limits = np.full(len(lost.means), math.nan)
-    for group in lost.groups():
+    for group in lost.groups:
         limits[group.rows] = group.upper_limit(z)
     return limits

@@ -8,8 +8,9 @@ if lost pairs were like the others, a large loss is "proven" to be small where l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -58,15 +59,18 @@ class Units:
     highest: Floats
     strata: Ints
 
-    def groups(self) -> Iterator[Group]:
-        """Yield the rows that are known on every benchmark, in groups with the same units."""
-        is_known = ~np.isnan(self.means)
-        patterns, pattern_of_row = np.unique(~np.isnan(self.lowest), axis=0, return_inverse=True)
-        for pattern, is_promised in enumerate(patterns):
-            rows = np.flatnonzero(is_known & (pattern_of_row.ravel() == pattern))
-            if len(rows):
-                lowest = self.lowest[rows][:, is_promised]
-                yield Group(rows.tolist(), lowest, self.highest[rows][:, is_promised], self.strata[is_promised])
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The rows that are known on every benchmark, in groups with the same units."""
+        promised = ~np.isnan(self.lowest)
+        rows_of_units: dict[bytes, list[int]] = {}
+        for row in np.flatnonzero(~np.isnan(self.means)).tolist():
+            rows_of_units.setdefault(promised[row].tobytes(), []).append(row)
+        found = []
+        for rows in rows_of_units.values():
+            units = promised[rows[0]]
+            found.append(Group(rows, self.lowest[rows][:, units], self.highest[rows][:, units], self.strata[units]))
+        return found
 
     def contrasts(self, z: float = Z, stretch: float = 1.0) -> list[Difference | None]:
         """Return the mean of each row with its limits and the p-value of 0; None where a benchmark is not known.
@@ -74,7 +78,7 @@ class Units:
         Limits lie at the normal quantile `z`, `stretch` times as far away at an early look (`looks`).
         """
         found: list[Difference | None] = [None for _ in self.means]
-        for group in self.groups():
+        for group in self.groups:
             low = lower_limit(group.lowest, -1.0, 1.0, z * stretch, group.strata)
             high = group.upper_limit(z * stretch)
             p = p_value(group.score(0.0) / stretch)
