@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from kvatlas.sweeps import Progress
 
 
+#: A longer name of a file is refused by most file systems.
+MOST_BYTES_OF_NAME = 255
 T = TypeVar("T")
 P = ParamSpec("P")
 #: What stands for a declared type; numbers of numpy are numbers, too.
@@ -42,7 +44,7 @@ _ACCEPTED: dict[Any, type] = {int: Integral, float: Real, Path: PathLike, Any: o
 
 
 #: What is said of arguments whose type alone does not tell their form.
-_EXAMPLES = {"policy": ", as policy='rkv', kv_budget=4096"}
+_EXAMPLES = {"run.policy": ", as policy='rkv', kv_budget=4096", "maps.policy": ", as 'rkv'; without it all are drawn"}
 
 
 def _typed(function: Callable[P, T]) -> Callable[P, T]:
@@ -62,8 +64,12 @@ def _typed(function: Callable[P, T]) -> Callable[P, T]:
             kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
             accepted = tuple(_ACCEPTED.get(one, get_origin(one) or one) for one in kinds)
             if not isinstance(value, accepted) or (isinstance(value, bool) and not {bool, Any} & {*kinds}):
-                example = _EXAMPLES.get(name, "")
+                example = _EXAMPLES.get(f"{function.__name__}.{name}", "")
                 raise KvatlasError(f"{name} is {value!r}; expected {function.__annotations__[name]}{example}.")
+            is_long = isinstance(value, str) and ("\n" in value or max(map(len, value.split("/"))) > MOST_BYTES_OF_NAME)
+            if is_long and Path in kinds:
+                way_out = "; yaml.safe_load makes a mapping of the text of a spec" if Mapping in accepted else ""
+                raise KvatlasError(f"{name} is a text of {len(value):,} characters; expected a path{way_out}.")
         return function(*values, **named)
 
     return call

@@ -247,6 +247,7 @@ GOOD = '{"question": "One and one?", "answer": "2"}\n'
         ("a.jsonl", '{"question": [{"role": "user"}], "answer": 1}', "row 2, column 'question', holds [{'role'"),
         ("a.jsonl", '{"question": "Q?", "answer": 0, "options": [{"text": "a"}, "b"]}', "of which one holds {'text'"),
         ("a.jsonl", '{"question": "Q?", "answer": 0, "options": ["a", null]}', "of which one is empty"),
+        ("a.csv", "question,answer,options\nQ?,a,a|b\n", 'expected a list, in a CSV file as ["red", "green"]'),
     ],
 )
 def test_a_cell_that_is_read_in_two_ways_is_refused_with_its_row_and_column(
@@ -308,6 +309,8 @@ COLOURS, NUMBERS = ["red", "blue"], ["1", "0", "3", "2"]
     [
         ({"options": ["A) red", "B) blue"], "answer": "B"}, "B", COLOURS),
         ({"options": COLOURS, "answer": "blue"}, "B", COLOURS),
+        # As in a CSV file.
+        ({"options": '["red", "blue"]', "answer": "blue"}, "B", COLOURS),
         # An integer is an index even where an option reads so; the text of an option comes first.
         ({"options": NUMBERS, "answer": 2}, "C", NUMBERS),
         ({"options": NUMBERS, "answer": 2.0}, "C", NUMBERS),

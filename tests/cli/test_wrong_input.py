@@ -331,6 +331,7 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("check facts.json", ("column 'context'", "['Ann']"), ("--column question=question",)),
     ("check unanswered.jsonl", ("unanswered.jsonl", "'answer'"), ("--column answer=NAME",)),
     ("check options.jsonl", ("the answer 'E'",), ("(red, blue), its letter, or its index from 0 to 1",)),
+    ("check rkv", ("'rkv' is a policy",), ("kvatlas list policies rkv", "FILE.py")),
     ("check gpu", ("'gpu'",), ("this machine cpu or cuda",)),
     ("check ./nowhere-0.6B", ("no folder './nowhere-0.6B'",), ("config.json",)),
     ("check quetions.xlsx", ("no file 'quetions.xlsx'",), ("'questions.xlsx'", ".jsonl")),

@@ -36,6 +36,12 @@ def test_defaults_are_the_published_ones() -> None:
         ({"sampling": {"temp": 1}}, "Unknown key 'sampling.temp' in spec; expected temperature, top_k"),
         ({"benchmarks": [{"name": "AIME24", "path": "x"}]}, "expected name, file, prompt, columns"),
         ({"models": [{"name": "R1"}]}, "The key 'models.0.model' is missing in spec"),
+        (
+            {"models": [{"name": "R1"}], "serve_cmd": "vllm"},
+            "Wrong key 'serve_cmd' in spec: expected 'serve_cmd' of a model (as models: [{name: NAME, serve_cmd: ",
+        ),
+        ({"server_ready_timeout": 40}, "Did you mean 'server_ready_timeout' of a model (as models: [{name: NAME, "),
+        ({"axes": [{"ratio": [0.1]}]}, "axes: expected a mapping, as {local_window: [8, 16], ratio: [0.3, 0.5]}"),
         ({"models": "embedded:tiny-llama"}, "models: expected a list, as [embedded:tiny-llama]"),
         ({"axes": {"ratio": "0.1-0.7"}}, "axes.ratio: expected a list, as [0.3, 0.5], given '0.1-0.7'"),
         ({"sampling": {"do_sample": False}}, "Did you mean 'sampling.temperature' (0 is greedy)?"),

@@ -12,7 +12,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from io import TextIOWrapper
@@ -401,8 +401,12 @@ def _letter_and_choices(value: Any, answer: str, options: Any, where: str) -> tu
 
     A number as `value` of the answer is an index, the text of a number only if no option has this text.
     """
+    if isinstance(options, str) and options.lstrip().startswith("["):
+        # A cell of a CSV file.
+        with suppress(ValueError):
+            options = json.loads(options)
     if not isinstance(options, list | tuple):
-        raise KvatlasError(f"{where} has the options {options!r}; expected a list.")
+        raise KvatlasError(f'{where} has the options {options!r}; expected a list, in a CSV file as ["red", "green"].')
     try:
         texts = [_plain_text(option) for option in options]
         if "" in texts:

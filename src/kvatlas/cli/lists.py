@@ -172,6 +172,7 @@ def check_command(
     from kvatlas.models import find as find_model
     from kvatlas.models.gguf import PACKAGED
     from kvatlas.policies import names_policy
+    from kvatlas.policies import policies as registry
     from kvatlas.sweeps.doctor import check_machine, check_model, messages_for
     from kvatlas.sweeps.spec import read_spec
 
@@ -196,6 +197,10 @@ def check_command(
     if names_policy(target):
         print_check_results(_try_policy(target), as_json)
         return
+    if target in registry.names():
+        raise KvatlasError(
+            f"{target!r} is a policy; `kvatlas list policies {target}` describes it. Give FILE.py of one."
+        )
     try:
         benchmark = find(target, **options.file_columns(column))
     except KvatlasError as error:

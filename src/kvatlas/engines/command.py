@@ -114,6 +114,8 @@ class Command:
                 raise KvatlasError(f"{key}: expected one text, a command as in a shell; {value} was given.")
             else:
                 values[key] = _text(key, value)
+        if "://" in values.get("ready_path", ""):
+            raise KvatlasError(f"ready_path: expected a path, as /health, {values['ready_path']!r} was given.")
         return cls(**values)
 
     # -- rendering ----------------------------------------------------------------------------------------------------

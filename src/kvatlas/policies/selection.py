@@ -108,7 +108,8 @@ def _checked_scores(policy: CompressingPolicy, scores: object, positions: Tensor
     shape = tuple(scores.shape)
     if shape not in (expected, expected[-1:]):
         way_out = ""
-        if shape[-1:] == expected[-1:]:
+        # One score for each layer and head, where the policy's scope shares a choice.
+        if shape[-1:] == expected[-1:] and len(shape) < 4 and 0 not in shape:
             averages = "averages over layers and heads that share a choice, or declare scope = Scope.HEAD"
             does = "scores every layer" if policy.scope is Scope.HEAD else averages
             way_out = f", since its scope is {policy.scope}: return cached.each_layer(lambda layer: ...), which {does}"

@@ -556,6 +556,7 @@ _KEY_EXAMPLES = {
     "name": "mine",
     "settings": "{policy: rkv, kv_budget: 512}",
     "sampling": "{temperature: 0.6}",
+    "axes": "{local_window: [8, 16], ratio: [0.3, 0.5]}",
 }
 #: Keys as other programs call them, by what a spec has in their place.
 _OTHER_KEYS = {
@@ -568,7 +569,7 @@ _OTHER_KEYS = {
     "device": "a key of a model (as models: [{model: NAME, device: cuda}])",
     "sampling.do_sample": "'sampling.temperature' (0 is greedy)",
     "temp": "'sampling' (as sampling: {temperature: 0.6})",
-    **{key: f"{key!r} of a model (as models: [{{name: NAME, {key}: ...}}])" for key in SERVER_KEYS},
+    **{key: f"{key!r} of a model (as models: [{{name: NAME, {key}: ...}}])" for key in SERVED_MODEL_KEYS},
 }
 #: What is said of a wrong value of these keys.
 _REMARKS = {
@@ -607,6 +608,9 @@ def _sentence_on(error: ValidationError, source: str) -> str:
             words = list(map(str, first["input"])) if where.startswith("models.") else []
             near = [word for word in words if word not in keys and get_close_matches(word, keys)]
             instead += f" ({near[0]} is no key; serve_cmd and endpoint are)" if near else ""
+        misplaced = [word for word in unknown if word in SERVED_MODEL_KEYS]
+        if misplaced:
+            return f"Wrong key {misplaced[0]!r} in {source}: expected {_OTHER_KEYS[misplaced[0]]}."
         name = where.rpartition(".")[2]
         example = f"; write it as {name}: {_KEY_EXAMPLES[name]}" if name in _KEY_EXAMPLES else ""
         return f"The key {where!r} is missing in {source}{instead}{example}."
