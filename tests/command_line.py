@@ -1,6 +1,7 @@
 """The command line, run in this process: a new one would spend seconds on importing torch."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -77,6 +78,10 @@ def run_command(words: Iterable[str], output: int) -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(output, number)
         setattr(sys, name, os.fdopen(number, "w", buffering=1, closefd=False))
+    # Of the handlers of logs that other tests made, a new process has none.
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            logger.handlers.clear()
     sys.argv = ["kvatlas", *words]
     cli.main()
 

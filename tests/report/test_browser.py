@@ -262,7 +262,7 @@ def test_the_keyboard_alone_leads_from_a_run_to_a_token(served: Callable[..., An
     assert page.evaluate("document.activeElement === document.querySelector('#list-map table.heat').rows[1].cells[2]")
     page.keyboard.press("Enter")
     page.wait_for_selector("#list-rows a")
-    page.wait_for_function("document.activeElement.id === 'main'")
+    page.wait_for_function("() => document.activeElement.id === 'main'")
     tab_to("#list-rows a")
     page.keyboard.press("Enter")
     heading(page, "CHAIN6")
