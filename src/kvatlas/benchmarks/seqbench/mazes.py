@@ -27,8 +27,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from scipy.cluster.hierarchy import DisjointSet
-
 from kvatlas.benchmarks.seqbench.plans import SENTENCES, TARGET, Action, Maze, Plan, check_maze, read_maze
 from kvatlas.core import KvatlasError
 
@@ -179,10 +177,21 @@ def spanning_tree(columns: int, rows: int, rng: random.Random, path: Sequence[in
     walls.sort(key=lambda _: rng.random())
     walls[:0] = pairwise(path)
 
-    joined = DisjointSet(range(rooms))
+    # Disjoint sets; scipy's would take half a second to import. Rooms point to one nearer to the root of their set.
+    above = list(range(rooms))
+
+    def root_of(room: int) -> int:
+        while above[room] != room:
+            above[room] = above[above[room]]
+            room = above[room]
+        return room
+
     tree: Tree = [[] for _ in range(rooms)]
     for a, b in walls:
-        if joined.merge(a, b):
+        root = root_of(a)
+        other_root = root_of(b)
+        if root != other_root:
+            above[root] = other_root
             tree[a].append(b)
             tree[b].append(a)
     return tree
