@@ -36,6 +36,7 @@ def test_defaults_are_the_published_ones() -> None:
         ({"sampling": {"temp": 1}}, "Unknown key 'sampling.temp' in spec; expected temperature, top_k"),
         ({"benchmarks": [{"name": "AIME24", "path": "x"}]}, "expected name, file, prompt, columns"),
         ({"models": [{"name": "R1"}]}, "The key 'models.0.model' is missing in spec"),
+        ({"models": [{1: "a", None: "b"}]}, "The key 'models.0.model' is missing in spec, which has 1, None there"),
         (
             {"models": [{"name": "R1"}], "serve_cmd": "vllm"},
             "Wrong key 'serve_cmd' in spec: expected 'serve_cmd' of a model (as models: [{name: NAME, serve_cmd: ",
