@@ -257,12 +257,18 @@ def test_an_argument_of_another_type_is_refused_in_a_sentence(run: kvatlas.Run, 
 def test_numbers_of_an_api_are_checked_as_those_of_commands(run: kvatlas.Run, tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match=r"lose_at_most is '3'; expected float \| None"):
         kvatlas.open_run(run.path or "", lose_at_most="3")  # type: ignore[arg-type]
-    with pytest.raises(KvatlasError, match=r"policy is \['rkv'\]; expected str \| None, as 'rkv'; without it all"):
+    with pytest.raises(KvatlasError, match=r"policy is \['rkv'\]; expected a name, as 'rkv'; without it all"):
         run.maps(policy=["rkv"])
     with pytest.raises(KvatlasError, match=r"of 12 characters; expected a path; yaml\.safe_load makes a mapping"):
         kvatlas.sweep("models: [a]\n", "run")
     with pytest.raises(KvatlasError, match="is a text of 300 characters; expected a path"):
         kvatlas.open_run("x" * 300)
+    with pytest.raises(KvatlasError, match=r"fix is 'ratio=0.3'; expected a mapping, as \{'ratio': 0.3\}"):
+        kvatlas.open_run(run.path or "", fix="ratio=0.3")  # type: ignore[arg-type]
+    with pytest.raises(KvatlasError, match=r"is a function; a measure is made of one, as register\(Measure\("):
+        kvatlas.register(lambda trace, reading: 1.0)
+    with pytest.raises(KvatlasError, match=r"models have generate\(custom_generate=kvatlas.generate\)"):
+        kvatlas.run(run, "CHAIN4")  # type: ignore[arg-type]
     with pytest.raises(KvatlasError, match="lose_at_most is True; expected"):
         kvatlas.open_run(run.path or "", lose_at_most=True)
     for argument in ("workers", "batch_size"):

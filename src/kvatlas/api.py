@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin,
 
 from kvatlas import core
 from kvatlas.columns import CELL_COLUMNS, NUMBERS_OF_TRACES, TRACES, Column, frame_row, taken_names
-from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core import KvatlasError, Setting, Trace, shortened
 from kvatlas.core.settings import columns_of
 from kvatlas.report.result import Result
 from kvatlas.report.sources import ReadOptions, of_policy
@@ -44,7 +44,11 @@ _ACCEPTED: dict[Any, type] = {int: Integral, float: Real, Path: PathLike, Any: o
 
 
 #: What is said of arguments whose type alone does not tell their form.
-_EXAMPLES = {"run.policy": ", as policy='rkv', kv_budget=4096", "maps.policy": ", as 'rkv'; without it all are drawn"}
+_EXAMPLES = {
+    "run.policy": "a name, as policy='rkv', kv_budget=4096",
+    "run.model": "an address, as 'hf:OWNER/NAME', or a folder; models have generate(custom_generate=kvatlas.generate)",
+    "maps.policy": "a name, as 'rkv'; without it all are drawn",
+}
 
 
 def _typed(function: Callable[P, T]) -> Callable[P, T]:
@@ -64,8 +68,11 @@ def _typed(function: Callable[P, T]) -> Callable[P, T]:
             kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
             accepted = tuple(_ACCEPTED.get(one, get_origin(one) or one) for one in kinds)
             if not isinstance(value, accepted) or (isinstance(value, bool) and not {bool, Any} & {*kinds}):
-                example = _EXAMPLES.get(f"{function.__name__}.{name}", "")
-                raise KvatlasError(f"{name} is {value!r}; expected {function.__annotations__[name]}{example}.")
+                declared_type = function.__annotations__[name]
+                if kind == Mapping[str, Any] | None:
+                    declared_type = "a mapping, as {'ratio': 0.3}"
+                expected = _EXAMPLES.get(f"{function.__name__}.{name}", declared_type)
+                raise KvatlasError(f"{name} is {shortened(value)}; expected {expected}.")
             is_long = isinstance(value, str) and ("\n" in value or max(map(len, value.split("/"))) > MOST_BYTES_OF_NAME)
             if is_long and Path in kinds:
                 way_out = "; yaml.safe_load makes a mapping of the text of a spec" if Mapping in accepted else ""
@@ -377,6 +384,8 @@ def register(item: T, name: str = "") -> T:
         from kvatlas.measures import measures
 
         measures.add(item.name, item)
+    elif callable(item) and not isinstance(item, type) and not hasattr(item, "named"):
+        raise KvatlasError(f"{item!r} is a function; a measure is made of one, as register(Measure('loops', loops)).")
     elif not hasattr(item, "named"):
         register_policy(family)
     elif name:

@@ -185,6 +185,14 @@ def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
                 f"and the folder in PYTHONPATH: PYTHONPATH={file.parent} kvatlas ..."
             ) from error
         raise
+    except ValueError as error:
+        fault = str(error).removesuffix(": use default_factory")
+        if fault.startswith("mutable default"):
+            raise KvatlasError(
+                f"The file {str(file)!r}: {fault}; a parameter is a number, a text, true or false, and a constant "
+                "stands above its class."
+            ) from error
+        raise
     finally:
         _running.discard(running)
     return module, digests

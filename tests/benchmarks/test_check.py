@@ -63,6 +63,10 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
         [{"question": row["question"], "answer": row["answer"]} for row in CHOICES],
         "have a letter for a reference answer and no choices",
     ),
+    "several right answers": (
+        first(SUMS, answer=lambda r: [r["answer"], f"{r['answer']} in all"]),
+        "1 of 40 problems have a list for a reference answer, and only an answer with all its members is right",
+    ),
     "an index from 1": (
         changed(CHOICES, answer=lambda r: "ABCD".index(r["answer"]) + 1),
         "expected one of its options",

@@ -353,6 +353,12 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("grade run --measure nothing", ("measure", "'nothing'"), ("FILE.py:NAME",)),
     (f"{RUN} --policy no_class.py", ("no_class.py", "it has none"), ("the guide on adding a policy",)),
     ("list policy", ("'policy'",), ("'policies'",)),
+    ("plan spec.toml", ("spec.toml", "TOML"), ("YAML or JSON",)),
+    ("plan seed.yaml", ("'sampling.seed'",), ("'seed' at the top",)),
+    ("plan reference.yaml", ("reference", "'full'"), ("{options: --kv-cache-dtype auto}", "without this key")),
+    (f"{RUN} --policy list_default.py", ("list_default.py", "layers"), ("a number, a text, true or false",)),
+    ("autopsy alone --policy window", ("alone", "no answers of the full cache"), ("CHAIN3 --out alone",)),
+    ("gate logs/results_1.json mine.jsonl", ("logs/results_1.json",), ("name the folder 'logs'",)),
 ]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 #: Files beside these.
@@ -406,6 +412,13 @@ MORE_FILES: dict[str, str | bytes] = {
     "other.csv": "problem,correct\np2,1\n",
     "no_reference.csv": "problem,kv,correct\np1,auto,1\np1,fp8,1\n",
     "no_correct.csv": "problem,right\np1,1\n",
+    "spec.toml": f'models = ["{MODEL}"]\n\n[axes]\nratio = [0.3]\n',
+    "seed.yaml": SPEC.replace("max_new_tokens: 20", "seed: 1"),
+    "reference.yaml": SPEC + "reference: full\n",
+    "list_default.py": "from dataclasses import dataclass\n\nfrom kvatlas.policies import CompressingPolicy\n\n\n"
+    "@dataclass(frozen=True)\nclass Mine(CompressingPolicy):\n    layers: list[int] = [0]\n",
+    "logs/results_1.json": '{"results": {}, "configs": {}, "n-shot": {}}',
+    "logs/samples_a_1.jsonl": "",
 }
 
 
@@ -418,12 +431,21 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return decode_run(spec, tmp_path_factory.mktemp("finished") / "run")
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one setting, without the full cache."""
+    setting = {"policy": "window", "kv_budget": 60, "local_window": 8, "ratio": 0.3}
+    spec = yaml.safe_load(SPEC) | {"problems": 1, "settings": setting, "baseline": []}
+    return decode_run(spec, tmp_path_factory.mktemp("alone") / "run")
+
+
 @pytest.mark.parametrize(
     ("words", "field", "way_out"), [pytest.param(*case, id=f"{case[0][:60]}") for case in MORE_MISTAKES]
 )
 def test_a_mistake_of_any_command_has_a_way_out(
     kvatlas: Call,
     finished_run: Path,
+    alone: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: str,
@@ -432,6 +454,7 @@ def test_a_mistake_of_any_command_has_a_way_out(
 ) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "run").symlink_to(finished_run)
+    (tmp_path / "alone").symlink_to(alone)
     for name, text in MORE_FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)

@@ -100,6 +100,17 @@ def test_an_error_in_a_score_has_a_way_out(tmp_path: Path, kvatlas: Call, statem
     assert way_out in err
 
 
+def test_a_note_of_another_shape_is_refused(tmp_path: Path, kvatlas: Call) -> None:
+    policy = write_plugin(tmp_path, "observe", "step.enter('seen', step.hidden.norm())")
+    file = tmp_path / "faulty.py"
+    file.write_text(file.read_text().replace("summary =", "columns = ('seen',)\n    summary ="))
+    sentence = kvatlas.refuse(
+        "run", "embedded:tiny-llama", "CHAIN8", "--problems", 1, "--policy", policy, *CELL, "--workers", 1, "--quiet"
+    )
+    assert "step.enter('seen', ...): expected values [rows, entered], [1, " in sentence
+    assert "[] was given" in sentence
+
+
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("statement", "workers"),
@@ -227,7 +238,7 @@ MEMBERS = {
     "budget = None": "its budget is a part of every policy; expected another name",
     "keep_prompt: bool = False": "its keep_prompt is a part of every policy; expected another name, or a default in",
     "setting = 3": "its setting is 3; expected a method or a property",
-    "def observe(self, step): pass": "it has observe, and observes no signal; expected one, as in observes = frozenset",
+    "def observe(self, step): pass": "it has observe, and observes no signal; expected those that it reads: ",
     "score = None": "its score is None; expected a method or a property",
     "def bind(self, model): return None": "returned None from bind; expected an object of Odd",
     "def identity(self, model): return {'x': object()}": "from identity; expected a dictionary of numbers and texts",

@@ -21,7 +21,7 @@ from kvatlas.autopsy.lost_answers import LostAnswer, lost_answers
 from kvatlas.autopsy.search import AutopsySearch
 from kvatlas.benchmarks import for_model, prompt_of
 from kvatlas.benchmarks.base import grade_reading
-from kvatlas.core import KvatlasError, Setting, grouped
+from kvatlas.core import KvatlasError, Setting, grouped, is_reference
 from kvatlas.models.token_texts import quick_tokenizer, token_texts
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, from_setting
@@ -88,8 +88,20 @@ def find_lost(folder: Path, name: str) -> list[LostCell]:
     with run.store() as store:
         all_lost = lost_answers(store, materials.pieces, setting)
         lost = [item for item in all_lost if item.trace.model in models and item.trace.usage.compressions != 0]
-        traces = store.traces(texts=False)
-        answers = Counter((trace.model, trace.benchmark) for _, trace in traces if trace.setting == setting)
+        answers: Counter[tuple[str, str]] = Counter()
+        full: set[tuple[str, str]] = set()
+        for _, trace in store.traces(texts=False):
+            if is_reference(trace.setting):
+                full.add((trace.model, trace.benchmark))
+            elif trace.setting == setting:
+                answers[trace.model, trace.benchmark] += 1
+
+    if answers and full.isdisjoint(answers):
+        model, benchmark = next(iter(answers))
+        raise KvatlasError(
+            f"The run {str(folder)!r} has no answers of the full cache of {model} on {benchmark}, so none of {setting} "
+            f"can be called lost; add them: `kvatlas run {model} {benchmark} --out {folder}`, with its other options."
+        )
 
     keys: Mapping[tuple[str, str, Setting], str] = plan.compute_keys()
     for answer in lost:

@@ -53,7 +53,7 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
         yield _check_unread(message, read.unread, "question" in dict(benchmark.columns))
 
         yield _check_published(benchmark, read)
-        yield _check_references(problems)
+        yield _check_references(problems, read.answer_lists)
         yield _check_own_answers(benchmark, problems)
     else:
         # A grade that cannot be stored is refused before anything is decoded.
@@ -185,8 +185,8 @@ def _check_published(benchmark: Questions, read: problem_files.ProblemFile) -> C
     return CheckResult(name, Check.OK, f"{message}, answers as published (questions in other words are not compared)")
 
 
-def _check_references(problems: Problems) -> CheckResult:
-    """Look for solutions in place of answers, and for letters without choices."""
+def _check_references(problems: Problems, lists: Problems) -> CheckResult:
+    """Look for solutions in place of answers, for letters without choices, and for `lists` of answers."""
     name = "references"
     solutions = []
     for problem in problems:
@@ -208,6 +208,9 @@ def _check_references(problems: Problems) -> CheckResult:
     if len(letters) >= MANY * len(problems):
         advice = "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ..."
         return _warning(name, letters, problems, "have a letter for a reference answer and no choices", advice)
+    if lists:
+        fault = "have a list for a reference answer, and only an answer with all its members is right"
+        return _warning(name, lists, problems, fault, "of several right answers keep one")
     return CheckResult(name, Check.OK, f"{max(len(p.answer) for p in problems)} characters at most")
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import random
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -223,7 +224,8 @@ class ProblemFile:
     """The problems of a file that have a reference answer: the first ones, or all if the file is `whole`.
 
     `rows` counts the rows that were read, `columns` are those of the first one by what they hold. `unread` has the
-    longest text of each column that is no part of the problems.
+    longest text of each column that is no part of the problems, `answer_lists` the problems whose reference answer is
+    a list of several.
     """
 
     problems: tuple[Problem, ...]
@@ -231,6 +233,7 @@ class ProblemFile:
     columns: Mapping[str, str]
     whole: bool
     unread: Mapping[str, str]
+    answer_lists: tuple[Problem, ...]
 
 
 def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | None = None) -> ProblemFile:
@@ -243,6 +246,7 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     rows = 0
     first: Row = {}
     longest: dict[str, str] = {}
+    lists = defaultdict[str, list[Problem]](list)
     for rows, row in enumerate(read_rows(path), 1):
         first = first or row
         found = read_problem(f"{name}-{rows:03d}", row, named, f"{where}, row {rows},")
@@ -252,6 +256,8 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
             is_longest = isinstance(value, str) and len(value) > len(longest.get(column, ""))
             if is_longest and " ".join(value.split()) not in asked:
                 longest[column] = value
+            if isinstance(value, list) and len(value) > 1:
+                lists[column].append(found)
         # A question without a reference answer could only be counted wrong.
         if found.answer:
             problems.append(found)
@@ -270,7 +276,8 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     # A copy of a column that is read holds nothing else.
     read_texts = {text for column, text in longest.items() if column in read}
     unread = {column: text for column, text in longest.items() if column not in read and text not in read_texts}
-    return ProblemFile(tuple(problems), rows, columns, len(problems) != limit, unread)
+    answer_lists = tuple(lists[columns["answer"]])
+    return ProblemFile(tuple(problems), rows, columns, len(problems) != limit, unread, answer_lists)
 
 
 def _found_columns(row: Row, named: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from kvatlas.core.basics import (
     refuse_problem_file,
     refuse_spec,
     rounded,
+    shortened,
 )
 from kvatlas.core.maps import (
     LOSE_AT_MOST,

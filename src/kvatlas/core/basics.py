@@ -75,6 +75,15 @@ def described(error: BaseException) -> str:
     return sentence if sentence.partition(", line ")[0] == name else f"{name}: {sentence}"
 
 
+def shortened(value: object) -> str:
+    """Return a value for an error sentence; Python does not write integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length():,} bits"
+    # Models and tensors have many lines.
+    text = " ".join(map(str.strip, repr(value).splitlines()))
+    return text if len(text) <= 100 else f"{text[:100]} ... ({len(text):,} characters)"
+
+
 @contextmanager
 def refusal(sentence: str, *errors: type[BaseException]) -> Iterator[None]:
     """Turn these errors into `sentence` with the reason; if none are given, every error of foreign code.

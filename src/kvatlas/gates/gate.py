@@ -189,7 +189,9 @@ def _side_at_path(name: str, options: SideOptions) -> Side:
     if inspect_logs:
         return side_of_inspect_logs(inspect_logs, name, options)
     if "results" in files:
-        raise KvatlasError(f"{name!r} holds results of lm-eval without samples; run it with --log_samples.")
+        samples = list(path.parent.glob("samples_*.jsonl")) if path.is_file() else []
+        way_out = f"name the folder {str(path.parent)!r}, which has them" if samples else "run it with --log_samples"
+        raise KvatlasError(f"{name!r} holds results of lm-eval without samples; {way_out}.")
     if path.is_dir():
         raise KvatlasError(f"{name!r} is a folder without answers; {_EXPECTED}.")
     if not has_problem_suffix(path.name):

@@ -170,7 +170,10 @@ def _method_fault(policy: type[Policy]) -> str:
 
     watched = policy.observes & {Signal.HIDDEN, Signal.ATTENTION}
     if policy.observe is not Policy.observe and not policy.observes:
-        return "it has observe, and observes no signal; expected one, as in observes = frozenset({Signal.ATTENTION})"
+        return (
+            "it has observe, and observes no signal; expected those that it reads: observes = "
+            "frozenset({Signal.ATTENTION}) for step.attention, Signal.HIDDEN for step.hidden"
+        )
     if policy.observe is Policy.observe and policy.columns and watched:
         return f"it has the columns {policy.columns}, and no observe; expected def observe(self, step), to fill them"
 
@@ -197,7 +200,7 @@ def _parameter_fault(policy: type[Policy]) -> str:
         default = item.default if item.default_factory is MISSING else item.default_factory()
         fault = "" if default is MISSING else value_fault(item, default)
         if fault:
-            return f"the default of its {fault}"
+            return f"the default of its {fault}; a constant stands above the class"
     is_fixed = "queries" not in [item.name for item in parameters_of_class]
     if is_fixed and (policy.queries > 0) != (Signal.QUERIES in policy.observes):
         return (

@@ -62,7 +62,12 @@ class Step:
     prompt_length: int | None = None
 
     def enter(self, column: str, values: Tensor) -> None:
-        """Write `values` [rows, entered] beside the tokens that entered."""
+        """Write `values` [rows, entered] beside the tokens that entered. Raises ValueError for another shape."""
+        if values.shape != self.positions.shape:
+            raise ValueError(
+                f"step.enter({column!r}, ...): expected values [rows, entered], {list(self.positions.shape)} here, "
+                f"{list(values.shape)} was given"
+            )
         self.columns.enter(column, values)
 
     def read(self, column: str) -> Tensor:

@@ -16,11 +16,11 @@ from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kvatlas.class_files import code_of
-from kvatlas.core import CAP, UNLIMITED, UNNAMED, KvatlasError, Setting, Storage, canonical, described
+from kvatlas.core import CAP, UNLIMITED, UNNAMED, KvatlasError, Setting, Storage, canonical, described, shortened
 from kvatlas.machine import out_of_memory
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
 from kvatlas.policies.cache_view import CacheView, Signal, Step, Tensor
-from kvatlas.policies.parameter_types import Scope, check_parameters, shortened, tokens_param
+from kvatlas.policies.parameter_types import Scope, check_parameters, tokens_param
 from kvatlas.policies.precision import PRECISION_PARAMETERS, STORAGE_VERSION, KvPrecision
 from kvatlas.text import did_you_mean, read_value
 

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
-from kvatlas.core import KvatlasError, Shape
+from kvatlas.core import KvatlasError, Shape, shortened
 
 #: The largest integer that a parameter can be.
 LARGEST_INTEGER = 2**31 - 1
@@ -124,11 +124,3 @@ def value_fault(item: Field[Any], value: Any) -> str:
         expected = "a number, a text, true or false"
         is_accepted = value is None or isinstance(value, tuple(_TYPES))
     return "" if is_accepted else f"{item.name} is {shortened(value)}; expected {expected}"
-
-
-def shortened(value: Any) -> str:
-    """Return a value for an error sentence; Python does not write integers of thousands of digits."""
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"an integer of {value.bit_length():,} bits"
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]} ... ({len(text):,} characters)"

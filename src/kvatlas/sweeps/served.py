@@ -496,7 +496,8 @@ class _Driver:
         for start in range(1, STARTS + 1):
             if not self._lacks_answers(served):
                 break
-            self.on_start(f"Starting the server of {served.title}: {_without_folders(str(served.command))}")
+            doing = "Asking" if served.command.endpoint else "Starting"
+            self.on_start(f"{doing} the server of {served.title}: {_without_folders(str(served.command))}")
             with server_of(self.plan, served, self.folder) as server:
                 failure = self._ask_server(served, server)
                 ended = server.failure()

@@ -393,7 +393,7 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
             with path.open(encoding="utf-8") as file:
                 data = _load_yaml(file.read(MAX_CHARACTERS + 1))
     except yaml.YAMLError as error:
-        _refuse_problem_file(path)
+        _refuse_other_file(path)
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
         why = getattr(error, "problem", None) or reason(error)
@@ -408,11 +408,11 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
         ) from error
     except (KvatlasError, OSError, ValueError, RecursionError) as error:
         # Bytes that are not UTF-8 raise ValueError.
-        _refuse_problem_file(path)
+        _refuse_other_file(path)
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
     if not isinstance(data, dict) or not data.keys() & Spec.model_fields.keys():
         # A problem of JSON lines is a mapping, too.
-        _refuse_problem_file(path)
+        _refuse_other_file(path)
     if not isinstance(data, dict):
         raise KvatlasError(f"The spec {str(path)!r}: expected a mapping with the keys {', '.join(Spec.model_fields)}.")
 
@@ -431,9 +431,11 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
     return spec
 
 
-def _refuse_problem_file(path: Path) -> None:
+def _refuse_other_file(path: Path) -> None:
     way_out = f"`kvatlas run MODEL {path}` runs it, `kvatlas plan --suggest MODEL {path}` proposes a spec for it."
     refuse_problem_file(path, "a spec", way_out)
+    if path.suffix == ".toml":
+        raise KvatlasError(f"The spec {str(path)!r} is TOML; expected YAML or JSON, as models: [embedded:tiny-llama].")
     if path.is_dir():
         raise KvatlasError(
             f"{str(path)!r} is a folder; expected a spec or a recipe. `kvatlas describe {path}` reads a run."
@@ -556,6 +558,7 @@ _KEY_EXAMPLES = {
     "name": "mine",
     "settings": "{policy: rkv, kv_budget: 512}",
     "sampling": "{temperature: 0.6}",
+    "reference": "{options: --kv-cache-dtype auto}; without this key it is the command alone",
     "axes": "{local_window: [8, 16], ratio: [0.3, 0.5]}",
 }
 #: Keys as other programs call them, by what a spec has in their place.
@@ -594,6 +597,9 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         other_key = closest_name(where, _OTHER_KEYS)
         if where in _OTHER_KEYS or (other_key and not guess):
             guess = f" Did you mean {_OTHER_KEYS[other_key]}?"
+        key = where.rpartition(".")[2]
+        if key != where and key in Spec.model_fields:
+            guess = f" Did you mean {key!r} at the top of the spec?"
         if where in RULE_PARAMETERS:
             guess = f" It is a parameter of policies: axes.{where} in --set, a key of settings or of axes in a spec."
         return f"Unknown key {where!r} in {source}; expected {', '.join(names)}.{guess}"
