@@ -89,7 +89,7 @@ def save_random_model(kind: str, folder: Path) -> ModelHandle:
     folder.mkdir(parents=True, exist_ok=True)
     common = {
         "vocab_size": len(source.tokenizer),
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 2,
         "initializer_range": 0.2,
         "eos_token_id": source.tokenizer.eos_token_id,
         "pad_token_id": source.tokenizer.pad_token_id,
@@ -97,13 +97,14 @@ def save_random_model(kind: str, folder: Path) -> ModelHandle:
     }
     special: dict[str, dict[str, Any]] = {
         "gemma3_text": {
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_types": ["sliding_attention", "full_attention"],
             "query_pre_attn_scalar": 16,
         },
         "gemma2": {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 3.0, "final_logit_softcapping": None},
-        "gpt_oss": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"]},
         "deepseek_v3": {"v_head_dim": 12, "first_k_dense_replace": 1},
         "qwen3_next": {
+            "num_hidden_layers": 3,
             "layer_types": ["linear_attention", "full_attention", "full_attention"],
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,

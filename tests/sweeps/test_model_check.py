@@ -56,7 +56,7 @@ def test_nothing_is_decoded_where_something_failed(tmp_path: Path, random_models
     lines = findings(random_models["llama"], ["Was ist das?"])
     assert lines["unknown tokens"].status is Check.FAILED
     assert "one step" not in lines
-    chunked = {"layer_types": ["chunked_attention"] * 3}
+    chunked = {"layer_types": ["chunked_attention"] * 2}
     lines = findings(copied(random_models["llama"], tmp_path / "chunked", "config.json", **chunked))
     assert lines["model"].status is Check.FAILED
     assert "chunked_attention layers" in lines["model"].message
