@@ -106,8 +106,15 @@ def tokens(model: Any, batch: dict[str, Any], **arguments: Any) -> list[list[int
     return model.generate(**batch, **how)[:, batch["input_ids"].shape[1] :].tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("padding", ROWS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "padding"),
+    [
+        # Each case on one kind of rows, in turn.
+        pytest.param(case, padding, marks=() if number % len(ROWS) == turn else pytest.mark.deep)
+        for number, case in enumerate(CASES)
+        for turn, padding in enumerate(ROWS)
+    ],
+)
 def test_rows_get_the_tokens_of_transformers(tiny_llama: ModelHandle, model: Any, case: str, padding: str) -> None:
     batch = inputs(tiny_llama, ROWS[padding])
     expected = tokens(model, batch, **CASES[case])
