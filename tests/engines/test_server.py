@@ -224,7 +224,21 @@ def test_all_processes_are_ended(names: tuple[str, ...], tmp_path: Path) -> None
     assert_free(one.port)
 
 
-def test_a_server_that_leaves_its_group_needs_a_command_that_stops_it(tmp_path: Path) -> None:
+def test_workers_that_outlive_the_first_process_are_asked_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not waited for until they are killed."""
+    monkeypatch.setattr(server, "REST_SECONDS", 30)
+    with start(modes("forks"), tmp_path):
+        began = time.monotonic()
+    assert time.monotonic() - began < 20
+
+
+def test_a_server_that_leaves_its_group_needs_a_command_that_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(server, "LOG_SECONDS", 0.2)
     with pytest.raises(ServerError, match=r"has lost its port .*needs stop_cmd"), start(modes("forks-out"), tmp_path):
         pass
     (escaped,) = processes_of(tmp_path)

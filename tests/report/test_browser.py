@@ -4,7 +4,6 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace
 from kvatlas.report.app.page import write_report
 from kvatlas.report.result import open_result
 from kvatlas.results import Store
-from tests.report.chromium import AXE_FAULTS, NEEDS_CHROMIUM, heading
+from tests.report.chromium import NEEDS_CHROMIUM, assert_fits_without_faults, heading, load_axe
 from tests.stats.synthetic import grid, manifest, traces
 from tests.stored import store_run
 
@@ -351,17 +350,13 @@ def test_the_tokens_that_would_have_saved_an_answer_are_marked_in_place(
 def test_pages_fit_and_axe_finds_nothing(served: Callable[..., Any], run: Path) -> None:
     """Each page at three widths, by turns light or dark."""
     page = served([run], "#/")
-    page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
+    load_axe(page)
     pages = ("", "/decide", "/maps", "/compare", "/evidence", "/cell/3", "/problem/0/1", "/find", "/trace/3/1/1")
     for number, address in enumerate(("#/", *(f"#/a-run{name}" for name in pages))):
         page.emulate_media(color_scheme=("light", "dark")[number % 2])
         page.evaluate(f"location.hash = {address!r}")
         page.wait_for_timeout(150)
-        for width in (390, 1024, 1440):
-            page.set_viewport_size({"width": width, "height": 900})
-            page.wait_for_timeout(50)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, address
-            assert page.evaluate(AXE_FAULTS) == [], (address, width)
+        assert_fits_without_faults(page, address)
 
 
 def test_the_first_screen_has_the_forest_beside_the_answer_and_a_phone_soon_below(visit, real: Path) -> None:

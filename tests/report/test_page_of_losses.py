@@ -29,7 +29,7 @@ from kvatlas.report.description import say
 from kvatlas.report.result import open_result
 from kvatlas.results import Store
 from kvatlas.text import fixed
-from tests.report.chromium import AXE_FAULTS, NEEDS_CHROMIUM, heading
+from tests.report.chromium import AXE_FAULTS, NEEDS_CHROMIUM, assert_fits_without_faults, heading, load_axe
 from tests.report.conftest import SPEC
 from tests.stats.synthetic import grid, manifest
 from tests.stored import store_run
@@ -297,9 +297,12 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory, tiny_llama: ModelHandle)
 
 
 @pytest.fixture(scope="module")
-def examined(forgetful: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run with an autopsy of the first lost answer."""
-    folder = shutil.copytree(forgetful, tmp_path_factory.mktemp("examined") / "run")
+def examined(tmp_path_factory: pytest.TempPathFactory, tiny_llama: ModelHandle) -> Path:
+    """A run of the same kinds of answers with an autopsy of the first lost one.
+
+    Its traces have a quarter of the lines, and still scroll.
+    """
+    folder = store_forgetful(tmp_path_factory.mktemp("examined") / "run", tiny_llama, 18)
     with Store.open(folder) as store:
         cell = store.manifest().expected[1]
     arms = dict.fromkeys(ARMS, (False,) * 16) | {"cause": (True,) * 11 + (False,) * 5}
@@ -379,36 +382,46 @@ def test_lost_answers_are_listed_by_their_causes(served: Callable[..., Any], for
     assert page.locator("#list-rows tbody tr").count() == lost
 
 
-def test_axe_finds_nothing_in_any_state_of_a_trace_nor_on_paper(served: Callable[..., Any], examined: Path) -> None:
-    page = served([examined], "#/run/trace/1/0/0")
-    page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
+def test_axe_finds_nothing_in_any_state_of_a_trace_nor_on_paper(
+    served: Callable[..., Any], examined: Path, forgetful: Path
+) -> None:
+    """Each state at three widths, and dark at one of them; a long trace, whose tokens stand in blocks; paper."""
+    page = served([examined, shutil.copytree(forgetful, examined.parent / "long")], "#/run/trace/1/0/0")
+    load_axe(page)
+    # Colours have their last values at once.
+    page.emulate_media(reduced_motion="reduce")
 
-    def check(*where: Any) -> None:
-        for width in (390, 1024, 1440):
-            page.set_viewport_size({"width": width, "height": 900})
-            page.wait_for_timeout(50)
-            assert page.evaluate(AXE_FAULTS) == [], (width, *where)
+    def check(state: str, width_in_the_dark: int) -> None:
+        # A pane scrolls, which asks for more than one that does not.
+        panes = page.locator("#trace pre")
+        assert any(panes.evaluate_all("(nodes) => nodes.map((node) => node.scrollHeight > node.clientHeight)"))
+        page.emulate_media(color_scheme="dark")
+        assert_fits_without_faults(page, "dark", state, widths=[width_in_the_dark])
+        page.emulate_media(color_scheme="light")
+        assert_fits_without_faults(page, "light", state)
 
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        page.evaluate("location.hash = '#/run'")
-        page.wait_for_selector(".card")
-        # The trace with evicted tokens as it opens, at a moment of its replay, and whole.
-        page.evaluate("location.hash = '#/run/trace/1/0/0'")
-        page.wait_for_selector("#trace .pair .token.gone")
-        check(scheme, "as it opens")
-        page.click("text=Next compression")
-        check(scheme, "in motion")
-        page.click("text=Whole trace")
-        check(scheme, "whole")
-        page.evaluate("location.hash = '#/run/trace/1/0/0?beside=none'")
-        page.wait_for_function("() => state.trace && !document.querySelector('.pair')")
-        check(scheme, "alone")
+    # The trace with evicted tokens as it opens, at a moment of its replay, whole, and without another beside it.
+    page.wait_for_selector("#trace .pair .token.gone")
+    check("as it opens", 390)
+    page.click("text=Next compression")
+    check("in motion", 1440)
+    page.click("text=Whole trace")
+    check("whole", 390)
+    page.evaluate("location.hash = '#/run/trace/1/0/0?beside=none'")
+    page.wait_for_function("() => state.trace && !document.querySelector('.pair')")
+    check("alone", 1440)
+
+    page.evaluate("location.hash = '#/long/trace/1/0/0'")
+    page.wait_for_selector("#trace .pair .chunk")
+    assert_fits_without_faults(page, "long", widths=[1440])
+
+    # The width of A4.
     page.emulate_media(media="print")
+    page.set_viewport_size({"width": 794, "height": 1123})
     for name in ("", "/decide"):
         page.evaluate(f"location.hash = '#/run{name}'")
         page.wait_for_timeout(200)
-        check("print", name)
+        assert page.evaluate(AXE_FAULTS) == [], ("print", name)
 
 
 def test_the_answer_is_three_pages_of_paper_without_an_empty_heading(visit: Callable[..., Any], losing: Path) -> None:

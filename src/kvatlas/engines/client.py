@@ -239,11 +239,14 @@ class Endpoint:
     def _client(self) -> httpx.Client:
         """One client for all requests, each with a connection of its own: servers close idle ones at any time.
 
-        A server on this machine is never asked through the proxy of the environment.
+        A server on this machine is never asked through the proxy of the environment. Reading certificates takes longer
+        than a request, and without TLS there is nothing to verify.
         """
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        is_local = urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
-        return httpx.Client(limits=limits, trust_env=not is_local)
+        parts = urlsplit(self.url)
+        is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        has_certificates = parts.scheme == "https" or not is_local
+        return httpx.Client(limits=limits, trust_env=not is_local, verify=has_certificates)
 
     def _send(
         self, address: str, content: Mapping[str, Any] | None, stopped: threading.Event, seconds: float

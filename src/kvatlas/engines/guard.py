@@ -72,6 +72,17 @@ def wait_until_empty(group: int, seconds: float) -> bool:
     return True
 
 
+def terminate_group(group: int) -> None:
+    """Ask each process of a group, and of its session, to end, by one SIGTERM."""
+    if not HAS_PROC:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGTERM)
+        return
+    for process in members(group):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGTERM)
+
+
 def end_group(group: int) -> bool:
     """End all processes of a group by SIGKILL, and return whether none is left."""
     for _ in range(50):

@@ -43,6 +43,8 @@ ENDPOINT_SECONDS = 30.0
 STOP_SECONDS = 30.0
 REST_SECONDS = 10.0
 MEMORY_SECONDS = 60.0
+#: Seconds for the rest of a log that a process outside the group holds open.
+LOG_SECONDS = 2.0
 #: The first and the last bytes of a log that are kept.
 LOG_BYTES = 5_000_000
 #: Ports below those that systems give to clients.
@@ -341,7 +343,7 @@ class _Group:
     def join(self) -> None:
         """Wait until the others are ended and the log is whole, unless a process outside the group holds it open."""
         self._watching.join()
-        self._logging.join(2)
+        self._logging.join(LOG_SECONDS)
 
     def end(self) -> bool:
         """End all processes, and return whether none is left."""
@@ -354,6 +356,8 @@ class _Group:
                 self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_SECONDS)
+                # Its workers may not notice that it is gone.
+                guard.terminate_group(self.id)
                 guard.wait_until_empty(self.id, REST_SECONDS)
         finally:
             # Also after a second Ctrl-C.
