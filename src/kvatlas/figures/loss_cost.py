@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import telling_parameters
+from kvatlas.core import Setting, telling_parameters
 from kvatlas.figures import style
 from kvatlas.figures.forest import LossAxis, LossSpan, draw_margin, tick_number
 from kvatlas.figures.marks import RING, RING_SIZE, State, add_mark, draw_setting
@@ -20,8 +20,6 @@ from kvatlas.text import axis_label, guarded, in_words, margin_text, model_name
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from kvatlas.core import Setting
 
 #: Inches of a panel, and of the values left of it and below.
 _WIDTH = 3.4
