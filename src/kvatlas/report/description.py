@@ -121,7 +121,7 @@ def listed_items(items: Iterable[str]) -> str:
 
 def place_on_axes(coord: CellCoord, one: Any) -> str:
     """Return a place on the axes of a map: `local_window 16, ratio 0.3`."""
-    return ", ".join(f"{name} {value}" for name, value in zip(one.axes, coord, strict=True))
+    return ", ".join(f"{name} {value}" for name, value in zip(one.map.axis_names, coord, strict=True))
 
 
 def setting_text(choice: Choice, setting: Setting) -> str:

@@ -42,11 +42,6 @@ class MapResult:
         return " | ".join(filter(None, (model_name(self.map.model), self.map.benchmark, self.map.policy)))
 
     @property
-    def axes(self) -> tuple[str, str]:
-        """The names of the vertical and the horizontal axis."""
-        return self.map.axes[0][0], self.map.axes[1][0]
-
-    @property
     def is_bare(self) -> bool:
         """Return whether only averages are known, so that the tests are those of the binomial bound."""
         return self.verdict.basis is Basis.BOUND
@@ -136,7 +131,7 @@ class MapResult:
         return {"statistic": round(test.statistic, 4), "p": rounded_p(test.p), "method": self.verdict.basis.method}
 
     def _coord(self, coord: CellCoord) -> Json:
-        return dict(zip(self.axes, coord, strict=True))
+        return dict(zip(self.map.axis_names, coord, strict=True))
 
     def _estimate(self, coord: CellCoord) -> Json:
         return {**self._coord(coord), **self.map.cells[coord].estimate.to_dict()}

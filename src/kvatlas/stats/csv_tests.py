@@ -67,9 +67,8 @@ def bound_tests(map_: Map, variance: float, samples: int | None) -> MapTests:
     tied = p_best >= (LEVEL if p_equal <= LEVEL else 0)
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
-    axes = (map_.axes[0][0], map_.axes[1][0])
     effects = []
-    for axis, levels, level_of_cell in levels_of(places, axes):
+    for axis, levels, level_of_cell in levels_of(places, map_.axis_names):
         contrasts = averages.level_contrasts(values, level_of_cell, deviation)
         effects.append(Effect(axis, tuple(zip(levels, contrasts, strict=True))))
 
