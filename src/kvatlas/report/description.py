@@ -93,7 +93,7 @@ def _environment() -> Environment:
         "at": place_on_axes,
     }
     tables = (added_tables, changes_table, limits_table, grid_table, benchmark_table, comparison_table, settings_table)
-    others = (say, next_steps, marks_legend, settings_by_benchmark, setting_comparisons)
+    others = (say, next_steps, settings_by_benchmark, setting_comparisons)
     environment.globals |= {function.__name__: function for function in (*tables, *others)}
     return environment
 
@@ -215,14 +215,6 @@ def _loss_mark(loss: Difference | None) -> str:
         return ""
     sign = "*" if loss.keeps_any else "!"
     return 2 * sign if loss.keeps_like or loss.breaks_like else sign
-
-
-def marks_legend(margin: str, reference: str) -> str:
-    """Return what the marks of settings mean."""
-    return (
-        f"`*`: proven to lose at most {margin} against {reference} on these problems, `**`: for problems like "
-        "these, too; `!` and `!!`: proven to lose more."
-    )
 
 
 def limits_table(choice: Choice) -> str:
