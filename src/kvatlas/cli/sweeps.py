@@ -174,8 +174,7 @@ def _print_suggestion(model: str, problems: str, model_options: Mapping[str, Any
     if estimate["seconds"] is not None:
         cost += f", about {duration_text(estimate['seconds'])} on this machine"
     note(f"{cost}; {bytes_text(estimate['peak_bytes']['total'])} of memory for a worker.")
-    for sentence in planned.warnings:
-        note(f"Warning: {sentence}")
+    warn(planned.warnings)
 
 
 def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: bool) -> None:
