@@ -16,6 +16,7 @@ from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import MapResult, Result
 from kvatlas.report.sentences import level_sentence, memory_lines
 from kvatlas.stats.choice import Choice
+from kvatlas.stats.estimates import problem_count
 from kvatlas.stats.maps import SettingTable
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.run_data import setting_words
@@ -255,7 +256,7 @@ def benchmark_table(result: Result) -> str:
     rows = []
     for (model, benchmark), maps in grouped(single, attrgetter("map.model", "map.benchmark")).items():
         full = maps[0].map.full
-        problems = maps[0].problems
+        problems = problem_count(maps[0].map)
         ranges = {}
         for one in maps:
             ranges[one.map.policy] = f"{_exact_percent(one, min(one.values))} to {_exact_percent(one, max(one.values))}"

@@ -14,7 +14,7 @@ from kvatlas.report.sources import Sources
 from kvatlas.stats.choice import Choice, choices, floor_reason
 from kvatlas.stats.controls import drift_reason
 from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
-from kvatlas.stats.estimates import common
+from kvatlas.stats.estimates import problem_count, sample_count
 from kvatlas.stats.losses import GridLosses, losses_of
 from kvatlas.stats.map_tests import Basis, Effect, EqualMemory, MapTests, fixed_run_tests, level_stays
 from kvatlas.stats.maps import SettingTable, setting_tables
@@ -67,16 +67,6 @@ class MapResult:
         return self._at(min(self.values))
 
     @property
-    def problems(self) -> int | None:
-        """The number of problems of each cell; None where it differs or is unknown."""
-        return common([cell.estimate.problems for cell in self.map.cells.values()])
-
-    @property
-    def samples(self) -> int | None:
-        """The number of samples of each problem; None where it differs or is unknown."""
-        return common([cell.estimate.samples for cell in self.map.cells.values()])
-
-    @property
     def notes(self) -> tuple[Note, ...]:
         """Notes on the map and on its tests."""
         return (*self.map.notes, *self.verdict.notes)
@@ -101,8 +91,8 @@ class MapResult:
             "control": map_.is_control,
             "axes": {name: list(values) for name, values in map_.axes},
             "cells": len(map_.cells),
-            "problems": self.problems,
-            "samples": self.samples,
+            "problems": problem_count(map_),
+            "samples": sample_count(map_),
             "mean": percent(self.mean),
             "min": percent(min(self.values)),
             "max": percent(max(self.values)),
