@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from kvatlas.stats.numerics.against_reference import losses
+from kvatlas.stats.numerics.against_reference import losses_of_units
 from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata_of_sizes
 from kvatlas.stats.numerics.bounded import upper_limit
+from kvatlas.stats.numerics.units import units_of_problems
 
 Row = dict[str, Any]
 
@@ -192,7 +193,8 @@ def _recommendation_error(size: int, margin: float, gain: float, sequences: int)
     def is_not_kept(collapsed: int) -> bool:
         differences = np.full((sequences, size), gain)
         differences[:, :collapsed] = -1
-        first, *_ = losses(differences, np.zeros(size, int), margin, [[row] for row in range(sequences)])
+        lost = units_of_problems(-differences, np.zeros(size, int))
+        first, *_ = losses_of_units(lost, margin, [[row] for row in range(sequences)])
         return first is None or not first.is_kept
 
     # Too few problems prove nothing, whatever they lose.

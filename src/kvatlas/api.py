@@ -17,7 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from kvatlas import core
+from kvatlas import core, policies
 from kvatlas.columns import CELL_COLUMNS, NUMBERS_OF_TRACES, TRACES, Column, frame_row, taken_names
 from kvatlas.core import KvatlasError, Setting, Trace, shortened
 from kvatlas.core.settings import columns_of
@@ -275,13 +275,12 @@ def sweep(
     that only the run names, policies and benchmarks FILE.py:CLASS, may be run. Raises KvatlasError before decoding for
     a wrong spec, and for a run of other models, benchmarks, problems or sampling.
     """
-    from kvatlas.policies import permit
     from kvatlas.sweeps import make_plan, parse_spec, read_spec
     from kvatlas.sweeps import sweep as decode
     from kvatlas.sweeps.spec import named_classes
 
     if isinstance(spec, Mapping):
-        permit(*named_classes(spec))
+        policies.permit(*named_classes(spec))
         parsed = parse_spec(dict(spec))
     else:
         parsed = read_spec(Path(spec))
@@ -327,13 +326,12 @@ def run(
     run. Raises KvatlasError for a setting that the model, the benchmark or the policy cannot do, for one that keeps the
     same tokens under every policy, and for a run of other models, benchmarks or sampling.
     """
-    from kvatlas.policies import permit
     from kvatlas.policies.audit import check_choice
     from kvatlas.sweeps import make_plan, parse_spec
     from kvatlas.sweeps import sweep as decode
     from kvatlas.sweeps.spec import setting_spec
 
-    permit(policy)
+    policies.permit(policy)
     _check_arguments(policy, parameters)
 
     benchmarks = [benchmark] if isinstance(benchmark, str) else list(benchmark)
@@ -358,9 +356,7 @@ def run(
 
 def _check_arguments(policy: str, parameters: Mapping[str, Any]) -> None:
     """Raise KvatlasError for a misspelt argument of `run`, which would be taken for a parameter of the policy."""
-    from kvatlas.policies import policies
-
-    parameter_names = {field.name for field in fields(policies.get(policy))}
+    parameter_names = {field.name for field in fields(policies.policies.get(policy))}
     for name in parameters:
         close = get_close_matches(name, signature(run).parameters, n=1)
         if name not in parameter_names and close:
@@ -377,7 +373,6 @@ def register(item: T, name: str = "") -> T:
     object that is neither, and for a name that is taken.
     """
     from kvatlas.benchmarks import families
-    from kvatlas.policies import register as register_policy
 
     family: Any = item
     if isinstance(item, core.Measure):
@@ -387,7 +382,7 @@ def register(item: T, name: str = "") -> T:
     elif callable(item) and not isinstance(item, type) and not hasattr(item, "named"):
         raise KvatlasError(f"{item!r} is a function; a measure is made of one, as register(Measure('loops', loops)).")
     elif not hasattr(item, "named"):
-        register_policy(family)
+        policies.register(family)
     elif name:
         families.add(name, family)
     else:

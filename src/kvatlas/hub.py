@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +63,6 @@ class Repository:
 def is_id(text: str) -> bool:
     """Return True if a text has the form of a repository id, OWNER/NAME."""
     return re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", text) is not None
-
-
-def matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Return the names that match one of the patterns, sorted."""
-    found: set[str] = set()
-    for pattern in patterns:
-        found.update(name for name in names if fnmatch(name, pattern))
-    return sorted(found)
 
 
 def _ask_hub(repository: Repository, ask: Any) -> Any:

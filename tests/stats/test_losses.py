@@ -8,14 +8,13 @@ import pytest
 
 from kvatlas.core import FULL, KvatlasError, Setting
 from kvatlas.stats.losses import losses_of
-from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
 from kvatlas.stats.numerics.texts import Departures, departure_p
 from kvatlas.stats.orders import kept_by_rule
 from kvatlas.stats.power import provable
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import compared_systems
-from tests.stats.synthetic import manifest, system
+from tests.stats.synthetic import losses, manifest, system
 from tests.stored import store_run
 
 

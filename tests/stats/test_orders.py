@@ -16,12 +16,12 @@ from kvatlas.figures.panels import metric_panels
 from kvatlas.report.description import one_page
 from kvatlas.report.result import analyse
 from kvatlas.results import Expected, Manifest
-from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.arrays import holm
 from kvatlas.stats.numerics.bounded import score
 from kvatlas.stats.orders import IN_ORDER, TestedSetting, chains_of_settings
 from kvatlas.stats.pairs import folded_samples
 from kvatlas.sweeps import make_plan, parse_spec
+from tests.stats.synthetic import losses
 from tests.stats.test_claims import losses as losses_of
 from tests.stored import store_outcomes
 

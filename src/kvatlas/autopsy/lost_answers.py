@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvatlas.answers.reading import Tags, read_text
 from kvatlas.autopsy.kinds_of_death import Death, LocatedDeath, TraceText, find_death, lost_at, read_statements
@@ -14,14 +14,12 @@ from kvatlas.core import Estimate, Setting, Trace, is_reference
 from kvatlas.policies.budget_rule import local_window_of
 from kvatlas.report.description import markdown_table
 from kvatlas.report.materials import RunMaterials
+from kvatlas.report.result import Result
 from kvatlas.results import Store
 from kvatlas.results.records import Key
 from kvatlas.stats.estimates import pass_at_1
 from kvatlas.stats.run_data import short_names
 from kvatlas.text import interval_text, model_name, percent_text
-
-if TYPE_CHECKING:
-    from kvatlas.report.result import Result
 
 #: Returns the text of each token of a model by its name; None without its tokenizer.
 Pieces = Callable[[str, tuple[int, ...]], Sequence[str] | None]

@@ -72,10 +72,7 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
         if suffix == ".parquet":
             rows: Iterator[Any] = _read_parquet(path)
         else:
-            with path.open("rb") as file:
-                is_compressed = file.read(2) == b"\x1f\x8b"
-            opened: Callable[..., Any] = gzip.open if is_compressed else open
-            rows = _READERS[suffix](stack.enter_context(opened(path, "rt", encoding="utf-8-sig", newline="")))
+            rows = _READERS[suffix](stack.enter_context(open_text(path)))
         for row_number, row in enumerate(rows, 1):
             if not isinstance(row, dict):
                 raise KvatlasError(
@@ -85,6 +82,15 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
             if isinstance(row, _RepeatedKey):
                 raise KvatlasError(f"{where}, row {row_number}, has the column {row.key!r} twice; expected it once.")
             yield row
+
+
+def open_text(path: Path) -> TextIOWrapper:
+    """Open a file of text, which is unpacked if it is a gzip archive; ends of lines are as they are written."""
+    with path.open("rb") as file:
+        is_compressed = file.read(2) == b"\x1f\x8b"
+    if is_compressed:
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:

@@ -11,6 +11,7 @@ and to put the final answer within \boxed{}.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +22,7 @@ from kvatlas.answers import grading
 from kvatlas.benchmarks import problem_files
 from kvatlas.benchmarks.public_data import DEFAULT, FORMATS, SOURCES, PublicSource
 from kvatlas.core import Grade, KvatlasError, Problem
-from kvatlas.hub import Repository, matching
+from kvatlas.hub import Repository
 
 
 def download_problems(name: str) -> Path:
@@ -35,7 +36,7 @@ def download_problems(name: str) -> Path:
             continue
         paths = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         for pattern in source.files:
-            if names := matching(paths, (pattern,)):
+            if names := sorted(fnmatch.filter(paths, pattern)):
                 return folder / names[0]
     raise KvatlasError(
         f"The data set {source.repository!r} holds no file {' or '.join(source.files)}; name a local file: {name}@FILE."

@@ -330,16 +330,10 @@ def model_options(
     texts: Sequence[str] | None, values: Sequence[str] | None = None, template: str = "", system: str = ""
 ) -> dict[str, Any]:
     """Return the options of a model from `--model-option`, `--template-values`, `--template` and `--system`."""
-    prompt_options: dict[str, Any] = {}
-    if template:
-        prompt_options["template"] = template
-    if system:
-        prompt_options["system"] = system
-    if values:
-        prompt_options["template_values"] = {
-            name: scalar(value) for name, value in assignments("--template-values", values).items()
-        }
-    return joined_values(assignments("--model-option", texts), prompt_options)
+    template_values = {name: scalar(value) for name, value in assignments("--template-values", values).items()}
+    given = {"template": template, "system": system, "template_values": template_values}
+    named = {name: value for name, value in given.items() if value}
+    return joined_values(assignments("--model-option", texts), named)
 
 
 def spec_changes(texts: Sequence[str] | None, problems: int | None, samples: int | None) -> dict[str, str]:

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvatlas.core import Check, differing, grouped
+from kvatlas.core import AuditedCell, Check, CheckResult, differing, grouped
 from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from kvatlas.core import AuditedCell, CheckResult
 
 #: Columns of a table that goes to a file or a pipe.
 _NO_EDGE = 10_000

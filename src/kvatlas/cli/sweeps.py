@@ -19,11 +19,10 @@ from kvatlas.cli.output import note, print_audit, print_rows, print_text, warn
 from kvatlas.cli.progress import count_display, message_display, progress_display
 from kvatlas.cli.served_plan import print_served_plan
 from kvatlas.columns import cell_document
-from kvatlas.core import KvatlasError, Outcome, Setting, is_reference
-from kvatlas.text import bytes_text, duration_text, visible
+from kvatlas.core import KvatlasError, Outcome, Setting, Trace, is_reference
+from kvatlas.text import bytes_text, duration_text, percent_text, visible
 
 if TYPE_CHECKING:
-    from kvatlas.core import Trace
     from kvatlas.report.materials import RunMaterials
     from kvatlas.stats.table import CellTraces
     from kvatlas.sweeps import Plan
@@ -175,8 +174,7 @@ def _print_suggestion(model: str, problems: str, model_options: Mapping[str, Any
     if estimate["seconds"] is not None:
         cost += f", about {duration_text(estimate['seconds'])} on this machine"
     note(f"{cost}; {bytes_text(estimate['peak_bytes']['total'])} of memory for a worker.")
-    for sentence in planned.warnings:
-        note(f"Warning: {sentence}")
+    warn(planned.warnings)
 
 
 def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: bool) -> None:
@@ -434,7 +432,6 @@ def _print_cell_table(cells: Sequence[CellTraces], margin: float) -> None:
     """Print a table of the cells, and what their number of problems can prove about a loss of at most the margin."""
     from kvatlas.report.description import say
     from kvatlas.stats.power import provable
-    from kvatlas.text import percent_text
 
     rows = []
     for cell in cells:

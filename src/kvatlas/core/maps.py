@@ -242,6 +242,11 @@ class Map:
         return MapName(self.model, self.benchmark, self.policy)
 
     @property
+    def axis_names(self) -> tuple[str, str]:
+        """The names of the vertical and the horizontal axis."""
+        return self.axes[0][0], self.axes[1][0]
+
+    @property
     def policy_words(self) -> str:
         """The policy, named as a control if it is one."""
         return f"{self.policy} (control)" if self.is_control else self.policy

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -17,6 +17,7 @@ from kvatlas.benchmarks import Benchmark
 from kvatlas.class_files import permit
 from kvatlas.core import KvatlasError, Setting, Trace, floor_ratio
 from kvatlas.core.settings import CAP
+from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, parameters
 from kvatlas.policies.triattention import TriAttention, load_statistics
 from kvatlas.results import Expected
@@ -25,9 +26,6 @@ from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, names_to_choose, systems_of
 from kvatlas.stats.table import select
 from kvatlas.sweeps.spec import BenchmarkSpec, named_classes
-
-if TYPE_CHECKING:
-    from kvatlas.models import ModelHandle
 
 
 @dataclass(frozen=True)

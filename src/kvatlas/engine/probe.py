@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvatlas.bits.key_biases import KeyBiases, find_key_biases
-from kvatlas.core import CachedLayer, KvatlasError, Storage, reason
+from kvatlas.core import CachedLayer, KvatlasError, Shape, Storage, reason
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.forward import attention_function, own_attention
 from kvatlas.machine import out_of_memory
@@ -25,7 +25,6 @@ from kvatlas.machine import out_of_memory
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from kvatlas.core import Shape
     from kvatlas.engine.cache import KVCache
     from kvatlas.models import ModelHandle
 

@@ -17,11 +17,10 @@ from kvatlas.engine.cache import CachedSequence, KVCache, Snapshot
 from kvatlas.engine.signals import Signals, state_name
 from kvatlas.policies.cache_view import CacheView, Columns
 from kvatlas.policies.contract import CompressingPolicy, Policy
-from kvatlas.policies.selection import select_tokens
+from kvatlas.policies.selection import PutBack, select_tokens
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
-    from kvatlas.policies.selection import PutBack
 
 K = TypeVar("K")
 Integers = NDArray[np.int64]

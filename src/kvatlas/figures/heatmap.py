@@ -13,9 +13,9 @@ from kvatlas.core import KvatlasError, Map, Note, NoteKind, grouped
 from kvatlas.figures import colours, style
 from kvatlas.figures.heatmap_layout import LABEL_TYPE, HeatmapLayout, Tick, arranged, name_of
 from kvatlas.figures.marks import BOX, KeyEntry, add_mark
-from kvatlas.figures.panels import BEST, NARROWEST, Baseline, Panel, metric_panels, panels_title, problem_count
+from kvatlas.figures.panels import BEST, NARROWEST, Baseline, Panel, metric_panels, panels_title
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
-from kvatlas.stats.estimates import common
+from kvatlas.stats.estimates import common, problem_count
 from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.text import axis_label, fixed, grouped_digits, in_words, signed
 

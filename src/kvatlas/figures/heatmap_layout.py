@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from kvatlas.core import KvatlasError
 from kvatlas.figures import style
-from kvatlas.figures.panels import Baseline, Panel, problem_count
+from kvatlas.figures.panels import Baseline, Panel
 from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, text_width, wrapped
-from kvatlas.stats.estimates import common
+from kvatlas.stats.estimates import common, problem_count
 from kvatlas.text import axis_label, counted, model_name
 
 # -- arrangement -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import telling_parameters
+from kvatlas.core import Setting, telling_parameters
 from kvatlas.figures import style
 from kvatlas.figures.forest import LossAxis, LossSpan, draw_margin, tick_number
 from kvatlas.figures.marks import RING, RING_SIZE, State, add_mark, draw_setting
@@ -20,8 +20,6 @@ from kvatlas.text import axis_label, guarded, in_words, margin_text, model_name
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from kvatlas.core import Setting
 
 #: Inches of a panel, and of the values left of it and below.
 _WIDTH = 3.4
@@ -92,24 +90,21 @@ def cost_points(choice: Choice, cost: str, ratios: Mapping[str, CostRatio]) -> l
     return points
 
 
-def cost_title(choices: Sequence[Choice], cost: str, ratios: Mapping[str, Mapping[str, CostRatio]]) -> str:
+def cost_title(choices: Sequence[Choice], cost: str, picked: Sequence[CostPoint]) -> str:
     """Return what the picked settings save or make and what is proven of them; empty where some models have none."""
-    picked = [picked_setting(choice, cost, ratios[choice.model]) for choice in choices]
-    amounts = []
-    for choice, setting in zip(choices, picked, strict=True):
-        if setting is not None:
-            amounts.append(shown_cost(cost, ratios[choice.model][setting.id]).value)
-    if len(amounts) < len(choices):
-        is_slow = cost != MEMORY and not amounts and any(choice.is_judged and choice.proven for choice in choices)
+    if len(picked) < len(choices):
+        is_slow = cost != MEMORY and not picked and any(choice.is_judged and choice.proven for choice in choices)
         return f"No setting within {margin_text(choices[0].margin)} is proven to be faster" if is_slow else ""
+    amounts = [point.cost.value for point in picked]
+    settings = [point.row.setting for point in picked]
     digits = 2 if cost == RATE else 0
     ends = dict.fromkeys(f"{amount:.{digits}f}" for amount in (min(amounts), max(amounts)))
-    subject = " and ".join(shown_policies(setting.policy for setting in picked if setting is not None).values())
-    if len(choices) == 1 and picked[0] is not None:
-        subject = in_words(setting_words(picked[0], list(choices[0].settings.values())))
+    subject = " and ".join(shown_policies(setting.policy for setting in settings).values())
+    if len(choices) == 1:
+        subject = in_words(setting_words(settings[0], list(choices[0].settings.values())))
     proven = f"proven to lose at most {margin_text(choices[0].margin)}"
     every_proven = chain.from_iterable(choice.proven for choice in choices)
-    if not all(loss.keeps_like for setting, loss in every_proven if setting in picked):
+    if not all(loss.keeps_like for setting, loss in every_proven if setting in settings):
         proven += " on these problems"
     return f"{subject} {_TITLES[cost].format(' to '.join(ends))}, {proven}"
 
@@ -141,7 +136,7 @@ def cost_figure(
         axis = LossAxis.of([point.row.points for point in every_point], margin)
         # What is recommended by memory may save no time.
         key = key_of_choices(choices, RING)
-        is_picked = any(point.is_picked for point in every_point)
+        picked = [point for point in every_point if point.is_picked]
         margins = Margins(_LEFT, 0.1, _LEFT + 0.06, 0.1, _BELOW)
         inner = margins.inner(width, across)
         heads = []
@@ -157,9 +152,9 @@ def cost_figure(
             len(choices),
             across,
             margins._replace(above=above),
-            title=cost_title(choices, cost, ratios) or title,
+            title=cost_title(choices, cost, picked) or title,
             about=[*about_choices(choices), *about, axis.words],
-            key=key if is_picked else [entry for entry in key if entry.kind != RING],
+            key=key if picked else [entry for entry in key if entry.kind != RING],
         )
         label = f"points of {options.named(axis_label(metric))} lost"
         for panel, points, head in zip(grid, panels, heads, strict=True):

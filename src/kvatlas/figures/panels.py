@@ -14,7 +14,6 @@ from kvatlas.columns import Column, cost_columns, measures_of, share_of_traces
 from kvatlas.core import FULL, REFERENCE, Cell, CellCoord, Claim, Estimate, KvatlasError, Map, MapName, NoteKind
 from kvatlas.figures import colours, style
 from kvatlas.figures.marks import MARKS, KeyEntry, State, key_of, states_of
-from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Differences
 from kvatlas.text import axis_label, fixed, grouped_digits, guarded, interval_text, margin_text, percent_text, signed
@@ -102,11 +101,6 @@ class Panel:
             claim = "on these problems" if self.map.claim is Claim.THESE else ""
             return key_of(states, margin_text(self.map.margin), claim)
         return [KeyEntry(State.BEYOND, "proven worse than the best")] if states else []
-
-
-def problem_count(map_: Map) -> int | None:
-    """Return the number of problems of each cell of a map; None where it differs or is unknown."""
-    return common([cell.estimate.problems for cell in map_.cells.values()])
 
 
 def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:

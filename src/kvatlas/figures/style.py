@@ -478,7 +478,7 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | No
     content = rendered(figure, path.suffix.lower())
     with replacing(path) as partial_file:
         partial_file.write_bytes(content)
-    if data is None and len({(map_.metric, map_.axes[0][0], map_.axes[1][0]) for map_ in maps}) == 1:
+    if data is None and len({(map_.metric, map_.axis_names) for map_ in maps}) == 1:
         data = csv_text(maps)
     if data is None:
         return [path]

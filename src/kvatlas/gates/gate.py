@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvatlas.benchmarks.problem_files import open_text
 from kvatlas.core import Claim, KvatlasError, grouped, has_problem_suffix, refusal
 from kvatlas.gates import lm_eval_logs
 from kvatlas.gates.endpoints import Asking, endpoint_sides
@@ -209,7 +210,7 @@ def _kind_of_file(path: Path) -> str:
     # The first row, or the whole document.
     is_rows = name.endswith(".jsonl")
     faults = (OSError, EOFError, UnicodeDecodeError, zlib.error)
-    with refusal(f"{str(path)!r} cannot be read", *faults), lm_eval_logs.open_text(path) as file:
+    with refusal(f"{str(path)!r} cannot be read", *faults), open_text(path) as file:
         text = next((line for line in file if line.strip()), "") if is_rows else file.read()
 
     try:

@@ -7,7 +7,6 @@ task under equal conditions at a temperature above 0 are its samples: lm-eval re
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
@@ -17,8 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from kvatlas.benchmarks.problem_files import open_text
 from kvatlas.core import KvatlasError, Status, reason, refusal
 from kvatlas.gates.cards import MOST_NEW_TOKENS, NONE, UNKNOWN, Card, card_entries, check_direction, entry_text
 from kvatlas.gates.outcomes import GradedAnswer, Side, SideOptions, TaskLog, digest_of, reference_digest, side_of_logs
@@ -124,15 +124,6 @@ def _sample_log(file: Path) -> SampleLog:
     if len(found) > 1:
         raise KvatlasError(f"{file.name} has several results files beside it ({', '.join(found)}); keep its own.")
     return SampleLog(file, match["task"], match["date"], next(iter(found.values()), {}))
-
-
-def open_text(path: Path) -> TextIO:
-    """Open a file of text, which is unpacked if it is a gzip archive."""
-    with path.open("rb") as file:
-        is_compressed = file.read(2) == b"\x1f\x8b"
-    if is_compressed:
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    return path.open(encoding="utf-8-sig")
 
 
 def _log_rows(log: SampleLog) -> Iterator[tuple[str, dict[str, Any]]]:

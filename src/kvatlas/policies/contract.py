@@ -106,7 +106,11 @@ class Policy(Stateless):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _guard_methods(cls)
+        # The methods that the class defines itself.
+        for name in AUTHORED:
+            method = vars(cls).get(name)
+            if callable(method):
+                setattr(cls, name, _with_sentences(method))
 
     def __post_init__(self) -> None:
         self.check_values()
@@ -228,14 +232,6 @@ class Policy(Stateless):
     def observer(self) -> tuple[Any, ...]:
         """The key of equal observations: the loop calls `observe` once for all settings with the same key."""
         return (self.setting_name, *(getattr(self, item.name) for item in own_parameters(type(self))))
-
-
-def _guard_methods(policy: type) -> None:
-    """Guard the methods that a class of policies defines itself."""
-    for name in AUTHORED:
-        method = vars(policy).get(name)
-        if callable(method):
-            setattr(policy, name, _with_sentences(method))
 
 
 def _way_out(policy: Policy, method: str, values: tuple[Any, ...], error: BaseException) -> str:

@@ -48,10 +48,13 @@ def examples_of(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[in
     by_layer: dict[int, HeadExamples] = {}
 
     def observe(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> None:
-        mass = future_attention(layer, query, key)[:, :count]
+        # The attention of all later tokens, mean over the query heads of a KV head, added up.
+        mass = query.new_zeros(key.shape[:2], dtype=torch.float32)
+        for back, weights in attention_of(layer, query, key):
+            mass += weights.mean(1).masked_fill(back == 0, 0.0).sum(1)
         later = len(tokens) - 1 - positions[:count]
         keys = turn_back(key, positions[None], frequency)[:, :count]
-        target = (mass / later + LEAST).log()
+        target = (mass[:, :count] / later + LEAST).log()
         # The memory of the values is that of the next layer, too.
         values = value[:, :count].clone()
         by_layer[handle.shape.place[layer.place]] = HeadExamples(keys.cpu(), values.cpu(), target.cpu())
@@ -59,17 +62,6 @@ def examples_of(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[in
     run_whole_text(model, tokens, observe)
     ordered = [by_layer[place] for place in sorted(by_layer)]
     return HeadExamples(*map(torch.stack, zip(*ordered, strict=True)))
-
-
-def future_attention(layer: Layer, query: Tensor, key: Tensor) -> Tensor:
-    """Return the sum [KV heads, tokens] of the attention of all later tokens, mean over the query heads of a KV head.
-
-    Query [heads, tokens, size], key [KV heads, tokens, size].
-    """
-    mass = query.new_zeros(key.shape[:2], dtype=torch.float32)
-    for back, weights in attention_of(layer, query, key):
-        mass += weights.mean(1).masked_fill(back == 0, 0.0).sum(1)
-    return mass
 
 
 def train_heads(

@@ -13,14 +13,12 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvatlas.core import KvatlasError, importing
 from kvatlas.sweeps.executors import WorkerPool, cores, messages
 from kvatlas.sweeps.plan import provenance
-
-if TYPE_CHECKING:
-    from kvatlas.sweeps.worker import Finished, Job
+from kvatlas.sweeps.worker import Finished, Job
 
 #: Packages that must have one version on all nodes, so that traces are the same.
 SAME = ("kvatlas", "torch", "transformers")

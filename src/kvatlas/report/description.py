@@ -16,6 +16,7 @@ from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import MapResult, Result
 from kvatlas.report.sentences import level_sentence, memory_lines
 from kvatlas.stats.choice import Choice
+from kvatlas.stats.estimates import problem_count
 from kvatlas.stats.maps import SettingTable
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.run_data import setting_words
@@ -93,7 +94,7 @@ def _environment() -> Environment:
         "at": place_on_axes,
     }
     tables = (added_tables, changes_table, limits_table, grid_table, benchmark_table, comparison_table, settings_table)
-    others = (say, next_steps, marks_legend, settings_by_benchmark, setting_comparisons)
+    others = (say, next_steps, settings_by_benchmark, setting_comparisons)
     environment.globals |= {function.__name__: function for function in (*tables, *others)}
     return environment
 
@@ -121,7 +122,7 @@ def listed_items(items: Iterable[str]) -> str:
 
 def place_on_axes(coord: CellCoord, one: Any) -> str:
     """Return a place on the axes of a map: `local_window 16, ratio 0.3`."""
-    return ", ".join(f"{name} {value}" for name, value in zip(one.axes, coord, strict=True))
+    return ", ".join(f"{name} {value}" for name, value in zip(one.map.axis_names, coord, strict=True))
 
 
 def setting_text(choice: Choice, setting: Setting) -> str:
@@ -217,14 +218,6 @@ def _loss_mark(loss: Difference | None) -> str:
     return 2 * sign if loss.keeps_like or loss.breaks_like else sign
 
 
-def marks_legend(margin: str, reference: str) -> str:
-    """Return what the marks of settings mean."""
-    return (
-        f"`*`: proven to lose at most {margin} against {reference} on these problems, `**`: for problems like "
-        "these, too; `!` and `!!`: proven to lose more."
-    )
-
-
 def limits_table(choice: Choice) -> str:
     """Return the losses of all settings with their limits by each claim, in points."""
     header = ["Setting", "Lost", "95 %"]
@@ -263,7 +256,7 @@ def benchmark_table(result: Result) -> str:
     rows = []
     for (model, benchmark), maps in grouped(single, attrgetter("map.model", "map.benchmark")).items():
         full = maps[0].map.full
-        problems = maps[0].problems
+        problems = problem_count(maps[0].map)
         ranges = {}
         for one in maps:
             ranges[one.map.policy] = f"{_exact_percent(one, min(one.values))} to {_exact_percent(one, max(one.values))}"

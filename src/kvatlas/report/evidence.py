@@ -14,7 +14,7 @@ from kvatlas.report.sources import Sources
 from kvatlas.stats.choice import Choice, choices, floor_reason
 from kvatlas.stats.controls import drift_reason
 from kvatlas.stats.csv_tests import bound_tests_of_maps, pooled_effects
-from kvatlas.stats.estimates import common
+from kvatlas.stats.estimates import problem_count, sample_count
 from kvatlas.stats.losses import GridLosses, losses_of
 from kvatlas.stats.map_tests import Basis, Effect, EqualMemory, MapTests, fixed_run_tests, level_stays
 from kvatlas.stats.maps import SettingTable, setting_tables
@@ -42,11 +42,6 @@ class MapResult:
         return " | ".join(filter(None, (model_name(self.map.model), self.map.benchmark, self.map.policy)))
 
     @property
-    def axes(self) -> tuple[str, str]:
-        """The names of the vertical and the horizontal axis."""
-        return self.map.axes[0][0], self.map.axes[1][0]
-
-    @property
     def is_bare(self) -> bool:
         """Return whether only averages are known, so that the tests are those of the binomial bound."""
         return self.verdict.basis is Basis.BOUND
@@ -70,16 +65,6 @@ class MapResult:
     def lowest(self) -> list[CellCoord]:
         """The lowest cells."""
         return self._at(min(self.values))
-
-    @property
-    def problems(self) -> int | None:
-        """The number of problems of each cell; None where it differs or is unknown."""
-        return common([cell.estimate.problems for cell in self.map.cells.values()])
-
-    @property
-    def samples(self) -> int | None:
-        """The number of samples of each problem; None where it differs or is unknown."""
-        return common([cell.estimate.samples for cell in self.map.cells.values()])
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -106,8 +91,8 @@ class MapResult:
             "control": map_.is_control,
             "axes": {name: list(values) for name, values in map_.axes},
             "cells": len(map_.cells),
-            "problems": self.problems,
-            "samples": self.samples,
+            "problems": problem_count(map_),
+            "samples": sample_count(map_),
             "mean": percent(self.mean),
             "min": percent(min(self.values)),
             "max": percent(max(self.values)),
@@ -136,7 +121,7 @@ class MapResult:
         return {"statistic": round(test.statistic, 4), "p": rounded_p(test.p), "method": self.verdict.basis.method}
 
     def _coord(self, coord: CellCoord) -> Json:
-        return dict(zip(self.axes, coord, strict=True))
+        return dict(zip(self.map.axis_names, coord, strict=True))
 
     def _estimate(self, coord: CellCoord) -> Json:
         return {**self._coord(coord), **self.map.cells[coord].estimate.to_dict()}

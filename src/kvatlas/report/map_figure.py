@@ -408,8 +408,8 @@ def _compared_maps(
 
     Raises KvatlasError if no map has a partner.
     """
-    by_name = {(map_.name, *_axis_names(map_)): map_ for map_ in others}
-    found = {map_.name: by_name.get((partner_of(map_.name), *_axis_names(map_))) for map_ in maps}
+    by_name = {(map_.name, map_.axis_names): map_ for map_ in others}
+    found = {map_.name: by_name.get((partner_of(map_.name), map_.axis_names)) for map_ in maps}
     partners = {map_name: partner for map_name, partner in found.items() if partner is not None}
     if not partners:
         raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
@@ -419,7 +419,3 @@ def _compared_maps(
         for other_run in other_runs:
             contrasts |= differences_of_runs(run, other_run, partner_of)
     return ComparedMaps([map_ for map_ in maps if map_.name in partners], name, partners, contrasts)
-
-
-def _axis_names(map_: Map) -> tuple[str, str]:
-    return map_.axes[0][0], map_.axes[1][0]

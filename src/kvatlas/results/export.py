@@ -158,7 +158,7 @@ def marked_csv(
     `losses` adds the loss of each cell against the full cache and its limits, in points. None for maps
     that one CSV map cannot hold.
     """
-    if len({(map_.metric, map_.axes[0][0], map_.axes[1][0]) for map_ in maps}) != 1:
+    if len({(map_.metric, map_.axis_names) for map_ in maps}) != 1:
         return None
 
     def marks_of(map_: Map, coord: CellCoord) -> list[Any]:

@@ -141,11 +141,6 @@ class RequestHandle:
         self.generation.cancel()
         self.service.drop(self)
 
-    def fail(self, error: KvatlasError) -> None:
-        """End the request with an error."""
-        with contextlib.suppress(InvalidStateError):
-            self.generation.set_exception(error)
-
     def stopping_criterion(self, tokens: Sequence[int]) -> bool:
         """Take the new tokens from the engine; return True if the generation ends here."""
         self.tokens = tokens
@@ -308,7 +303,8 @@ class Service:
             self._waiting.clear()
             self._news.notify()
         for handle in open_handles:
-            handle.fail(ClosedError(sentence))
+            with contextlib.suppress(InvalidStateError):
+                handle.generation.set_exception(ClosedError(sentence))
 
     def _decode(self, engine: Engine) -> None:
         """Decode until the service is closed; runs in a thread of its own."""

@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from kvatlas.core import CellCoord, Claim, Map, MapName, Note, NoteKind, grouped, with_means
-from kvatlas.stats.estimates import common
+from kvatlas.stats.estimates import common, problem_count, sample_count
 from kvatlas.stats.map_tests import Basis, Effect, MapTests, Test, level_stays, levels_of
 from kvatlas.stats.maps import mean_map
 from kvatlas.stats.numerics import averages
@@ -28,10 +28,10 @@ def variance(map_: Map) -> float | None:
     p (1 - p) / (problems * samples) with p the mean over cells: samples of a problem of any difficulty vary less.
     """
     cells = list(map_.cells.values())
-    problems = common([cell.estimate.problems for cell in cells])
+    problems = problem_count(map_)
     if problems is None or not cells:
         return None
-    samples = common([cell.estimate.samples for cell in cells]) or 1
+    samples = sample_count(map_) or 1
     centre = math.fsum(cell.estimate.value for cell in cells) / len(cells)
     return centre * (1 - centre) / (problems * samples)
 
@@ -67,9 +67,8 @@ def bound_tests(map_: Map, variance: float, samples: int | None) -> MapTests:
     tied = p_best >= (LEVEL if p_equal <= LEVEL else 0)
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
-    axes = (map_.axes[0][0], map_.axes[1][0])
     effects = []
-    for axis, levels, level_of_cell in levels_of(places, axes):
+    for axis, levels, level_of_cell in levels_of(places, map_.axis_names):
         contrasts = averages.level_contrasts(values, level_of_cell, deviation)
         effects.append(Effect(axis, tuple(zip(levels, contrasts, strict=True))))
 
@@ -170,9 +169,8 @@ def _is_bare(map_: Map) -> bool:
 
 def _counted_problems(map_: Map) -> int | None:
     """Return the independent units of a bare map: its problems, or the samples of them that were declared as such."""
-    estimates = [cell.estimate for cell in map_.cells.values()]
-    problems = common([estimate.problems for estimate in estimates])
-    samples = common([estimate.samples for estimate in estimates]) or 1
+    problems = problem_count(map_)
+    samples = sample_count(map_) or 1
     if problems is None or map_.claim is not Claim.THESE:
         return problems
     return problems * samples

@@ -100,6 +100,16 @@ def common(values: Sequence[int | None]) -> int | None:
     return values[0] if len(set(values)) == 1 else None
 
 
+def problem_count(map_: Map) -> int | None:
+    """Return the number of problems of each cell of a map; None where it differs or is unknown."""
+    return common([cell.estimate.problems for cell in map_.cells.values()])
+
+
+def sample_count(map_: Map) -> int | None:
+    """Return the number of samples of each problem of a map; None where it differs or is unknown."""
+    return common([cell.estimate.samples for cell in map_.cells.values()])
+
+
 def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     """Return the plain mean over benchmarks, which are taken as fixed, with its 95 % interval.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from kvatlas.columns import TRACES, cell_columns, cost_columns
 from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Outcome, Status, changed_problems, grouped
 from kvatlas.core.settings import BudgetAudit, SettingFacts, Stays, mean_stays, usual_controls
+from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns
 from kvatlas.stats.estimates import METRICS, RIGHT, Rule, estimates, pass_at_1, rule, usual_metric
 from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, cluster_numbers, strata_of_sizes
-
-if TYPE_CHECKING:
-    from kvatlas.results.manifest import Manifest
 
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]

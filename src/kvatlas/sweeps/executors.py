@@ -11,19 +11,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvatlas.core import KvatlasError, described, refusal
 from kvatlas.machine import collect_seldom, free_memory
 from kvatlas.registry import Registry
 from kvatlas.sweeps.worker import Finished, Job, decode, load_job, worker_needs
 from kvatlas.text import bytes_text
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
 
 #: Seconds of work that justify one more process.
 WORKER_SECONDS = 5.0

@@ -109,14 +109,22 @@ class PlannedProblems(ABC):
     ) -> Manifest:
         """Return the manifest of a run that promises these cells."""
         identities = [benchmarks.identity(benchmark) for benchmark in self.benchmarks]
+        clusters = {name: clusters_of(problems) for name, problems in self.problems.items()}
+        # Numbers and texts about problems: difficulties, seeds of permuted choices.
+        about: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, problems in self.problems.items():
+            for problem in problems:
+                plain = {key: value for key, value in problem.about.items() if isinstance(value, str | int | float)}
+                if plain:
+                    about.setdefault(name, {})[problem.id] = plain
         return Manifest(
             axes=tuple((name, tuple(values)) for name, values in axes.items()),
             expected=tuple(expected),
             spec={**self.spec.model_dump(mode="json"), "claim": self.claim.value},
             provenance={**provenance, "benchmarks": identities, "changes": dict(self.changes)},
-            about=self.about,
+            about=about,
             contents={name: contents_of(problems) for name, problems in self.problems.items()},
-            clusters=self.clusters,
+            clusters={name: of_problems for name, of_problems in clusters.items() if of_problems},
             measures=self.measures,
         )
 
@@ -136,20 +144,3 @@ class PlannedProblems(ABC):
         samples = max([spec.samples, *spec.looks])
         orders = orders_of_claims(tested, self.problem_counts, self.sizes, samples, margin, spec.tests, axes)
         return provable(self.sizes, margin, orders, spec.samples, self.problem_counts)
-
-    @property
-    def clusters(self) -> dict[str, dict[str, str]]:
-        """The clusters of problems by benchmark and problem, without problems that share nothing."""
-        clusters = {name: clusters_of(problems) for name, problems in self.problems.items()}
-        return {name: of_problems for name, of_problems in clusters.items() if of_problems}
-
-    @property
-    def about(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Numbers and texts about problems by benchmark and problem: difficulties, seeds of permuted choices."""
-        about: dict[str, dict[str, dict[str, Any]]] = {}
-        for name, problems in self.problems.items():
-            for problem in problems:
-                plain = {key: value for key, value in problem.about.items() if isinstance(value, str | int | float)}
-                if plain:
-                    about.setdefault(name, {})[problem.id] = plain
-        return about

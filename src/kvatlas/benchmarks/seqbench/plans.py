@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvatlas.core import Grade, KvatlasError, Status
+from kvatlas.core import Grade, KvatlasError, Status, grouped
 
 Action = tuple[str, str]
 Plan = tuple[Action, ...]
@@ -319,9 +319,7 @@ def _next_places(place: _Place, doors: _Doors, keys_in: Mapping[str, Sequence[st
 def _without_dead_ends(maze: Maze, keys: Mapping[str, str]) -> tuple[_Doors, dict[str, list[str]]]:
     """Return the doors by room, and keys by room, without those that no shortest plan can need; `keys` have rooms."""
     doors = {room: dict(neighbours) for room, neighbours in maze.doors.items()}
-    keys_in: dict[str, list[str]] = {}
-    for name, place in keys.items():
-        keys_in.setdefault(place, []).append(name)
+    keys_in = grouped(keys, keys.__getitem__)
 
     ahead = list(doors)
     while ahead:

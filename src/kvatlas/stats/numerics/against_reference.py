@@ -36,21 +36,9 @@ from itertools import chain
 import numpy as np
 from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, Ints, Z, holm
+from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, Z, holm
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
-from kvatlas.stats.numerics.units import Units, units_of_problems
-
-
-def losses(
-    differences: Floats, strata: Ints, margin: float, sequences: Sequence[Sequence[int]]
-) -> list[Difference | None]:
-    """Return the loss of each setting; None where it shares no problem of a benchmark with the reference.
-
-    `differences` [settings, problems] are a setting's mean grade on a problem **minus the reference's**, NaN where one
-    of the two was not asked for it. Each setting but the controls is in one of the `sequences`, which hold rows of
-    `differences`; `margin` is in (0, 1).
-    """
-    return losses_of_units(units_of_problems(-differences, strata), margin, sequences)
+from kvatlas.stats.numerics.units import Units
 
 
 def losses_of_units(
@@ -60,7 +48,11 @@ def losses_of_units(
     look: Look = ONE_LOOK,
     untested: Collection[int] = (),
 ) -> list[Difference | None]:
-    """Return the loss of each row of losses; else as `losses`. Of `untested` rows nothing is proven."""
+    """Return the loss of each setting, a row of `lost`; None where it shares no problem with the reference.
+
+    Each setting but the controls is in one of the `sequences`, which hold rows of `lost`; `margin` is in (0, 1). Of
+    `untested` rows nothing is proven.
+    """
     tested = list(chain.from_iterable(sequences))
     joint_limits = _upper_limits(lost, look.quantile(len(tested)))
     limits, kept = _tests(lost, margin, sequences, look, untested)
