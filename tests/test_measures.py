@@ -84,6 +84,12 @@ def test_a_measure_of_one_file_is_in_every_form_of_a_cell_of_an_old_run(
     assert '"repeated 8-grams: {} %"' in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.parametrize("name", ["", ":repeated_8grams"])
+def test_a_check_of_a_measure_says_how_it_is_computed(name: str, kvatlas: Call) -> None:
+    said = kvatlas.refuse("check", f"{LOOPS}{name}")
+    assert "It holds the measure repeated_8grams: `kvatlas grade RUN --measure FILE.py:repeated_8grams`." in said
+
+
 def test_a_table_of_settings_has_the_measures(succeed: Succeed, tmp_path: Path) -> None:
     folder = store_run(tmp_path / "run", manifest(grid("dynts")[:3], axes=()), change=looping)
     assert measure(folder, [str(LOOPS)]) == len(traces_of(folder))

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvatlas.core import KvatlasError, reason, refusal
+from kvatlas.core import KvatlasError, Measure, reason, refusal
 from kvatlas.core.basics import OWN_FILE
 from kvatlas.machine import cache_folder
 from kvatlas.text import did_you_mean
@@ -93,7 +93,7 @@ def load_named(name: str, noun: str, fits: Callable[[Any], bool], takes_rest: bo
         found = ", ".join(fitting) or "none"
         raise KvatlasError(
             f"The {noun} {name} cannot be loaded (the file has no {noun} {wanted!r}; it has {found})."
-            f"{did_you_mean(wanted, fitting)}"
+            f"{did_you_mean(wanted, fitting) if fitting else _other_classes(module, noun)}"
         )
     own_name = max(beginnings, key=len)
     return getattr(module, own_name), wanted[len(own_name) :]
@@ -109,8 +109,10 @@ _TAKEN = {"policies": "a policy; give it with --policy", "benchmarks": "a benchm
 
 
 def _other_classes(module: ModuleType, noun: str) -> str:
-    """Return a sentence on the first class of a file that is no `noun`, or on how one is written."""
+    """Return a sentence on the first class or measure of a file that is no `noun`, or on how one is written."""
     for name, value in vars(module).items():
+        if isinstance(value, Measure):
+            return f" It holds the measure {name}: `kvatlas grade RUN --measure FILE.py:{name}`."
         if not isinstance(value, type) or value.__module__ != module.__name__:
             continue
         for base in value.__mro__:

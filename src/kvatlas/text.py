@@ -10,7 +10,7 @@ import csv
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from decimal import ROUND_HALF_UP, Decimal
 from difflib import get_close_matches
@@ -20,14 +20,8 @@ from typing import Any, TextIO, Union, get_args, get_origin, get_type_hints
 
 from kvatlas.core import Estimate
 
-#: Names on axes that are not the name of the parameter or metric in capitals.
-LABELS: Mapping[str, str] = {
-    "local_window": "Local Window Size",
-    "kv_bits": "Bits",
-    "every": "Compression Every (Tokens)",
-    "pass@1": "Pass@1",
-    "progress": "Progress Ratio",
-}
+#: Words for parameters and metrics that are not their names; axes begin them with a capital.
+LABELS: Mapping[str, str] = {"every": "compression every", "pass@1": "Pass@1", "progress": "Progress Ratio"}
 #: Values in brackets behind a name, and the name of a parameter before its value: `dynts(kv_budget=144)`.
 _IN_BRACKETS = re.compile(r" ?\(([a-z_]+=[^()]*)\)")
 _PARAMETER = re.compile(r"\b([a-z_]+)=")
@@ -47,24 +41,25 @@ class UnclearNumber(str):
 
 
 def axis_label(name: str) -> str:
-    """Return a parameter or metric as it stands on an axis: `local_window` is `Local Window Size`.
+    """Return a parameter or metric as it stands on an axis: `local_window` is `Local window`.
 
     A metric that was graded again is `Pass@1 by GRADER`.
     """
     graded, _, grader = name.partition(":")
     if grader and graded == "graded":
         return f"Pass@1 by {grader}"
-    words = " ".join("KV" if word == "kv" else word for word in name.split("_"))
-    return LABELS.get(name, words[:1].upper() + words[1:])
+    words = parameter_words(name)
+    return words[:1].upper() + words[1:]
 
 
-def in_words(name: str) -> str:
+def parameter_words(name: str) -> str:
+    """Return a parameter or metric as it stands in a sentence: `kv_budget` is `KV budget`."""
+    return LABELS.get(name) or " ".join("KV" if word == "kv" else word for word in name.split("_"))
+
+
+def in_words(name: str, words: Callable[[str], str] = parameter_words) -> str:
     """Return the name of a setting as figures show it: `dynts(kv_budget=144)` is `dynts, KV budget 144`."""
-
-    def words(match: re.Match[str]) -> str:
-        return " ".join("KV" if word == "kv" else word for word in match[1].split("_")) + " "
-
-    return _PARAMETER.sub(words, _IN_BRACKETS.sub(r", \1", name))
+    return _PARAMETER.sub(lambda match: f"{words(match[1])} ", _IN_BRACKETS.sub(r", \1", name))
 
 
 def model_name(name: str) -> str:

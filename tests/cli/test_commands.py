@@ -347,7 +347,7 @@ def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call) -> N
     assert by_name["tova"]["scope"] == "layer"
     assert by_name["snapkv"]["parameters"]["queries"] == 32
     assert by_name["snapkv"]["published"]["kernel"] == "7 on LongBench, 5 on others"
-    # CaM is a paper of a conference alone.
+    # Our policies are methods of papers; those of plug-ins need none.
     assert all("arXiv" in row["paper"] or "openreview.net" in row["paper"] for row in rows if row["name"] != "full")
     assert [row["name"] for row in rows if row["preset"]] == list(PRESETS)
     preset = by_name["h2o@dynts-paper"]

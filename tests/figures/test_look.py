@@ -14,7 +14,8 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
+from kvatlas import text
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.figures import colours
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.loss_cost import cost_figure
@@ -157,6 +158,30 @@ def test_labels_stand_for_names(llama):
     assert any(word.startswith("Llama 8B under dynts") for word in words)
     with pytest.raises(KvatlasError, match="--look columns: expected 1 or 2, got 3"):
         FigureOptions(3)
+
+
+@pytest.mark.parametrize("name", ["kv_budget", "KV budget"])
+def test_a_parameter_has_one_name_on_axes_and_in_notes(name: str, llama):
+    across, (_, budgets) = llama[0].axes
+    map_ = replace(llama[0], axes=(across, ("kv_budget", budgets)))
+    notes = [
+        Note(NoteKind.FIXED, "kv_budget=64"),
+        Note(NoteKind.RECOMMENDED, "nearest: dynts(kv_budget=64, ratio=0.5)"),
+    ]
+    figure = plot(metric_panels([map_]), notes=notes, options=FigureOptions(labels={name: "Cache"}))
+    assert figure.axes[0].get_xlabel() == "Cache"
+    words = " ".join(words_of(figure))
+    assert "; Cache 64" in words
+    assert "Nearest: dynts, Cache 64, ratio 0.5." in words
+    assert "KV budget 64" not in words
+    with pytest.raises(KvatlasError, match=r"does not show the name 'kv_bits'.* KV budget"):
+        map_figure([map_], options=FigureOptions(labels={"kv_bits": "Bits"}))
+
+
+def test_other_words_for_a_parameter_are_those_of_axes_and_notes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(text, "LABELS", {"kv_dtype": "type of keys"})
+    assert text.axis_label("kv_dtype") == "Type of keys"
+    assert text.in_words("served(kv_dtype=fp8)") == "served, type of keys fp8"
 
 
 def words_of(figure: Figure) -> list[str]:

@@ -61,7 +61,7 @@ def test_series_has_its_finding_panels_labels_and_values(llama, tmp_path):
         for cell in item.cells.values():
             assert percent_text(cell.estimate.value, 0) in words
             assert interval_text(cell.estimate) not in words
-    assert [words.count(label) for label in ("Local Window Size", "Ratio")] == [1, 4]
+    assert [words.count(label) for label in ("Local window", "Ratio")] == [1, 4]
     assert "n 30, ± 19" in words
     assert "each panel has its own colour scale" in " ".join(words)
     assert "Only averages are known" in " ".join(words)
@@ -371,7 +371,7 @@ def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
     maps = with_recommended([one.map for one in (*result.means, *result.maps)], [choice])
     ringed = [map_.cells[map_.recommended].setting for map_ in maps if map_.recommended is not None]
     assert ringed == [setting] * 3
-    assert recommended_words(choice).startswith("tiny: dynts, local window 8, ratio 0.1 ")
+    assert recommended_words(choice).startswith("tiny: dynts(local_window=8, ratio=0.1) ")
     figure = map_figure(maps)
     rings = [len({patch.get_gid() for patch in axes.patches} & {"ringed"}) for axes in figure.axes]
     assert sum(rings) == 3

@@ -154,6 +154,13 @@ def test_texts_are_graded_by_a_file_of_problems(kvatlas: Call, tmp_path: Path) -
     assert [graded["reference", f"sums-{n:03d}"].correct for n in (1, 2, 3, 4)] == [False, True, True, True]
     assert graded["reference", "sums-001"].status is Status.TRUNCATED
     assert not any(grade.correct for (policy, _), grade in graded.items() if policy == "served")
+    # The run knows the file, so that its texts are graded again, and no more of a sweep than that.
+    assert kvatlas.succeed("grade", tmp_path / "run").splitlines()[-1].startswith("0 verdicts changed")
+    exported = ("deploy", "export", tmp_path / "run", "--to", "kvpress", "--out", tmp_path / "engine")
+    assert "is not a sweep" in kvatlas.refuse(*exported)
+    file.write_text("".join(f"{json.dumps({**row, 'text': None, 'correct': True})}\n" for row in rows))
+    kvatlas.succeed("import", file, tmp_path / "graded", *words, "--benchmark", problems)
+    assert "was imported with a grade and no text" in kvatlas.refuse("grade", tmp_path / "graded")
 
 
 @pytest.mark.parametrize(

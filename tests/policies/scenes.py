@@ -20,6 +20,9 @@ PROMPT, LENGTH, CACHED, STREAM = 9, 90, 60, 77
 #: What each layer multiplies q k by: not 1 / sqrt(head size), and not the same in all.
 SCALING = (0.25, 0.6)
 
+#: The input embeddings of token ids below 100.
+EMBEDDINGS = torch.randn(100, SHAPE.hidden, generator=torch.Generator().manual_seed(0))
+
 #: Score of one token: (cached, layer, KV head, slot) -> float.
 Score = Callable[[CacheView, int, int, int], float]
 
@@ -50,6 +53,7 @@ class Scene(CacheView):
     tokens: Callable[[], Tensor]
     softcap: Callable[[int], float | None] = lambda _: None
     sinks: Callable[[int], Tensor | None] = lambda _: None
+    embedding: Callable[[Tensor], Tensor] = EMBEDDINGS.__getitem__
 
 
 def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None) -> Scene:

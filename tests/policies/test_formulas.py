@@ -29,7 +29,7 @@ MEANS = (Scope.GLOBAL, Scope.LAYER, Scope.HEAD, Scope.KV_HEAD)
 SCENES = pytest.mark.parametrize(("scope", "seed"), [*zip(MEANS, range(4), strict=True)])
 
 
-#: Policies with the values of their parameters.
+#: Policies whose scope is a parameter, which the test gives, with values of others; presets have scopes of their own.
 FORMULAS: list[tuple[str, dict[str, Any]]] = [
     ("snapkv", {"queries": 6, "local_window": 10, "pooling": "max", "kernel": 7}),
     ("snapkv", {"queries": 12, "local_window": 4, "pooling": "avg", "kernel": 5}),
@@ -86,6 +86,18 @@ def test_scores_follow_from_queries_keys_and_values(name: str, values: dict[str,
     cached = replace(cached, window=(None, values.get("sliding")).__getitem__, key=keys.__getitem__)
     formula = getattr(formulas, PRESETS[name].policy if name in PRESETS else name)
     assert_keeps(policy, cached, formula(policy, cached))
+
+
+def test_every_policy_has_a_formula() -> None:
+    """Ablations have that of their method: `dynts-bottom` that of `dynts`."""
+    methods = {name.partition("-")[0] for name in policies.policies.names() if name != "full"}
+    assert methods - {name.removesuffix("_per_query") for name in vars(formulas)} == set()
+
+
+def test_a_scene_has_the_embeddings_of_its_tokens() -> None:
+    cached = scene(make("window"), 0)
+    embedded = cached.embedding(cached.tokens()[cached.positions])
+    assert embedded.shape == (*cached.positions.shape, SHAPE.hidden)
 
 
 def newest_by_matrix(unit: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

@@ -206,12 +206,11 @@ def check_command(
     except KvatlasError as error:
         if class_file(target) is not None:
             raise
-        kind, colon, _ = target.partition(":")
-        has_model_prefix = bool(colon) and kind in ("embedded", "hf")
-        is_model_file = target.endswith(".gguf") or Path(target).expanduser().is_dir()
+        is_model = target.startswith(("embedded:", "hf:")) or target in PACKAGED
+        is_model |= target.endswith(".gguf") or Path(target).expanduser().is_dir()
         # A path that names no file of another kind is that of a model's folder.
-        is_model_file |= target.startswith(("./", "../", "/", "~")) and not re.search(r"\.[A-Za-z]+$", target)
-        if not (has_model_prefix or is_model_file or target in PACKAGED):
+        is_model |= target.startswith(("./", "../", "/", "~")) and not re.search(r"\.[A-Za-z]+$", target)
+        if not is_model:
             raise KvatlasError(
                 f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME, this machine cpu or cuda."
             ) from None

@@ -46,7 +46,7 @@ class MeasuredCell:
         such cell, or if the run is not a sweep.
         """
         run = RunData.open(folder)
-        if not run.manifest.spec:
+        if "models" not in run.manifest.spec:
             raise KvatlasError(f"{str(folder)!r} is not a sweep, so the prompts of its problems are unknown.")
         if allow_code:
             permit(*named_classes(run.manifest.spec))

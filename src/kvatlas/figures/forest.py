@@ -249,7 +249,7 @@ def _lines_above(
     """Return the name of a panel with its facts, for a width in inches, and the heading of each column, in lines."""
     soft = options.colours.soft
     names = style.text_lines(options.named(panel.name), room, style.NAME_TYPE, options.colours.ink, "bold")
-    names += style.text_lines(panel.facts, room, style.SMALL_TYPE, soft)
+    names += style.text_lines(options.in_words(panel.facts), room, style.SMALL_TYPE, soft)
     headings = []
     for heading, width in zip(panel.columns, widths, strict=True):
         headings.append(style.text_lines(options.named(heading), width, style.SMALL_TYPE, soft))

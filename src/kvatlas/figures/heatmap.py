@@ -17,7 +17,7 @@ from kvatlas.figures.panels import BEST, NARROWEST, Baseline, Panel, metric_pane
 from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
 from kvatlas.stats.estimates import common, problem_count
 from kvatlas.stats.numerics.arrays import Floats
-from kvatlas.text import axis_label, fixed, grouped_digits, in_words, signed
+from kvatlas.text import axis_label, fixed, grouped_digits, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -253,8 +253,8 @@ def baseline_lines(panel: Panel, on_bar: Sequence[Baseline], options: FigureOpti
     by_parameters: dict[str, list[Baseline]] = {}
     for baseline in panel.baselines:
         if baseline not in on_bar:
-            is_label = options.named(baseline.name) != in_words(baseline.name)
-            parameters = "" if is_label else in_words(baseline.name.partition("(")[2].removesuffix(")"))
+            is_label = options.named(baseline.name) != options.in_words(baseline.name)
+            parameters = "" if is_label else options.in_words(baseline.name.partition("(")[2].removesuffix(")"))
             by_parameters.setdefault(parameters, []).append(baseline)
 
     lines = []

@@ -143,8 +143,8 @@ def cost_figure(
         for choice in choices:
             name = options.named(model_name(choice.model))
             lines = style.text_lines(name, inner, style.NAME_TYPE, options.colours.ink, "bold")
-            nearest = style.text_lines(nearest_words(choice), inner, style.SMALL_TYPE, options.colours.soft)
-            heads.append([*lines, *nearest])
+            nearest = options.in_words(nearest_words(choice))
+            heads.append([*lines, *style.text_lines(nearest, inner, style.SMALL_TYPE, options.colours.soft)])
         above = margins.above + max(map(style.height_of, heads))
         figure, grid = make_panels(
             options,

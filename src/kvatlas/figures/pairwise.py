@@ -19,7 +19,7 @@ from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, wrapp
 from kvatlas.stats.numerics.arrays import LEVEL, Difference, Floats, holm
 from kvatlas.stats.run_data import shown_policies, whole_names
 from kvatlas.stats.systems import ModelSetting, Pair
-from kvatlas.text import axis_label, counted, guarded, in_words, model_name, percent_text
+from kvatlas.text import axis_label, counted, guarded, model_name, percent_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,7 +105,7 @@ def pairwise_figure(
     for name, system in zip(names_of(systems), systems, strict=True):
         values = system.setting.values
         unsaid = [key for key in _NAMED_PARAMETERS if key in values and key not in shared and f"{key}=" not in name]
-        names.append(", ".join([options.named(name), *(in_words(f"{key}={values[key]}") for key in unsaid)]))
+        names.append(", ".join([options.named(name), *(options.in_words(f"{key}={values[key]}") for key in unsaid)]))
     label = options.named(axis_label(metric))
     # The pairs in which one is proven to be ahead, allowing for all pairs.
     p_values = [pair.difference.p for _, _, pair in pairs]
@@ -200,7 +200,7 @@ def _about_pairs(
     policies = shown_policies(system.setting.policy for system in systems)
     if shared:
         words = [*policies.values()] if len(policies) == 1 else []
-        about.append(in_words(", ".join([*words, *(f"{key}={value}" for key, value in shared.items())])))
+        about.append(options.in_words(", ".join([*words, *(f"{key}={value}" for key, value in shared.items())])))
     problems = {len(pair.places) for _, _, pair in pairs}
     if len(problems) == 1:
         each = " in each panel" if len(pairs) > 1 else ""

@@ -81,7 +81,7 @@ def nearest_words(choice: Choice) -> str:
     required = choice.required
     if choice.shown or required is None:
         return ""
-    name = in_words(short_names(choice.settings.values())[required.setting.id])
+    name = short_names(choice.settings.values())[required.setting.id]
     count = required.count_of(choice.family.claim)
     if count is None:
         return f"nearest: {name}; at its loss more problems prove nothing"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from kvatlas.core import KvatlasError, Map, Note, NoteKind
 from kvatlas.figures.colours import DARK, LIGHT, Palette
 from kvatlas.figures.marks import KeyEntry, add_mark
-from kvatlas.text import did_you_mean, in_words, visible
+from kvatlas.text import axis_label, did_you_mean, in_words, parameter_words, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,9 +86,9 @@ class FigureOptions:
     """The options of all figures.
 
     A figure fills the `columns` of a paper, or is `width` inches wide; by default it is as wide as it needs. `labels`
-    are texts by the names of models, benchmarks, policies, axes and metrics. `intervals` is True for intervals in the
-    cells of maps, False for no intervals at all. `title` replaces the finding; an empty one leaves it out. A `plain`
-    figure has panels alone, without sentences. Raises KvatlasError for values that no figure can have.
+    are texts by the names of models, benchmarks, policies, parameters, metrics. `intervals` is True for intervals in
+    the cells of maps, False for no intervals at all. `title` replaces the finding; an empty one leaves it out. A
+    `plain` figure has panels alone, without sentences. Raises KvatlasError for values that no figure can have.
     """
 
     columns: int | None = None
@@ -135,9 +135,15 @@ class FigureOptions:
 
     def named(self, name: str) -> str:
         """Return the text for this name in the figure."""
-        words = in_words(name)
-        self._names[words] = None
-        return self.labels.get(words, words)
+        return self._label(in_words(name), self.in_words(name))
+
+    def in_words(self, text: str) -> str:
+        """Return a text with the settings in it as the figure names them."""
+        return in_words(text, lambda name: self._label(axis_label(name), parameter_words(name)))
+
+    def _label(self, name: str, usual: str) -> str:
+        self._names[name] = None
+        return {axis_label(given): text for given, text in self.labels.items()}.get(axis_label(name), usual)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -340,7 +346,7 @@ def _figure_texts(
     if not options.plain:
         about = list(about)
         said = " ".join([title, *about])
-        held = [in_words(note.text) for note in every_note if note.kind is NoteKind.FIXED]
+        held = [options.in_words(note.text) for note in every_note if note.kind is NoteKind.FIXED]
         fixed = ", ".join(words for words in held if words not in said)
         clauses = "; ".join(filter(None, dict.fromkeys([*about, fixed])))
         head += text_lines(clauses[:1].upper() + clauses[1:], room, SMALL_TYPE, options.colours.soft)
@@ -354,7 +360,8 @@ def _figure_texts(
         elif note.kind is not NoteKind.FIXED and not is_about_intervals and not options.plain:
             # The name of a parameter stays as it is.
             is_parameter = "=" in note.text.partition(" ")[0]
-            text = note.text if is_parameter else note.text[:1].upper() + note.text[1:]
+            text = options.in_words(note.text) if note.kind is NoteKind.RECOMMENDED else note.text
+            text = text if is_parameter else text[:1].upper() + text[1:]
             sentences.append(text if text.endswith(".") else f"{text}.")
     return head, foot + text_lines(" ".join(sentences), room, SMALL_TYPE, options.colours.soft)
 
@@ -441,7 +448,7 @@ def finish_texts(figure: Figure, options: FigureOptions) -> None:
     from matplotlib.text import Text
 
     for name in options.labels:
-        if name not in options._names:
+        if axis_label(name) not in map(axis_label, options._names):
             option_names = [option.name for option in fields(options) if option.init and option.name != "labels"]
             guess = did_you_mean(name, [*option_names, *options._names])
             raise KvatlasError(

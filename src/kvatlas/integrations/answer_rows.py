@@ -214,7 +214,7 @@ def import_answers(
     manifest = Manifest(
         axes=tuple((axis, levels(axis)) for axis in axes),
         expected=tuple(cells.values()),
-        spec={},
+        spec={"benchmarks": [{"name": benchmark}]} if benchmark else {},
         provenance={"kvatlas": __version__, "answers": {"file": file.name, "digest": source}},
         about={asked.name: {each.id: dict(each.about) for each in answered}} if asked else {},
         contents={asked.name: contents_of(answered)} if asked else {},

@@ -53,6 +53,7 @@ class Policy(Stateless):
     #: Rises whenever the method's choices change: part of the run key.
     version: ClassVar[int] = 1
     summary: ClassVar[str]
+    #: The method's paper, with its number on arXiv or openreview.net; a plug-in may have none.
     paper: ClassVar[str] = ""
     #: The values of the parameters in the paper's experiments.
     published: ClassVar[Mapping[str, str]] = {}

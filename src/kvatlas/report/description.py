@@ -13,7 +13,7 @@ from kvatlas.columns import Column, added_columns
 from kvatlas.core import AGAIN, Cell, CellCoord, Claim, Setting, grouped
 from kvatlas.report.as_data import Json
 from kvatlas.report.next_steps import next_steps
-from kvatlas.report.result import MapResult, Result
+from kvatlas.report.result import Evidence, MapResult, Result
 from kvatlas.report.sentences import level_sentence, memory_lines
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.estimates import problem_count
@@ -168,7 +168,7 @@ def _escaped(field: str) -> str:
     return field.replace("|", r"\|").replace("\n", " ")
 
 
-def grid_table(result: Result, one: MapResult) -> str:
+def grid_table(result: Evidence, one: MapResult) -> str:
     """Return the values of a map, marked where a loss of at most the margin, or of more, is proven.
 
     The largest vertical value is on top, as in figures.

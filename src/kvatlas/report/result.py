@@ -17,7 +17,7 @@ from kvatlas.report.sentences import headline
 from kvatlas.report.sources import ReadOptions, open_sources
 from kvatlas.stats.run_data import RunData
 
-__all__ = ["MapResult", "Result", "analyse", "open_result"]
+__all__ = ["Evidence", "MapResult", "Result", "analyse", "open_result"]
 
 
 class Result(Evidence):

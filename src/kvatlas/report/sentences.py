@@ -11,7 +11,7 @@ from kvatlas.stats.choice import Choice
 from kvatlas.stats.map_tests import ONE_TOKEN, RATIO, WINDOW, Effect, EqualMemory
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_data import setting_words, short_names, shown_policies
-from kvatlas.text import fixed, in_words, limit_text, margin_text, model_name, p_text, percent_text
+from kvatlas.text import fixed, limit_text, margin_text, model_name, p_text, percent_text
 
 if TYPE_CHECKING:
     from kvatlas.report.evidence import MapResult
@@ -149,13 +149,13 @@ def _policy_ahead(comparisons: Sequence[Comparison]) -> str:
 def recommended_words(choice: Choice) -> str:
     """Return the recommended setting of a model with what it saves and loses; empty without one.
 
-    As in `tiny-llama: dynts, ratio 0.5 saves 9 %, loses 2.5 (0.1 to 4.9 points)`.
+    As in `tiny-llama: dynts(ratio=0.5) saves 9 %, loses 2.5 (0.1 to 4.9 points)`.
     """
     if choice.recommended is None:
         return ""
     names = short_names(choice.settings.values())
     name = names.get(choice.recommended.id, str(choice.recommended))
-    text = f"{model_name(choice.model)}: {in_words(name)}"
+    text = f"{model_name(choice.model)}: {name}"
 
     price = []
     if choice.saving is not None:

@@ -58,6 +58,8 @@ def regrade(folder: Path, grader: str = OWN, allow_code: bool = False) -> list[d
                     f"A later kvatlas wrote sample {trace.sample} of {trace.problem} with a status that this version "
                     "does not know; grade the run with that version."
                 )
+            if trace.grade.correct and not trace.text:
+                raise KvatlasError(f"Sample {trace.sample} of {trace.problem} was imported with a grade and no text.")
 
             read = read_trace(trace, tags.get(trace.model))
             # Many traces of a problem have the same answer, which is graded once.
@@ -65,11 +67,10 @@ def regrade(folder: Path, grader: str = OWN, allow_code: bool = False) -> list[d
             if graded not in grades:
                 grades[graded] = grade_reading(by_name[trace.benchmark], problem, read)
 
-            after = _is_right(grades[graded])
+            before_and_after = _is_right(trace.grade), _is_right(grades[graded])
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
-            metrics[key] = {**trace.grade.metrics, f"graded:{grader}": float(after)}
-            cell = trace.model, trace.benchmark, trace.setting
-            verdicts.setdefault(cell, []).append((_is_right(trace.grade), after))
+            metrics[key] = {**trace.grade.metrics, f"graded:{grader}": float(before_and_after[1])}
+            verdicts.setdefault((trace.model, trace.benchmark, trace.setting), []).append(before_and_after)
     if not metrics:
         raise KvatlasError(f"The run {str(folder)!r} has no traces to grade yet.")
 
