@@ -21,7 +21,9 @@ from typing import Any, TextIO, Union, get_args, get_origin, get_type_hints
 from kvatlas.core import Estimate
 
 #: Words for parameters and metrics that are not their names; axes begin them with a capital.
-LABELS: Mapping[str, str] = {"every": "compression every", "pass@1": "Pass@1", "progress": "Progress Ratio"}
+LABELS: Mapping[str, str] = {"pass@1": "Pass@1", "progress": "Progress Ratio"}
+#: Parameters whose axes say more, as in published maps.
+_AXES = {"local_window": "Local Window Size", "kv_bits": "Bits", "every": "Compression Every (Tokens)"}
 #: Values in brackets behind a name, and the name of a parameter before its value: `dynts(kv_budget=144)`.
 _IN_BRACKETS = re.compile(r" ?\(([a-z_]+=[^()]*)\)")
 _PARAMETER = re.compile(r"\b([a-z_]+)=")
@@ -41,14 +43,14 @@ class UnclearNumber(str):
 
 
 def axis_label(name: str) -> str:
-    """Return a parameter or metric as it stands on an axis: `local_window` is `Local window`.
+    """Return a parameter or metric as it stands on an axis: `local_window` is `Local Window Size`.
 
     A metric that was graded again is `Pass@1 by GRADER`.
     """
     graded, _, grader = name.partition(":")
     if grader and graded == "graded":
         return f"Pass@1 by {grader}"
-    words = parameter_words(name)
+    words = _AXES.get(name) or parameter_words(name)
     return words[:1].upper() + words[1:]
 
 

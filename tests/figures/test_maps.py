@@ -61,7 +61,7 @@ def test_series_has_its_finding_panels_labels_and_values(llama, tmp_path):
         for cell in item.cells.values():
             assert percent_text(cell.estimate.value, 0) in words
             assert interval_text(cell.estimate) not in words
-    assert [words.count(label) for label in ("Local window", "Ratio")] == [1, 4]
+    assert [words.count(label) for label in ("Local Window Size", "Ratio")] == [1, 4]
     assert "n 30, ± 19" in words
     assert "each panel has its own colour scale" in " ".join(words)
     assert "Only averages are known" in " ".join(words)
