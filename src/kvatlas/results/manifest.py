@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pkgutil import resolve_name
 from typing import Annotated, Any, TypeVar
 
@@ -118,7 +119,7 @@ class Expected:
         """Model, benchmark and setting, which identify a cell of a run."""
         return self.model, self.benchmark, self.setting
 
-    @property
+    @cached_property
     def all_values(self) -> Mapping[str, Any]:
         """The parameters of its setting, those included that the setting does not name."""
         return self.facts_with(()).values

@@ -276,10 +276,10 @@ class CellTraces:
         """The facts of its setting, for the problems that have traces."""
         return self.expected.facts_with(self.prompts.values())
 
-    @cached_property
+    @property
     def all_values(self) -> Mapping[str, Any]:
         """The parameters of its setting, those included that the setting does not name."""
-        return self.facts.values
+        return self.expected.all_values
 
     def key(self, problem: str, sample: int) -> Key:
         """Return the key of a trace in the store."""
