@@ -189,6 +189,7 @@ def test_a_mistake_gets_its_field_its_value_and_a_way_out(
     check_sentence(f"mistake: {request.node.callspec.id}", sentence.replace(str(tmp_path), "FOLDER"))
 
 
+LOCAL = "http://localhost:9"
 #: Further mistakes, by structure alone: the command line, the words for field and value, and those for the way out.
 MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (f"{RUN} --policy rkvv --kv-budget 90", ("policy", "'rkvv'"), ("'rkv'",)),
@@ -359,6 +360,27 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (f"{RUN} --policy list_default.py", ("list_default.py", "layers"), ("a number, a text, true or false",)),
     ("autopsy alone --policy window", ("alone", "no answers of the full cache"), ("CHAIN3 --out alone",)),
     ("gate logs/results_1.json mine.jsonl", ("logs/results_1.json",), ("name the folder 'logs'",)),
+    # Sides of a gate, logs and addresses in other places than expected.
+    ("gate plain before.csv", ("'plain'", "b.jsonl is no sample of lm-eval"), ("name the file",)),
+    (
+        f"gate before.csv better.csv --repeat {LOCAL}",
+        ("--repeat http://localhost:9",),
+        ("--answers ONE", "TWO@endpoint=A/v1"),
+    ),
+    (f"gate {LOCAL} {LOCAL}8 CHAIN3 --answers logs", ("'logs'", "samples_a_1.jsonl"), ("name a new folder",)),
+    ("sweep good.yaml --out logs", ("'logs'", "samples_a_1.jsonl"), ("name a new folder",)),
+    (f"gate {LOCAL} {LOCAL}8 CHAIN3 --temperature 0 --samples 4", ("--samples 4", "copies"), ("--temperature 0.6",)),
+    (f"gate mine.jsonl {LOCAL} {LOCAL}8", ("addresses come first",), (f"gate {LOCAL} {LOCAL}8 mine.jsonl",)),
+    (f"gate {LOCAL} mine.jsonl {LOCAL}8", ("addresses come first",), (f"gate {LOCAL} {LOCAL}8 mine.jsonl",)),
+    (
+        "gate before.csv better.csv --allow missing,version",
+        ("--allow missing,version",),
+        ("each with its own --allow",),
+    ),
+    ("gate epochs.csv before.csv", ("1 answers", "twice"), ("another name than 'sample'",)),
+    ("gate from_0.csv from_1.csv", ("from 0 to 2", "from 1 to 3"), ("Number them alike", "a column 'question'")),
+    ("import logs/samples_a_1.jsonl new", ("Samples of lm-eval",), ("kvatlas gate BEFORE AFTER",)),
+    ("import run mine.jsonl", ("'mine.jsonl' is a file",), ("kvatlas import mine.jsonl RUN",)),
 ]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 #: Files beside these.
@@ -419,6 +441,10 @@ MORE_FILES: dict[str, str | bytes] = {
     "@dataclass(frozen=True)\nclass Mine(CompressingPolicy):\n    layers: list[int] = [0]\n",
     "logs/results_1.json": '{"results": {}, "configs": {}, "n-shot": {}}',
     "logs/samples_a_1.jsonl": "",
+    "plain/b.jsonl": '{"problem": "p1", "correct": 1}\n',
+    "epochs.csv": "problem,epoch,correct\np1,0,1\np1,1,1\n",
+    "from_0.csv": "problem,correct\n0,1\n1,1\n2,1\n",
+    "from_1.csv": "problem,correct\n1,1\n2,1\n3,1\n",
 }
 
 

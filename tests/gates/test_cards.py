@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,6 +98,10 @@ def test_the_workflow_passes_lossless_changes_and_fails_lossy_ones(tmp_path: Pat
     """The step of the workflow for GitHub, run in a shell."""
     (job,) = yaml.safe_load((ROOT / "examples/gate-workflow.yml").read_text())["jobs"].values()
     (step,) = [step["run"] for step in job["steps"] if "kvatlas gate" in step.get("run", "")]
+    # Samples of another run of the workflow are found by its number alone.
+    (found,) = [step["with"] for step in job["steps"] if "download-artifact" in step.get("uses", "")]
+    assert {"run-id", "github-token"} <= found.keys()
+    assert found["name"] in [step["with"]["name"] for step in job["steps"] if "upload" in step.get("uses", "")]
     scores: dict[str, Callable[[int], float]] = {
         "lossless": lambda i: 1.0,
         "lossy": lossy,
@@ -600,6 +605,7 @@ def test_two_runs_of_the_base_are_the_noise_floor(kvatlas: Call, tmp_path: Path)
         code, out, _ = kvatlas("gate", first, after, "--repeat", other)
         assert code == 3
         assert "the base does not agree with itself" in out
+        assert not re.search(r"\| two runs of the base: .* keeps \|", out)
     assert "are the same answers" in kvatlas.refuse("gate", base, after, "--repeat", base)
 
 

@@ -117,6 +117,86 @@ def test_other_prompts_are_refused_unless_they_are_allowed(serve: Served, gate: 
     assert gate(first, second, "--allow", "prompts")[0] == 0
 
 
+def test_one_server_under_two_names_is_no_comparison(serve: Served, gate: Call) -> None:
+    url, asked = serve(say)
+    for name in ("localhost", "0.0.0.0"):
+        code, _, err = gate(url, url.replace("127.0.0.1", name))
+        assert (code, "Both sides are the model 'tiny' of one endpoint" in err) == (2, True)
+    assert not any("chat" in path for path, *_ in asked)
+
+
+def test_equal_texts_of_drawn_answers_are_asked_about(serve: Served, gate: Call, tmp_path: Path) -> None:
+    first, _ = serve(say)
+    second, _ = serve(say)
+    _, out, _ = gate(first, second)
+    assert out.split("\n\n")[1].endswith("is it one server, or is the option not at work?")
+    # Of two endpoints the address is what is compared.
+    assert "also differ" not in out
+    (tmp_path / "answers/run.sqlite").unlink()
+    assert "is it one server" not in gate(first, second, "--temperature", 0)[1]
+
+
+def test_other_models_and_doubtful_questions_are_said_before_the_first_question(gate: Call, questions: Path) -> None:
+    rows = [{"problem": "Say 1 now.", "answer": "1"}, {"problem": "Say 1 now.", "answer": "2"}]
+    questions.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    failed: Answer = (400, {}, b"no")
+    second = (200, {}, json.dumps({"data": [{"id": "other"}]}).encode())
+    with standing(lambda _: failed) as (before, _), standing(lambda _: failed, second) as (after, _):
+        code, _, err = gate(before, after)
+    assert code == 2
+    assert "The endpoints serve 'tiny' and 'other'; prompts of another template need --allow prompts." in err
+    assert "1 of them with different reference answers" in err
+
+
+def test_columns_of_questions_have_any_names(serve: Served, gate: Call, questions: Path) -> None:
+    rows = [{"text": f"Say {number} now.", "result": str(number)} for number in range(PROBLEMS)]
+    questions.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    sides = serve(say)[0], serve(say)[0]
+    assert "--column" in gate(*sides)[2]
+    assert gate(*sides, "--column", "question=text", "--column", "answer=result")[0] == 0
+
+
+def test_the_base_is_asked_again_in_a_call_of_its_own(
+    serve: Served, kvatlas: Call, questions: Path, tmp_path: Path
+) -> None:
+    first, _ = serve(say)
+    second, _ = serve(lambda question: say(question) + " ")
+    for name in ("one", "two"):
+        kvatlas.succeed("gate", first, second, questions, "--answers", tmp_path / name, "--lose-at-most", 15)
+    cells = [f"{tmp_path / name}@endpoint={url}/v1" for name, url in (("one", first), ("one", second), ("two", first))]
+    out = kvatlas.succeed("gate", *cells[:2], "--repeat", cells[2], "--lose-at-most", 15)
+    assert "Noise floor: between two runs of the side before 0 flip" in out
+    assert "also differ" not in out
+
+
+def test_answers_go_into_no_run_of_another_command(serve: Served, gate: Call, tmp_path: Path) -> None:
+    with Store.create(tmp_path / "answers") as store:
+        store.put_manifest(Manifest((), (), {"models": ["m"], "seed": 0}, {}))
+    code, _, err = gate(serve(say)[0], serve(say)[0])
+    assert (code, err.endswith("is a run of another command, as a sweep; name a new one with --answers.\n")) == (
+        2,
+        True,
+    )
+    assert (tmp_path / "answers/run.sqlite").exists()
+
+
+def test_a_server_that_speaks_http_alone_is_asked_by_http(serve: Served, gate: Call) -> None:
+    url, _ = serve(say)
+    code, _, err = gate(url.replace("http:", "https:"), url)
+    assert (code, "write http://" in err, "earlier answers" in err) == (2, True, False)
+
+
+def test_answers_that_were_all_cut_say_why_nothing_is_right(gate: Call) -> None:
+    def cut(_: Mapping[str, Any]) -> Answer:
+        return completion("so", "length", output=100)
+
+    with standing(cut) as (before, _), standing(cut) as (after, _):
+        code, out, _ = gate(before, after, "--max-new-tokens", 100)
+    assert code == 3
+    assert f"{PROBLEMS} of {PROBLEMS} were cut at 100 tokens, allow more" in out
+    assert "take easier problems" not in out
+
+
 def test_one_failed_question_ends_nothing(serve: Served, gate: Call, tmp_path: Path) -> None:
     def cut(body: Mapping[str, Any]) -> Answer:
         text = say(body["messages"][0]["content"])

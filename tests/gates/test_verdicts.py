@@ -1,6 +1,7 @@
 """The verdict of `kvatlas gate` on files of answers: what it says, by which claim, and that numpy says the same."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -72,6 +73,48 @@ def test_an_open_verdict_says_what_would_tell(tmp_path: Path) -> None:
         many = draw(0.8, 60, needed["samples"], loss / 0.8, 100 + seed)
         told += judged(tmp_path, *many, 3.0, claim="these_problems").verdict == "keeps"
     assert 12 <= told <= 20
+
+
+@pytest.mark.parametrize("problems", [1, 3, 4, 6, 40])
+def test_few_problems_without_a_loss_say_how_many_would_tell(tmp_path: Path, problems: int) -> None:
+    """99 without a loss prove 3 points; nothing is near to the margin."""
+    scores = np.ones((problems, 1))
+    result = judged(tmp_path, scores, scores.copy(), 3.0)
+    assert result.judgement.needed == 99
+    assert f"about 99 problems (now {problems}) would tell" in str(result)
+
+
+def test_few_problems_that_lose_all_say_how_many_would_tell(tmp_path: Path) -> None:
+    scores = np.ones((2, 1))
+    needed = judged(tmp_path, scores, 0 * scores, 3.0).judgement.needed
+    assert needed is not None
+    verdicts = [judged(tmp_path, np.ones((n, 1)), np.zeros((n, 1)), 3.0).verdict for n in (needed - 1, needed)]
+    assert verdicts == ["cannot tell", "loses"]
+
+
+def test_a_loss_beside_the_margin_takes_thousands_of_problems(tmp_path: Path) -> None:
+    scores = np.ones((40, 1))
+    text = str(judged(tmp_path, scores, (np.arange(40) > 0).astype(float)[:, None], 3.0))
+    assert "If this is its loss, only more than 4,000 problems would tell." in text
+    assert "1 answer was lost and 0 gained" in text
+
+
+def test_missing_answers_are_completed_first(tmp_path: Path) -> None:
+    scores = np.ones((200, 1))
+    lacking = scores.copy()
+    lacking[:10] = np.nan
+    text = str(judged(tmp_path, scores, lacking, 6.0))
+    assert "First complete the 10 missing answers, which may all be lost; if they are, about " in text
+
+
+def test_gains_are_said_to_be_gains(tmp_path: Path) -> None:
+    before, after = draw(0.5, 200, 1, 0.0, 3)
+    text = str(judged(tmp_path, before, np.maximum(after, 0.8), 3.0))
+    least = re.search(r"# Keeps: gains at least (\d+\.\d) points", text)
+    assert least is not None
+    assert re.search(rf"it gains \d+\.\d points, at least {least[1]} and at most \d+\.\d \(95 %", text)
+    unchanged = str(judged(tmp_path, before, before.copy(), 3.0))
+    assert "it loses 0.0 points, at most 1.5 lost or 1.5 gained (95 %, 200 problems)" in unchanged
 
 
 def test_claims_follow_what_samples_allow(tmp_path: Path) -> None:
@@ -206,6 +249,9 @@ def test_lengths_and_endings_are_compared(tmp_path: Path) -> None:
     assert document["length"]["change"] == pytest.approx(60)
     assert document["length"]["low"] > 0
     assert (document["before"]["truncated"], document["after"]["truncated"]) == (0, 100)
+    for tokens, words in ((200, "as long"), (201, "1 token longer"), (199, "1 token shorter")):
+        third = write_answers(tmp_path / "third.csv", {"math": after}, tokens=tokens, truncated=False)
+        assert f"Answers are {words} on average (95 %: " in str(kvatlas.gate(first, third))
 
 
 @pytest.mark.parametrize("problems", [10_000, pytest.param(250_000, marks=pytest.mark.deep)])

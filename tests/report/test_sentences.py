@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvatlas.core import FULL, Setting
+from kvatlas.figures.setting_rows import nearest_words
 from kvatlas.report.description import one_page
 from kvatlas.report.result import Result, analyse
 from kvatlas.text import limit_text
@@ -142,6 +143,17 @@ def test_a_trial_names_the_benchmark_on_which_it_loses_most(tmp_path: Path) -> N
     page = check(analyse([store_outcomes(tmp_path / "run", outcomes, lose_at_most=5)]))
     assert "As a trial take dynts ratio 0.5: " in page
     assert "On A alone it lost 15.0 points, beyond the margin." in page
+
+
+def test_a_loss_beside_the_margin_is_told_alike_by_page_and_figure(tmp_path: Path) -> None:
+    full = {"A": np.ones((40, 1))}
+    one = setting(8, 0.5)
+    outcomes = {FULL: full, one: {"A": (np.arange(40) > 0).astype(float)[:, None]}}
+    result = analyse([store_outcomes(tmp_path / "run", outcomes)])
+    page = check(result)
+    assert "more than 4,000 problems (now 40) would prove it if that is its loss." in page
+    assert "the same sweep again, or `kvatlas gate` on a larger benchmark, finish the proof" in page
+    assert nearest_words(result.choices[0]).endswith("; more than 4,000 problems would decide it")
 
 
 def test_controls_alone_are_no_settings_that_all_lose(tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ def gate_command(
     max_new_tokens: Annotated[int, _endpoint_option("Limit of an answer.", min=1)] = 16_384,
     seed: Annotated[int, _endpoint_option("Another seed gives other answers.", min=0)] = 0,
     served: Annotated[list[str] | None, _endpoint_option("The model's name there; twice for two names.")] = None,
+    column: Annotated[
+        list[str] | None, _endpoint_option("Column of a problem file.", metavar="question|answer=NAME")
+    ] = None,
     concurrency: Annotated[int, _endpoint_option("Open questions at a time.", min=1, max=256)] = 8,
     answers: Annotated[Path, _endpoint_option("The run of their answers, which is resumed.", metavar="RUN")] = Path(
         "gate-answers"
@@ -104,6 +107,8 @@ def gate_command(
         key=os.environ.get(KEY),
         answers=answers,
         again=again,
+        columns=options.file_columns(column),
+        on_message=note,
     )
     result = judged(
         before,

@@ -223,6 +223,10 @@ def import_command(
 
     A file of answers has a row for each: problem, sample, correct or text, and the columns that --axis names.
     """
+    if run.is_file():
+        raise KvatlasError(f"{str(run)!r} is a file, and the run stands last: kvatlas import {run} RUN.")
+    if any(log.name.startswith("samples_") for log in logs):
+        raise KvatlasError("Samples of lm-eval are compared, not imported: kvatlas gate BEFORE AFTER.")
     if axis:
         from kvatlas.integrations.answer_rows import import_answers
 

@@ -23,6 +23,8 @@ import httpx
 from kvatlas.answers import reading
 from kvatlas.core import Costs, KvatlasError, digest, reason
 
+#: Names of this machine in addresses.
+LOOPBACK = re.compile(r"//(localhost|127\.0\.0\.1|\[::1\]|0\.0\.0\.0)(?=[:/])", re.IGNORECASE)
 #: The most seconds of a request, from its sending to the end of its answer.
 SECONDS = 1800.0
 #: The most seconds of a connection's beginning.
@@ -224,8 +226,10 @@ class Endpoint:
                 if is_broken and content is not None and attempt < _TRIES:
                     _pause(wait, stopped)
                     continue
-                expected = "; expected http://HOST:PORT/v1 of a server that runs" if content is None else ""
-                raise self._error(f"{self.url} cannot be reached ({reason(error)}){expected}; {_KEPT}.") from None
+                way_out = _KEPT if content is not None else "expected http://HOST:PORT/v1 of a server that runs"
+                if "WRONG_VERSION_NUMBER" in str(error):
+                    way_out = "write http://, as it does not speak https"
+                raise self._error(f"{self.url} cannot be reached ({reason(error)}); {way_out}.") from None
             if status not in _AGAIN or attempt == _TRIES:
                 break
             asked_wait = _retry_after(headers.get("Retry-After", ""))
@@ -243,9 +247,8 @@ class Endpoint:
         than a request, and without TLS there is nothing to verify.
         """
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        parts = urlsplit(self.url)
-        is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-        has_certificates = parts.scheme == "https" or not is_local
+        is_local = LOOPBACK.search(self.url) is not None
+        has_certificates = self.url.startswith("https") or not is_local
         return httpx.Client(limits=limits, trust_env=not is_local, verify=has_certificates)
 
     def _send(

@@ -14,6 +14,7 @@ from kvatlas.figures.marks import BOX, CONTROL, KeyEntry, State, key_of, state_o
 from kvatlas.figures.style import FigureOptions
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.maps import POLICY
+from kvatlas.stats.numerics.planning import MOST_PROBLEMS
 from kvatlas.stats.pairs import AgainstTable
 from kvatlas.stats.run_data import short_names, shown_policies
 from kvatlas.text import axis_label, counted, fixed, guarded, in_words, margin_text, model_name, percent_text
@@ -83,10 +84,11 @@ def nearest_words(choice: Choice) -> str:
         return ""
     name = short_names(choice.settings.values())[required.setting.id]
     count = required.count_of(choice.family.claim)
-    if count is None:
+    if count is None and required.loss.value >= choice.margin:
         return f"nearest: {name}; at its loss more problems prove nothing"
     unit = "samples of each problem" if choice.family.claim is Claim.THESE else "problems"
-    return f"nearest: {name}; about {count:,} {unit} would decide it"
+    effort = f"more than {MOST_PROBLEMS:,}" if count is None else f"about {count:,}"
+    return f"nearest: {name}; {effort} {unit} would decide it"
 
 
 class ChoiceRow(NamedTuple):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__, benchmarks
+from kvatlas.benchmarks.file_checks import notes_on
 from kvatlas.class_files import permit
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.engines.asking import (
@@ -18,12 +19,13 @@ from kvatlas.engines.asking import (
     other_models,
     served_setting,
 )
-from kvatlas.engines.client import Endpoint
+from kvatlas.engines.client import LOOPBACK, Endpoint
 from kvatlas.gates.outcomes import GradedAnswer, Side, SideOptions
 from kvatlas.gates.runs import side_of_setting
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import contents_of
-from kvatlas.results.store import FILE
+from kvatlas.results.store import FILE, check_new_folder
+from kvatlas.stats.run_data import GREEDY
 
 if TYPE_CHECKING:
     from kvatlas.deploy.engine_config import MeasuredCell
@@ -36,7 +38,8 @@ ANSWERS = Path("gate-answers")
 class Asking:
     """The questions to both endpoints: benchmarks by name, and how they are asked.
 
-    With `again` stored answers do not count.
+    `columns` are those of problem files with other names; `on_message` is told what to look at
+    before the first question; with `again` stored answers do not count.
     """
 
     benchmarks: tuple[str, ...] = ()
@@ -51,6 +54,8 @@ class Asking:
     key: str | None = None
     answers: Path = ANSWERS
     again: bool = False
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    on_message: Callable[[str], None] = lambda _: None
 
     def sampling(self) -> dict[str, Any]:
         """Return the sampling as a run names it."""
@@ -68,22 +73,32 @@ def endpoint_sides(
         raise KvatlasError("Two endpoints need questions: name a benchmark or a file, as MATH500@math500.jsonl.")
     if len(asking.models) > 2:
         raise KvatlasError("--served: expected one name for both endpoints, or one for each.")
+    if asking.samples > 1 and not asking.temperature:
+        raise KvatlasError(
+            f"--samples {asking.samples}: {GREEDY}, so they would be copies; take one, or --temperature 0.6."
+        )
+    check_new_folder(asking.answers)
     models = asking.models or ("",)
     endpoints = (Endpoint(before, models[0], asking.key), Endpoint(after, models[-1], asking.key))
     for endpoint in endpoints:
         endpoint.check_model()
-    if (endpoints[0].url, endpoints[0].model) == (endpoints[1].url, endpoints[1].model):
+    if len({(LOOPBACK.sub("//localhost", endpoint.url), endpoint.model) for endpoint in endpoints}) == 1:
         raise KvatlasError(
             f"Both sides are the model {endpoints[0].model!r} of one endpoint ({endpoints[0].url}), so that nothing "
             "would differ; name the endpoint of the other server, or two models with --served NAME --served NAME."
         )
 
+    if endpoints[0].model != endpoints[1].model and not asking.models:
+        served = " and ".join(repr(endpoint.model) for endpoint in endpoints)
+        asking.on_message(f"The endpoints serve {served}; prompts of another template need --allow prompts.")
     permit(*asking.benchmarks)
-    found = [benchmarks.find(name) for name in asking.benchmarks]
+    found = [benchmarks.find(name, **asking.columns) for name in asking.benchmarks]
     cells = []
     contents = {}
     for benchmark in found:
         problems = benchmarks.problems_of(benchmark, asking.problems)
+        for sentence in notes_on(benchmark, asking.problems):
+            asking.on_message(f"Warning: {sentence}")
         contents[benchmark.name] = contents_of(problems)
         ids = tuple(problem.id for problem in problems)
         for endpoint in endpoints:
@@ -143,6 +158,8 @@ def _check_same_comparison(folder: Path, manifest: Manifest) -> None:
         has_answers = next(iter(store.traces()), None) is not None
     if spec == manifest.spec:
         return
+    if spec.keys() != manifest.spec.keys():
+        raise KvatlasError(f"{str(folder)!r} is a run of another command, as a sweep; name a new one with --answers.")
     if not has_answers:
         # Left by a first try that was refused.
         (folder / FILE).unlink()

@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,8 +88,8 @@ def gate(
     margin = margin_from_points(lose_at_most)
     chosen = None if claim == "auto" else Claim(claim)
     options = SideOptions(metric, filter, tuple(tasks), tuple(allow))
-    first, second = _open_sides(str(before), str(after), asking, options, on_trace)
     again = None if repeat is None else _side_at_path(str(repeat), options)
+    first, second = _open_sides(str(before), str(after), asking, options, on_trace)
     _check_options(options, [side for side in (first, second, again) if side is not None])
 
     floor = None
@@ -98,6 +99,9 @@ def gate(
         turned = _noise_floor(again, first, allow, margin, chosen)
         if Verdict.LOSES in (floor.judgement.verdict, turned.judgement.verdict):
             disagreement = "the base does not agree with itself: its two runs differ by more than the margin"
+        if turned.judgement.verdict is Verdict.LOSES:
+            # A gain of the second run is no agreement, either.
+            floor = replace(floor, judgement=judge_pairs(floor.pairs, margin, chosen, disagreement))
     pairs = pair_answers(first, second, allow)
     if strict:
         # Sampling that one side alone names counts, too.
@@ -142,6 +146,10 @@ def _open_sides(
     addresses = [side for side in (before, after) if _is_address(side)]
     if len(addresses) == 2:
         return endpoint_sides(before, after, asking or Asking(), options, on_trace)
+    questions = asking.benchmarks if asking is not None else ()
+    if addresses and any(map(_is_address, questions)):
+        ordered = sorted((before, after, *questions), key=_is_address, reverse=True)
+        raise KvatlasError(f"The addresses come first: kvatlas gate {' '.join(ordered)}.")
     if addresses:
         other = after if addresses == [before] else before
         raise KvatlasError(
@@ -167,7 +175,11 @@ def _is_address(name: str) -> bool:
 def _side_at_path(name: str, options: SideOptions) -> Side:
     """Return the side at a path. Raises KvatlasError if nothing there can be compared."""
     if _is_address(name):
-        raise KvatlasError(f"--repeat {name}: expected logs, a run or a file of answers.")
+        raise KvatlasError(
+            f"--repeat {name}: expected logs, a run or a file of answers. Gate the endpoints twice, with --answers ONE "
+            "and with --answers TWO, then their answers: kvatlas gate ONE@endpoint=A/v1 ONE@endpoint=B/v1 --repeat "
+            "TWO@endpoint=A/v1."
+        )
     path = Path(name)
     folder, _, cell = name.partition("@")
     if not path.exists() and cell and (Path(folder) / FILE).is_file():
@@ -194,7 +206,9 @@ def _side_at_path(name: str, options: SideOptions) -> Side:
         way_out = f"name the folder {str(path.parent)!r}, which has them" if samples else "run it with --log_samples"
         raise KvatlasError(f"{name!r} holds results of lm-eval without samples; {way_out}.")
     if path.is_dir():
-        raise KvatlasError(f"{name!r} is a folder without answers; {_EXPECTED}.")
+        others = [file for file in files.get("", ()) if has_problem_suffix(file.name)]
+        found = f"whose {others[0].name} is no sample of lm-eval; name the file" if others else "without answers"
+        raise KvatlasError(f"{name!r} is a folder {found}; {_EXPECTED}.")
     if not has_problem_suffix(path.name):
         raise KvatlasError(f"{name!r} has a suffix that no log and no file of answers has; {_EXPECTED}.")
     return side_of_answer_file(path, name, options)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import Claim, Status, percent
-from kvatlas.gates.cards import ENTRIES, MOST_NEW_TOKENS, UNKNOWN
+from kvatlas.gates.cards import ENTRIES, UNKNOWN, is_drawn
 from kvatlas.gates.judgement import EXIT_CODES, Judgement, TaskVerdict, Verdict
 from kvatlas.gates.outcomes import AnswerName, AnswerTexts
 from kvatlas.gates.pairing import PairedAnswers, TaskPairs
+from kvatlas.stats.numerics.planning import MOST_PROBLEMS
 from kvatlas.stats.run_data import MOST_COPIED, copies_clause
 from kvatlas.text import counted, digits_apart, limit_text, margin_text, percent_text, signed, visible
 
@@ -100,11 +101,15 @@ class JudgedChange:
     def warnings(self) -> list[str]:
         """The sentences to read before the verdict: other sampling, likely causes, and what is unknown."""
         found = []
+        sides = (self.pairs.before, self.pairs.after)
+        is_drawn_apart = all(side.kind == "endpoint" and is_drawn(side.cards.values()) for side in sides)
+        if is_drawn_apart and self.same_texts and self.judgement.copied <= MOST_COPIED:
+            found.append("All texts are equal, and none is greedy: is it one server, or is the option not at work?")
         if self.pairs.sampling:
             found.append(f"Answers were drawn or graded otherwise: {'; '.join(map(str, self.pairs.sampling))}.")
         found += _likely_causes(self)
         if self.regraded:
-            found.append(f"The grader differs: {counted(self.regraded, 'answer')} of equal texts have unequal scores.")
+            found.append(f"The grader differs: {counted(self.regraded, 'answer')} of equal texts got unequal scores.")
         if 0 < self.judgement.copied <= MOST_COPIED:
             found.append(f"On a side {copies_clause(self.judgement.copied)}; they count as independent draws.")
         conditions = [] if self.repeat is None else [item.name for item in self.repeat.pairs.differences]
@@ -258,7 +263,7 @@ class JudgedChange:
             paragraphs.append(f"Lost most: {named}{more}.")
         if self.pairs.differences:
             lines = "\n".join(f"- {line}" for line in difference_lines(self))
-            paragraphs += ["What else differs between the sides:", lines]
+            paragraphs += ["What differs between the sides:", lines]
         if note_lines(self):
             paragraphs.append("\n".join(f"- {note}" for note in note_lines(self)))
         return str(visible("\n\n".join(paragraphs)))
@@ -275,9 +280,9 @@ def gate_headline(result: JudgedChange) -> str:
     margin = margin_text(judgement.margin)
     decides = judgement.losses[judgement.claim]
     if judgement.verdict is Verdict.KEEPS:
-        most = limit_text(decides.high, judgement.margin)
-        kept = f"{result.equal_answers};" if result.equal_answers else "loses"
-        return f"Keeps: {kept} at most {most} points (margin {margin})"
+        most = _most_lost(decides.high, judgement.margin)
+        kept = f"{result.equal_answers}; {most.removeprefix('loses ')}" if result.equal_answers else most
+        return f"Keeps: {kept} points (margin {margin})"
     if judgement.verdict is Verdict.LOSES:
         names = judgement.losing_tasks
         if decides.low <= judgement.margin and names:
@@ -296,7 +301,7 @@ def gate_text(result: JudgedChange) -> str:
     samples = dict.fromkeys(_samples_text(task) for task in result.pairs.tasks)
     times = "" if [*samples] == ["1"] else f", {' or '.join(samples)} samples of each"
     lost, gained = judgement.changed
-    change = f"{lost:,} answers were lost and {gained:,} gained"
+    change = f"{counted(lost, 'answer')} {'was' if lost == 1 else 'were'} lost and {gained:,} gained"
     if not all(task.counts_answers for task in result.pairs.tasks):
         change = f"the score of {counted(lost, 'problem')} fell and that of {gained:,} rose"
     mean = " in the mean over tasks" if len(judgement.tasks) > 1 else ""
@@ -304,26 +309,27 @@ def gate_text(result: JudgedChange) -> str:
     sentences = [
         f"{counted(judgement.problems, 'problem')}{times}: {percent_text(judgement.right[0])} % of the answers were "
         f"right before and {percent_text(judgement.right[1])} % after{mean}; {change}.",
-        f"{_OF_CLAIM[claim]} it loses {_limits_text(judgement)} (95 %, {units}).",
+        f"{_OF_CLAIM[claim]} it {_limits_text(judgement)} (95 %, {units}).",
     ]
     if result.repeat is not None:
         lost, gained = result.repeat.judgement.changed
         sentences.append(
             f"Noise floor: between two runs of the side before {lost + gained:,} flip ({lost:,} lost, {gained:,} "
-            f"gained), a loss of {_limits_text(result.repeat.judgement)}."
+            f"gained): the second {_limits_text(result.repeat.judgement)}."
         )
 
     sentences += [f"Nothing is proven: {reason}." for reason in judgement.reasons]
     if len(judgement.tasks) > 1 and judgement.losing_tasks:
         names = ", ".join(judgement.losing_tasks)
         sentences.append(f"More than the margin is lost on {names} (Holm over {len(judgement.tasks)} tasks).")
-    if result.pairs.differences:
-        conditions = ", ".join(dict.fromkeys(item.name for item in result.pairs.differences))
-        sentences.append(f"The sides also differ in {conditions}: the verdict is on all of it together.")
+    # The setting is what is compared.
+    conditions = dict.fromkeys(item.name for item in result.pairs.differences if item.condition != "setting")
+    if conditions:
+        sentences.append(f"The sides also differ in {', '.join(conditions)}: the verdict is on all of it together.")
 
     sentences.append(_other_claim(judgement))
     if judgement.verdict is Verdict.CANNOT_TELL and not judgement.reasons:
-        sentences.append(_settling_sizes(judgement))
+        sentences.append(_settling_sizes(result))
 
     # How answers end, and how long they are.
     before = result.side_data(0)
@@ -336,12 +342,13 @@ def gate_text(result: JudgedChange) -> str:
         sentences.append(f"Answers: {'; '.join(clauses)}.")
     length = judgement.length
     if length is not None and result.pairs.before.length_unit == result.pairs.after.length_unit:
-        unit = result.pairs.before.length_unit
-        word = "longer" if length.value >= 0 else "shorter"
-        sentences.append(
-            f"Answers are {abs(length.value):,.0f} {unit} {word} on average (95 %: {length.low:+,.0f} to "
-            f"{length.high:+,.0f})."
-        )
+        unit = result.pairs.before.length_unit.removesuffix("s")
+        longer = round(length.value)
+        words = "as long"
+        if longer:
+            words = f"{counted(abs(longer), unit)} {'longer' if longer > 0 else 'shorter'}"
+        limits = f"{round(length.low):+,} to {round(length.high):+,}"
+        sentences.append(f"Answers are {words} on average (95 %: {limits}).")
     if result.same_texts:
         sentences.append("Both sides wrote the same texts, answer by answer.")
     return " ".join(sentences)
@@ -351,7 +358,18 @@ def _limits_text(judgement: Judgement) -> str:
     """Return the loss by the claim that decides, with its limits."""
     loss = judgement.losses[judgement.claim]
     value, high, low = (limit_text(share, judgement.margin) for share in (loss.value, loss.high, loss.low))
-    return f"{value} points, at most {high} and at least {low}"
+    verb = "gains" if value.startswith("-") else "loses"
+    value, gained, most_gained = (text.removeprefix("-") for text in (value, high, low))
+    if high.startswith("-"):
+        return f"{verb} {value} points, at least {gained} and at most {most_gained}"
+    limits = f"{high} and at least {low}" if loss.low >= 0 else f"{high} lost or {most_gained} gained"
+    return f"{verb} {value} points, at most {limits}"
+
+
+def _most_lost(share: float, margin: float) -> str:
+    """Return an upper limit of a loss in words: a negative one is a gain."""
+    text = limit_text(share, margin)
+    return f"gains at least {text[1:]}" if text.startswith("-") else f"loses at most {text}"
 
 
 def _samples_text(task: TaskPairs) -> str:
@@ -415,10 +433,8 @@ def _without_box(answers: Sequence[AnswerTexts | None]) -> int:
 
 def _cut_text(result: JudgedChange, index: int) -> str:
     """Return that answers of a side were perhaps cut, with the limits that its log names."""
-    cards = (result.pairs.before, result.pairs.after)[index].cards.values()
-    limits = dict.fromkeys((card.sampling or {}).get(MOST_NEW_TOKENS) for card in cards)
-    named = " or ".join(limit for limit in limits if limit)
-    return f"perhaps cut: {named} new tokens" if named else "perhaps cut"
+    limit = (result.pairs.before, result.pairs.after)[index].token_limit
+    return f"perhaps cut: {limit} new tokens" if limit else "perhaps cut"
 
 
 def _count_text(count: int | None) -> str:
@@ -433,17 +449,17 @@ def _other_claim(judgement: Judgement) -> str:
         return f"For these problems alone nothing is claimed: {judgement.refused}."
     if other is Claim.THESE and all(task.pairs.samples == (1, 1) for task in judgement.tasks):
         return "With one sample of each problem the limits are the same for these problems alone."
-    most = limit_text(loss.high, judgement.margin)
+    most = _most_lost(loss.high, judgement.margin)
     if other is Claim.THESE:
-        return f"On these problems, however often they are sampled, it loses at most {most} points."
+        return f"On these problems, however often they are sampled, it {most} points."
     return (
-        f"For problems like these it may lose up to {most} points: a kind of problem that these {loss.units:,} do "
-        "not hold may fail."
+        f"For problems like these it {most} points: a kind of problem that these {loss.units:,} do not hold may fail."
     )
 
 
-def _settling_sizes(judgement: Judgement) -> str:
-    """Return a sentence on the samples or problems that would settle the verdict."""
+def _settling_sizes(result: JudgedChange) -> str:
+    """Return a sentence on the missing answers, samples or problems that would settle the verdict."""
+    judgement = result.judgement
     samples = max(task.pairs.samples[0] for task in judgement.tasks)
     ways = []
     if judgement.claim is Claim.THESE:
@@ -454,8 +470,13 @@ def _settling_sizes(judgement: Judgement) -> str:
     elif judgement.needed:
         ways.append(f"about {judgement.needed:,} problems (now {judgement.problems:,})")
     if not ways:
-        return "The loss is so near to the margin that no practicable number of problems would tell."
-    return f"If this is its loss, {', or '.join(ways)} would tell."
+        unit = "pairs of answers" if judgement.claim is Claim.THESE else "problems"
+        ways.append(f"only more than {MOST_PROBLEMS:,} {unit}")
+    missing = sum(result.side_data(index)["missing"] for index in (0, 1))
+    begin = "If this is its loss"
+    if missing:
+        begin = f"First complete the {counted(missing, 'missing answer')}, which may all be lost; if they are"
+    return f"{begin}, {', or '.join(ways)} would tell."
 
 
 def task_table(result: JudgedChange) -> str:

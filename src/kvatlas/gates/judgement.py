@@ -25,7 +25,7 @@ from enum import StrEnum
 import numpy as np
 from scipy import special
 
-from kvatlas.core import Claim, KvatlasError
+from kvatlas.core import Claim, KvatlasError, Status
 from kvatlas.gates.outcomes import Side
 from kvatlas.gates.pairing import AnswerGrid, PairedAnswers, TaskPairs
 from kvatlas.stats.numerics.arrays import (
@@ -40,7 +40,7 @@ from kvatlas.stats.numerics.arrays import (
     weights,
 )
 from kvatlas.stats.numerics.bounded import lower_limit, mean_difference
-from kvatlas.stats.numerics.planning import MOST_TIMES, POWER_QUANTILE, provable_sizes
+from kvatlas.stats.numerics.planning import MOST_PROBLEMS, MOST_TIMES, POWER_QUANTILE, provable_sizes
 from kvatlas.stats.numerics.units import Group, joined_units, units_of_traces
 from kvatlas.stats.run_data import GREEDY, LONG_TEXT, MOST_COPIED, MOST_MISSING, copied_share, copies_clause
 
@@ -271,10 +271,16 @@ def _reasons(pairs: PairedAnswers, claim: Claim, margin: float) -> list[str]:
     strata = strata_of_sizes([len(values) for values in solved])
     least = float(lower_limit(np.concatenate(solved), 0.0, 1.0, normal_quantile(LEVEL), strata))
     if least <= margin:
-        right = 100 * float(np.concatenate(solved) @ weights(strata))
+        right = float(np.concatenate(solved) @ weights(strata))
+        way_out = "take easier problems" if right <= margin else "take more problems, or easier ones"
+        cut = sum(task.before.count([Status.TRUNCATED]) for task in pairs.tasks)
+        answers = sum(task.before.scores.size for task in pairs.tasks)
+        if 2 * cut > answers:
+            limit = pairs.before.token_limit or "their limit of"
+            way_out = f"{cut:,} of {answers:,} were cut at {limit} tokens, allow more"
         reasons.append(
-            f"before the change {right:.1f} % were right, so a loss above the margin of {100 * margin:g} points could "
-            "not have been seen; take easier problems"
+            f"before the change {100 * right:.1f} % were right, so a loss above the margin of {100 * margin:g} points "
+            f"could not have been seen; {way_out}"
         )
     return reasons
 
@@ -285,8 +291,8 @@ def _reasons(pairs: PairedAnswers, claim: Claim, margin: float) -> list[str]:
 def _settling_size(tasks: Sequence[TaskPairs], claim: Claim, margin: float, both_ways: bool = False) -> int | None:
     """Return the samples of each problem (these problems) or the problems (problems like these) that settle it.
 
-    None if the loss is the margin itself, or if more than 20 times as many are needed. Unlike samples, problems of
-    another kind may be lost without having been met, so a margin always needs some problems.
+    None if the loss is the margin itself, or if more than 20 times as many, and more than 4,000 units, are needed.
+    Unlike samples, problems of another kind may be lost without having been met: a margin always needs some problems.
     """
     _, group = _losses_by_unit(tasks, claim)
     values = group.highest[0]
@@ -295,20 +301,23 @@ def _settling_size(tasks: Sequence[TaskPairs], claim: Claim, margin: float, both
     # A gain is as near to its margin as the same loss.
     loss = abs(loss) if both_ways else loss
     gap = abs(margin - loss)
-    error = float(standard_error(values, strata))
-    if gap < 1e-9 or not math.isfinite(error):
+    if gap < 1e-9:
         return None
+    # A single problem tells nothing of the spread.
+    error = float(np.nan_to_num(standard_error(values, strata), posinf=0.0))
 
     limits = 2 if both_ways else 1
     quantile = normal_quantile(LEVEL / limits) + POWER_QUANTILE
-    times: float = max(1.0, (quantile * error / gap) ** 2)
-    if loss < margin:
-        sizes = np.bincount(strata).tolist()
-        least: float = sum(provable_sizes(sizes, margin - max(loss, 0.0), limits)) / sum(sizes)
-        times = max(times, least)
+    times = max(1.0, (quantile * error / gap) ** 2)
+    most = max(MOST_TIMES, MOST_PROBLEMS / len(values))
+    if times > most:
+        return None
+    sizes = np.bincount(strata).tolist()
+    provable = margin - max(loss, 0.0) if loss < margin else gap / (1 + loss)
+    times = max(times, sum(provable_sizes(sizes, provable, limits)) / sum(sizes))
 
     count = len(values) if claim is Claim.LIKE else max(task.losses.shape[1] for task in tasks)
-    return None if times > MOST_TIMES else math.ceil(times * count)
+    return None if times > most else math.ceil(times * count)
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------

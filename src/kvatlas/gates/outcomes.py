@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvatlas.core import KvatlasError, Status, grouped
-from kvatlas.gates.cards import NONE, UNKNOWN, Card, is_drawn, shared_card
+from kvatlas.gates.cards import MOST_NEW_TOKENS, NONE, UNKNOWN, Card, is_drawn, shared_card
 
 #: The name of an answer in its log: task, problem, sample.
 AnswerName = tuple[str, str, int]
@@ -68,6 +68,12 @@ class Side:
     #: What problems share with others, by task and problem.
     clusters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     stored_texts: Callable[[Collection[AnswerName]], Mapping[AnswerName, AnswerTexts]] | None = None
+
+    @property
+    def token_limit(self) -> str:
+        """The limit of new tokens that the cards name, "" without one."""
+        limits = dict.fromkeys((card.sampling or {}).get(MOST_NEW_TOKENS) for card in self.cards.values())
+        return " or ".join(limit for limit in limits if limit)
 
     def texts(self, names: Collection[AnswerName]) -> Mapping[AnswerName, AnswerTexts]:
         """Return question and text of some answers, as far as the log has them."""

@@ -170,7 +170,8 @@ class _TaskAnswers:
             problem, sample = min(twice, key=lambda name: (places[name[0]], name[1]))
             raise KvatlasError(
                 f"{self.side} has {repeated:,} answers of the task {self.task!r} twice (as sample {sample} of problem "
-                f"{problem!r}): is it two logs in one file? {len(counts):,} are distinct."
+                f"{problem!r}): is it two logs in one file, or has the column of samples another name than 'sample'? "
+                f"{len(counts):,} are distinct."
             )
         if all(math.isnan(answer.score) for answer in self.answers):
             raise KvatlasError(f"{self.side!r} has no score of the task {self.task!r}.")
@@ -219,7 +220,7 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
     """
     unsupported = next((word for word in allow if word not in ALLOWED), None)
     if unsupported is not None:
-        raise KvatlasError(f"--allow {unsupported}: expected {', '.join(ALLOWED)}.")
+        raise KvatlasError(f"--allow {unsupported}: expected {', '.join(ALLOWED)}, each with its own --allow.")
     first = _answers_by_task(before)
     second = _answers_by_task(after)
     notes = [note for note in before.notes if note in after.notes]
@@ -357,7 +358,8 @@ def _check_names(first: _TaskAnswers, second: _TaskAnswers) -> None:
     if (ends[0][0] - ends[1][0]) * (ends[0][1] - ends[1][1]) > 0:
         raise KvatlasError(
             f"Problems of {first.task!r} are numbered from {ends[0][0]} to {ends[0][1]} before and from {ends[1][0]} "
-            f"to {ends[1][1]} after, and a side has no text of their questions: names alone would pair other questions."
+            f"to {ends[1][1]} after, and a side has no text of their questions: names alone would pair other "
+            "questions. Number them alike, or give both sides a column 'question'."
         )
 
 

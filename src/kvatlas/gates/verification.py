@@ -25,7 +25,7 @@ from kvatlas.gates.judgement import Verdict, judge_pairs
 from kvatlas.gates.pairing import pair_answers
 from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.numerics.texts import NEAR, Departures, departure_p, most_unseen
-from kvatlas.text import model_name
+from kvatlas.text import counted, model_name
 
 #: Below this p-value lengths differ.
 LENGTH_P = 0.005
@@ -153,7 +153,7 @@ def answer_checks(reference: MeasuredCell, served: Sequence[Trace], length: Diff
     if length is not None and not any(trace.usage.output_tokens is None for trace in served):
         good = length.p >= LENGTH_P
         end = ", which chance explains" if good else ": it does not write as that cell does"
-        tokens = f"{abs(length.value):,.0f} tokens {'longer' if length.value >= 0 else 'shorter'}"
+        tokens = f"{counted(round(abs(length.value)), 'token')} {'longer' if length.value >= 0 else 'shorter'}"
         sentence = f"Answers are {tokens} on average than in the run (p {length.p:.2g}){end}."
         checks.append(_check("lengths", good, sentence))
     return checks

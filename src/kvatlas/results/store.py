@@ -487,6 +487,9 @@ def check_new_folder(folder: Path, or_else: str = "") -> None:
     `or_else` ends the sentence with another way out.
     """
     check_folder(folder)
+    logs = [*folder.glob("samples_*.jsonl*"), *folder.glob("*/samples_*.jsonl*"), *folder.glob("*.eval")]
+    if logs and not (folder / FILE).exists():
+        raise KvatlasError(f"{str(folder)!r} holds the log {logs[0].name}, which a run would hide; name a new folder.")
     if _OF_FILE.fullmatch(folder.suffix) and not folder.is_dir():
         raise KvatlasError(
             f"The name {folder.name!r} is one of a file, and a folder is written; name a folder without a suffix"
