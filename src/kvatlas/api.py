@@ -288,9 +288,8 @@ def sweep(
         from kvatlas.sweeps.served import make_served_plan, sweep_servers
 
         folder = Path() if isinstance(spec, Mapping) else Path(spec).parent
-        sweep_servers(
-            make_served_plan(parsed, folder), Path(out), replace_run=replace, on_message=on_message, on_start=on_message
-        )
+        plan = make_served_plan(parsed, folder, "spec" if isinstance(spec, Mapping) else str(spec))
+        sweep_servers(plan, Path(out), replace_run=replace, on_message=on_message, on_start=on_message)
         return open_run(out)
     options: dict[str, Any] = {"executor": executor, "workers": workers, "batch_size": batch_size}
     options |= {"replace": replace, "allow_code": allow_code}

@@ -123,7 +123,7 @@ def test_a_spec_is_changed_on_the_command_line_and_the_run_says_so(
         (["--set", "models.name=x"], "--set models.name=x: models is"),
         (["--set", "axes.ratio=[0.5"], "--set axes.ratio=[0.5: expected a value in YAML"),
         (["--set", "problems=3", "--problems", 4], "problems is given twice"),
-        (["--set", "samples=few"], "samples: input should be a valid integer, given 'few'"),
+        (["--set", "samples=few"], "samples: expected an integer, given 'few'"),
     ]:
         assert sentence in kvatlas.refuse("plan", spec, *words)
 

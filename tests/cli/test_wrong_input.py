@@ -206,7 +206,12 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("plan ratio_key.yaml", ("ratio_key.yaml", "'ratio'"), ("a key of settings or of axes",)),
     ("plan typo.yaml", ("'rkv'", "'kv_budgt'"), ("'kv_budget'",)),
     ("plan percent.yaml", ("ratio", "30"), ("from 0 to 1",)),
-    ("plan samples.yaml", ("samples.yaml", "samples", "'many'"), ("integer",)),
+    ("plan samples.yaml", ("samples.yaml", "samples", "'many'"), ("expected an integer, given",)),
+    ("plan set.yaml --set seed=-1", ("seed", "given -1"), ("expected a number >= 0",)),
+    ("plan set.yaml --set sampling=1", ("sampling", "'1'"), ("expected a mapping, as {temperature: 0.6}",)),
+    ("plan set.yaml --set 'benchmarks=[{name: [a]}]'", ("benchmarks.0.name", "['a']"), ("expected a text",)),
+    ("plan set.yaml --set strict_budget=maybe", ("strict_budget", "'maybe'"), ("expected true or false",)),
+    ("plan set.yaml --set models=[]", ("models", "[]"), ("at least 1 of them",)),
     ("plan margin.yaml", ("lose_at_most", "'3%'"), ("points, as 3",)),
     ("plan claim.yaml", ("claim", "'all'"), ("'these_problems'", "'problems_like_these'")),
     ("plan tab.yaml", ("tab.yaml", "line 3"), ("indent with spaces",)),
@@ -224,6 +229,11 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (f"serve {MODEL} --port 99999", ("--port", "'99999'"), ("65535",)),
     ("sweep good.yaml --out mine.jsonl", ("'mine.jsonl'",), ("name a folder",)),
     ("sweep good.yaml --out new --executor slurm", ("executor", "'slurm'"), ("local or ray", "docs/scaling.md")),
+    (
+        f"serve {MODEL} --policy rkv --kv-budget 4 --local-window 2 --ratio 0.3 --host 192.0.2.1",
+        (f"Loading {MODEL}.", "every chat will be refused", "kv_budget 4", "an empty chat"),
+        ("expected budgets above",),
+    ),
     (f"serve {MODEL} --host 192.0.2.1", ("192.0.2.1:8000", "no address of this machine"), ("--host 127.0.0.1",)),
     ("sweep good.yaml --out new --workers 0", ("--workers", "'0'"), ("greater than or equal to 1",)),
     ("gate before.csv", ("AFTER",), ("after.csv",)),
@@ -359,6 +369,20 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("plan reference.yaml", ("reference", "'full'"), ("{options: --kv-cache-dtype auto}", "without this key")),
     (f"{RUN} --policy list_default.py", ("list_default.py", "layers"), ("a number, a text, true or false",)),
     ("autopsy alone --policy window", ("alone", "no answers of the full cache"), ("CHAIN3 --out alone",)),
+    # Specs of servers.
+    ("plan served.yaml --set settings=served", ("settings.0", "'served'"), ("a mapping, as {policy: served}",)),
+    ("plan served.yaml --set settings=[served]", ("settings.0", "'served'"), ("a mapping, as {policy: served}",)),
+    ("plan served.yaml --set settings.policy=serve", ("'serve'",), ("{policy: served}",)),
+    ("plan served.yaml --set settings.policy=Served", ("'Served'",), ("{policy: served}",)),
+    ("plan served.yaml --set reference=http://gpu7:8000/v1", ("reference",), ("as {endpoint: http://gpu7:8000/v1}",)),
+    ("plan dashes.yaml", ("dashes.yaml", "'serve-cmd'"), ("Did you mean 'serve_cmd'?",)),
+    ("plan words.yaml", ("words.yaml, models.0: serve_cmd", "one text"), ("serve_cmd: vllm serve",)),
+    ("plan served.yaml --set settings.control=ture", ("settings.0: control", "'ture'"), ("true or false",)),
+    ("plan served.yaml --set reference.env=A", ("served.yaml, reference: env", "'A'"), ("{NAME: '1'}",)),
+    ("plan served.yaml --set reference.kv_bytes=x", ("served.yaml, reference: kv_bytes", "'x'"), ("a whole number",)),
+    ("plan no_port.yaml", ("no_port.yaml, models.0: serve_cmd",), ("write --port {port}",)),
+    ("plan set.yaml --set benchmarks=[../led.jsonl]", ("'../led.jsonl'",), ("from the folder of the command",)),
+    ("plan set.yaml --set benchmarks=[led.xlsx]", ("'led.xlsx'",), ("from the folder of the command",)),
     ("gate logs/results_1.json mine.jsonl", ("logs/results_1.json",), ("name the folder 'logs'",)),
     # Sides of a gate, logs and addresses in other places than expected.
     ("gate plain before.csv", ("'plain'", "b.jsonl is no sample of lm-eval"), ("name the file",)),
@@ -382,10 +406,19 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("import logs/samples_a_1.jsonl new", ("Samples of lm-eval",), ("kvatlas gate BEFORE AFTER",)),
     ("import run mine.jsonl", ("'mine.jsonl' is a file",), ("kvatlas import mine.jsonl RUN",)),
 ]
+SERVED = (
+    "models: [{name: a, serve_cmd: 'vllm serve --port {port}'}]\nbenchmarks: [CHAIN3]\nsettings: {policy: served}\n"
+    "sampling: {max_new_tokens: 20}\naxes: {kv_cache_dtype: [fp8]}\n"
+)
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 #: Files beside these.
 MORE_FILES: dict[str, str | bytes] = {
     **FILES,
+    "set.yaml": SPEC,
+    "served.yaml": SERVED,
+    "dashes.yaml": SERVED.replace("serve_cmd", "serve-cmd"),
+    "words.yaml": SERVED.replace("'vllm serve --port {port}'", "[vllm, serve]"),
+    "no_port.yaml": SERVED.replace("{port}", "8000"),
     "policies.yaml": SPEC + "policies: [rkv]\n",
     "latin.jsonl": '{"question": "Größe", "answer": "2"}\n'.encode("latin-1"),
     "text_setting.yaml": SPEC + "settings: [rkv]\n",

@@ -166,6 +166,11 @@ def test_what_a_target_cannot_express_is_named_with_the_nearest(target: str, cha
     assert export_setting(made.setting, target).text == made.text
 
 
+def test_a_setting_of_a_server_is_nothing_to_export() -> None:
+    with pytest.raises(KvatlasError, match="a command of its own, with nothing to decode or to export"):
+        export_setting(Setting.from_parameters("served", ratio=0.5, w=16), "kvpress")
+
+
 def test_a_ratio_is_told_as_what_it_keeps() -> None:
     values = {"kv_budget": 2176, "local_window": 128, "ratio": 0.9375}
     values |= {"ratio_over": "older", "keep_prompt": False}

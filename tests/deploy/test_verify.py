@@ -296,6 +296,18 @@ def test_answers_of_an_endpoint_enter_no_measured_run(run: Path, stand: Stand, k
     assert len(traces_of(run)) == before
 
 
+def test_answers_of_a_gate_are_no_place_for_a_verification(
+    run: Path, stand: Stand, kvatlas: Call, tmp_path: Path
+) -> None:
+    urls = [stand(lambda path, _: (200, {}, MODELS if path.endswith("models") else completion("6")))[0] for _ in "ab"]
+    folder = tmp_path / "gate-answers"
+    kvatlas("gate", *urls, "CHAIN3", "--problems", 1, "--answers", folder)
+    before = len(traces_of(folder))
+    words = ("deploy", "verify", urls[0], "--against", run, "--policy", "full", "--out", folder)
+    assert f"'{folder}' has answers of another command" in kvatlas.refuse(*words)
+    assert len(traces_of(folder)) == before == 2
+
+
 def test_a_second_verification_says_what_is_old_and_again_asks_anew(
     run: Path, stand: Stand, verify: Call, tmp_path: Path
 ) -> None:

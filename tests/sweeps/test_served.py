@@ -174,7 +174,7 @@ def test_one_setting_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
         axes={"words": ["--mode=ends-at-once", "--kv-cache-dtype=fp8"]},
     )
     said: list[str] = []
-    with pytest.raises(KvatlasError, match="1 setting of 4 failed") as error:
+    with pytest.raises(KvatlasError, match="1 of 4 failed") as error:
         sweep_servers(make_served_plan(parse_spec(spec), tmp_path), folder, on_message=said.append)
     # The end of the log is shown once.
     assert f"{said} {error.value}".count("ValueError: fp9 is no dtype") == 1
@@ -183,8 +183,24 @@ def test_one_setting_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
     # What could be served is read without the one that could not, and that one is named.
     described = str(open_run(folder).describe())
     assert "Values" in described
+    assert "the run has none beside its reference" not in described
     assert "| served(words=--kv-cache-dtype=fp8) |" in described
     assert re.search(r"fake .*ends-at-once.* is left out of the run: \S", described)
+
+
+def test_without_a_setting_that_started_it_is_said_that_none_was_measured(tmp_path: Path) -> None:
+    options = {"policy": "served", "options": "--mode {mode}"}
+    with pytest.raises(KvatlasError, match="1 of 3 failed"):
+        run_sweep(fake_spec(settings=options, axes={"mode": ["ends-at-once"]}), tmp_path / "run")
+    described = str(open_run(tmp_path / "run").describe())
+    assert "No setting can be recommended: the run has none beside its reference." in described
+    assert "without traces of a full cache" not in described
+
+
+def test_a_resumed_setting_says_its_place_and_its_answers(tmp_path: Path) -> None:
+    run_sweep(fake_spec(problems=2), tmp_path / "run")
+    said = "\n".join(run_sweep(fake_spec(), tmp_path / "run"))
+    assert "Starting the server of fake kv_cache_dtype=fp8 (2 of 4, 2 of its answers are there): " in said
 
 
 def test_running_servers_are_settings_by_a_part_of_their_address(tmp_path: Path) -> None:
@@ -229,8 +245,8 @@ def test_a_repaired_setting_is_asked_and_the_reference_again_after_it(tmp_path: 
     said = run_sweep(spec("fine"), folder)
     assert said[0].startswith("The commands of 1 setting are others than before")
     assert [sentence.partition(":")[0] for sentence in said[1:]] == [
-        "Starting the server of fake kv_cache_dtype=bf16",
-        "Starting the server of fake again",
+        "Starting the server of fake kv_cache_dtype=bf16 (3 of 4)",
+        "Starting the server of fake again (4 of 4)",
     ]
     assert len(stored(folder)) == 4 * 4
     described = str(open_run(folder).describe())
@@ -574,7 +590,10 @@ def test_texts_of_kvatlas_serve_are_those_of_the_native_sweep(tmp_path: Path, fo
 def test_a_plan_prints_the_commands_and_starts_nothing(tmp_path: Path, kvatlas: Call) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(yaml.safe_dump(fake_spec()))
-    assert "--kv-cache-dtype fp8" in kvatlas.succeed("plan", file, "--tokens-per-second", "100")
+    said = kvatlas.succeed("plan", file, "--tokens-per-second", "100")
+    assert "--kv-cache-dtype fp8" in said
+    # The first that it says of the problems: they are too few.
+    assert "\nWith 4 problems 3 points cannot be proven: take at least 122. " in said
     document = json.loads(kvatlas.succeed("plan", file, "--json"))
     assert document["questions"] == 4 * 4
     assert [one["setting"] for one in document["settings"]] == [
@@ -583,6 +602,20 @@ def test_a_plan_prints_the_commands_and_starts_nothing(tmp_path: Path, kvatlas: 
         "kv_cache_dtype=bf16",
         "again",
     ]
+
+
+def test_a_plan_says_what_this_machine_lacks_and_that_controls_alone_prove_nothing(
+    tmp_path: Path, kvatlas: Call
+) -> None:
+    file = tmp_path / "spec.yaml"
+    models = [{"name": "fake", "serve_cmd": "no-such-program --port {port}"}]
+    file.write_text(yaml.safe_dump(fake_spec(models=models, settings={"policy": "served", "control": "true"})))
+    code, out, err = kvatlas("plan", file)
+    assert (code, err) == (
+        0,
+        "fake reference cannot be started here. serve_cmd: there is no program 'no-such-program' on this machine.\n",
+    )
+    assert "Warning: All settings are controls: nothing is tested or recommended." in out
 
 
 def test_the_log_of_a_server_that_fails_a_check_stays(

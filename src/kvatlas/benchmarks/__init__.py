@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_answer, identity, problems_of, prompt_of
+from kvatlas.benchmarks.problem_files import FROM_HERE
 from kvatlas.benchmarks.public import questions
 from kvatlas.benchmarks.public_data import SOURCES
 from kvatlas.class_files import class_file, load_named, record_file
@@ -80,7 +81,7 @@ def find(name: str, **options: Any) -> Benchmark:
         if re.fullmatch(r"[./~].*|.*\.[A-Za-z]+", name):
             raise KvatlasError(
                 f"There is no file {name!r}; expected a problem file in {', '.join(PROBLEM_SUFFIXES)}, or the name of "
-                f"a benchmark (`kvatlas list benchmarks`).{did_you_mean_file(Path(name))}"
+                f"a benchmark (`kvatlas list benchmarks`).{did_you_mean_file(Path(name)) or FROM_HERE}"
             )
         raise KvatlasError(
             f"Unknown benchmark {name!r}; expected {families.listed()} (CHAIN with a size, as in CHAIN12)"

@@ -41,6 +41,8 @@ USUAL = {
 CONTEXT = ("body", "context", "passage", "premise", "input")
 #: The seed of the seeds of all permutations of choices: part of the benchmark, the same for every user.
 CHOICE_SEED = 0
+#: What is said of a file that is not there.
+FROM_HERE = " Paths count from the folder of the command, not from that of a spec."
 #: A row of JSON lines.
 _EXAMPLE = '{"question": "1 + 1", "answer": "2"}'
 #: Rows of a Parquet file that are read at a time.
@@ -65,7 +67,7 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
     if suffix not in PROBLEM_SUFFIXES:
         raise KvatlasError(f"{where} has an unknown suffix; expected {', '.join(PROBLEM_SUFFIXES)} (also with .gz).")
     if not path.is_file():
-        raise KvatlasError(f"{where} is not there.{did_you_mean_file(path)}")
+        raise KvatlasError(f"{where} is not there.{did_you_mean_file(path) or FROM_HERE}")
 
     with refusal(f"{where} cannot be read"), ExitStack() as stack:
         refuse_pointer(path)

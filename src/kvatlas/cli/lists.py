@@ -192,7 +192,7 @@ def check_command(
             raise KvatlasError(
                 f"`kvatlas plan {target}` checks a spec; `check` starts the servers of one that has some."
             )
-        print_check_results(check_servers(spec, Path(target).parent), as_json)
+        print_check_results(check_servers(spec, Path(target)), as_json)
         return
     if names_policy(target):
         print_check_results(_try_policy(target), as_json)

@@ -9,21 +9,28 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvatlas.cli.output import print_text
-from kvatlas.core import Check, CheckResult
+from kvatlas.cli.output import note, print_text
+from kvatlas.core import Check, CheckResult, KvatlasError
 from kvatlas.text import duration_text
 
 if TYPE_CHECKING:
     from kvatlas.sweeps.spec import Spec
 
 
-def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | None, as_json: bool) -> None:
+def print_served_plan(spec: Spec, spec_file: Path, tokens_per_second: float | None, as_json: bool) -> None:
     """Print the command of each setting, the questions, and what they can prove; nothing is started."""
     from kvatlas.report.description import say
     from kvatlas.sweeps.served import make_served_plan
 
-    planned = make_served_plan(spec, spec_folder)
+    planned = make_served_plan(spec, spec_file.parent, str(spec_file))
     spec = planned.spec
+    for served in planned.settings:
+        try:
+            served.command.check(planned.spec_folder, os.environ)
+        except KvatlasError as error:
+            note(f"{served.title} cannot be started here. {error}")
+            break
+
     tokens = 0
     samples = sum(served.samples for served in planned.settings)
     for benchmark in planned.benchmarks:
@@ -66,16 +73,16 @@ def print_served_plan(spec: Spec, spec_folder: Path, tokens_per_second: float | 
         print_text(f"\nWarning: {sentence}")
 
 
-def check_servers(spec: Spec, spec_folder: Path) -> list[CheckResult]:
+def check_servers(spec: Spec, spec_file: Path) -> list[CheckResult]:
     """Start the reference of each model, and ask it four short questions."""
     import shutil
     import tempfile
 
     from kvatlas.sweeps.served import REFERENCE, SEEDS, make_served_plan, probe, server_of
 
-    planned = make_served_plan(spec, spec_folder)
+    planned = make_served_plan(spec, spec_file.parent, str(spec_file))
     for served in planned.settings:
-        served.command.check(spec_folder, os.environ)
+        served.command.check(spec_file.parent, os.environ)
     found = []
     for served in planned.settings:
         if served.setting != REFERENCE:

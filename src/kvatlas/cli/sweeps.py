@@ -119,7 +119,7 @@ def plan_command(
     if changed_spec.is_served:
         if memory or detect is not None:
             raise KvatlasError("--memory and --detect are for models that kvatlas decodes.")
-        print_served_plan(changed_spec, spec.parent, tokens_per_second, as_json)
+        print_served_plan(changed_spec, spec, tokens_per_second, as_json)
         return
     planned = make_plan(changed_spec)
     for sentence in planned.notes:
@@ -321,7 +321,8 @@ def sweep_command(
         given = [name for name, value in local_options.items() if value]
         if given:
             raise KvatlasError(f"{', '.join(given)}: not for servers, which decode themselves.")
-        served_plan = dataclasses.replace(make_served_plan(changed_spec, spec.parent), changes=changes)
+        served_plan = make_served_plan(changed_spec, spec.parent, str(spec))
+        served_plan = dataclasses.replace(served_plan, changes=changes)
         with _traces_are_kept(out):
             sweep_servers(
                 served_plan,

@@ -173,6 +173,8 @@ def ask_in_folder(
             raise KvatlasError(
                 f"{str(folder)!r} is a measured run; expected a folder for answers of endpoints alone: name another."
             )
+        if stored.spec.keys() != manifest.spec.keys():
+            raise KvatlasError(f"{str(folder)!r} has answers of another command, gate or deploy verify: name another.")
         attempts = {**stored.provenance.get("attempts", {})}
         for setting_id in {cell.expected.setting.id for cell in cells}:
             attempts[setting_id] = attempts.get(setting_id, 0) + again

@@ -111,7 +111,8 @@ class Command:
                 texts = {str(name): _text(f"{key} {name}", text) for name, text in value.items()}
                 values[key] = {**values.get(key, {}), **texts}
             elif isinstance(value, list):
-                raise KvatlasError(f"{key}: expected one text, a command as in a shell; {value} was given.")
+                line = shlex.join(map(str, value))
+                raise KvatlasError(f"{key}: expected one text; {value} was given: write one line, {key}: {line}.")
             else:
                 values[key] = _text(key, value)
         if "://" in values.get("ready_path", ""):

@@ -239,6 +239,11 @@ class Policies(Registry[type[Policy]]):
         if plain in here:
             method, policy = here[plain]
             raise KvatlasError(f"Unknown policy {name!r}; {method} is here {policy!r}.")
+        if plain in ("serve", "server", "served"):
+            raise KvatlasError(
+                f"{name!r} is no policy of kvatlas's own engine. {{policy: served}} is a setting of a server, beside "
+                "serve_cmd or endpoint: it is a command of its own, with nothing to decode or to export here."
+            )
         return super().get(name)
 
 

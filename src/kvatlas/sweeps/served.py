@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -108,11 +109,13 @@ class ServedPlan(PlannedProblems):
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on references whose command has an option of its own that settings change."""
-        if self.spec.reference.keys() & {"serve_cmd", "options"}:
-            return []
-        references = {one.model: one.command for one in self.settings if one.setting == REFERENCE}
+        """Sentences on settings that are all controls, and on options of a reference that settings change."""
         sentences = []
+        if all(one.control for one in self.settings if one.setting.policy == SERVED):
+            sentences.append("All settings are controls: nothing is tested or recommended.")
+        if self.spec.reference.keys() & {"serve_cmd", "options"}:
+            return sentences
+        references = {one.model: one.command for one in self.settings if one.setting == REFERENCE}
         for served in self.settings:
             for option, text in options_of_both(references[served.model], served.command).items():
                 if text.rpartition(" ")[2] not in _FULL_CACHE:
@@ -174,37 +177,49 @@ class ServedPlan(PlannedProblems):
         return replace(manifest, spec=_without_folders(manifest.spec))
 
 
-def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
+def make_served_plan(spec: Spec, spec_folder: Path, source: str = "spec") -> ServedPlan:
     """Return the plan of a spec of served models; `spec_folder` holds the files that it names.
 
-    Nothing is started. Raises KvatlasError for the first fault.
+    Nothing is started. Raises KvatlasError for the first fault; `source` names the spec there.
     """
     found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
     if not spec.sampling.max_new_tokens:
         if not all(entry.model for entry in spec.models):
             raise KvatlasError(
-                "sampling: name the most tokens of an answer, as sampling: {max_new_tokens: 16384}; a served model "
-                "does not say its positions."
+                f"The key 'sampling.max_new_tokens' is missing in {source}: name the most tokens of an answer, as "
+                "sampling: {max_new_tokens: 16384}; a served model does not say its positions."
             )
         spec = with_limit(spec, [models.find(entry.model).positions for entry in spec.models])
+
+    # Each layer of the commands by itself, so that its place is named.
+    layers: dict[str, Mapping[str, Any]] = {"reference": spec.reference}
+    layers |= {f"models.{index}": entry.model_extra or {} for index, entry in enumerate(spec.models)}
+    layers |= {f"settings.{index}": entry.fixed_values for index, entry in enumerate(spec.settings)}
+    for place, layer in layers.items():
+        with _at(place, source):
+            Command.layered(layer)
+            _flag("control", layer.get("control", False))
+            if not isinstance(layer.get("kv_bytes"), Mapping):
+                _positive("kv_bytes", layer.get("kv_bytes"))
 
     settings: list[ServedSetting] = []
     weights: dict[str, str] = {}
     ready_seconds: dict[str, float] = {}
     axes: dict[str, list[Value]] = {}
-    for entry in spec.models:
-        name = entry.name or Path(entry.model).name
-        if not name:
-            raise KvatlasError("A served model needs a name, as name: Qwen3-8B.")
-        if name in ready_seconds:
-            raise KvatlasError(f"Two entries of the spec are the model {name!r}; name it once.")
-        extra = entry.model_extra or {}
-        seconds = _positive("server_ready_timeout", extra.get("server_ready_timeout"), "seconds")
-        ready_seconds[name] = seconds or READY_SECONDS
-        # Weights of another machine, or of no name, are not known.
-        is_here = bool(entry.model) and Path(entry.model).expanduser().is_dir()
-        weights[name] = models.find(entry.model).weights_digest if is_here else ""
-        settings += _settings_of_model(spec, name, extra, spec_folder, axes)
+    for index, entry in enumerate(spec.models):
+        with _at(f"models.{index}", source):
+            name = entry.name or Path(entry.model).name
+            if not name:
+                raise KvatlasError("A served model needs a name, as name: Qwen3-8B.")
+            if name in ready_seconds:
+                raise KvatlasError(f"Two entries of the spec are the model {name!r}; name it once.")
+            extra = entry.model_extra or {}
+            seconds = _positive("server_ready_timeout", extra.get("server_ready_timeout"), "seconds")
+            ready_seconds[name] = seconds or READY_SECONDS
+            # Weights of another machine, or of no name, are not known.
+            is_here = bool(entry.model) and Path(entry.model).expanduser().is_dir()
+            weights[name] = models.find(entry.model).weights_digest if is_here else ""
+            settings += _settings_of_model(spec, name, extra, spec_folder, axes)
     return ServedPlan(
         spec=spec,
         benchmarks=found_benchmarks,
@@ -215,6 +230,15 @@ def make_served_plan(spec: Spec, spec_folder: Path) -> ServedPlan:
         ready_seconds=ready_seconds,
         spec_folder=spec_folder,
     )
+
+
+@contextmanager
+def _at(place: str, source: str) -> Iterator[None]:
+    """Put a place within a spec before the errors of its values."""
+    try:
+        yield
+    except KvatlasError as error:
+        raise KvatlasError(f"Wrong value in {source}, {place}: {error}") from error
 
 
 def _settings_of_model(
@@ -457,13 +481,13 @@ class _Driver:
                 self._fail(served, str(error))
 
         if self.failures:
-            count = counted(len(self.failures), "setting")
             listed = "\n".join(f"{name}: {sentence}" for name, sentence in self.failures.items())
             if without_reference:
                 listed += f"\nWithout its reference nothing else is asked of {', '.join(without_reference)}."
             raise KvatlasError(
-                f"{count} of {len(self.plan.settings)} failed; the answers of the others are kept, and the same "
-                f"command asks what is missing.\n{listed}"
+                f"{len(self.failures)} of {len(self.plan.settings)} failed (counted are settings, and the reference "
+                "twice); the answers of the others are kept, and the same command asks what is missing.\n"
+                f"{listed}"
             )
 
     def _fail(self, served: ServedSetting, sentence: str) -> None:
@@ -497,7 +521,10 @@ class _Driver:
             if not self._lacks_answers(served):
                 break
             doing = "Asking" if served.command.endpoint else "Starting"
-            self.on_start(f"{doing} the server of {served.title}: {_without_folders(str(served.command))}")
+            count = f"{self.plan.settings.index(served) + 1} of {len(self.plan.settings)}"
+            if stored := sum(1 for _ in stored_answers(self.store, self._cells(served))):
+                count += f", {stored:,} of its answers are there"
+            self.on_start(f"{doing} the server of {served.title} ({count}): {_without_folders(str(served.command))}")
             with server_of(self.plan, served, self.folder) as server:
                 failure = self._ask_server(served, server)
                 ended = server.failure()

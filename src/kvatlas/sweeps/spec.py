@@ -225,7 +225,8 @@ class Spec(BaseModel, extra="forbid", frozen=True):
     def _shorthands(cls, value: Any, info: ValidationInfo) -> Any:
         """Accept one setting without a list, and names of models and benchmarks."""
         if info.field_name in ("settings", "baseline"):
-            return [value] if isinstance(value, dict) else value
+            is_one = isinstance(value, dict) or (isinstance(value, str) and info.field_name == "settings")
+            return [value] if is_one else value
         key = "model" if info.field_name == "models" else "name"
         entries = value if isinstance(value, list) else []
         return [{key: entry} if isinstance(entry, str) else entry for entry in entries] or value
@@ -574,6 +575,24 @@ _OTHER_KEYS = {
     "temp": "'sampling' (as sampling: {temperature: 0.6})",
     **{key: f"{key!r} of a model (as models: [{{name: NAME, {key}: ...}}])" for key in SERVED_MODEL_KEYS},
 }
+#: What is expected, by pydantic's names of errors.
+_EXPECTED = {
+    "model_type": "a mapping",
+    "dict_type": "a mapping",
+    "list_type": "a list",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "greater_than": "a number > {gt}",
+    "greater_than_equal": "a number >= {ge}",
+    "less_than": "a number < {lt}",
+    "less_than_equal": "a number <= {le}",
+    "literal_error": "{expected}",
+    "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+}
 #: What is said of a wrong value of these keys.
 _REMARKS = {
     "problems": "without the key all are asked",
@@ -610,10 +629,10 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         given = ", ".join(map(str, first["input"])) if "." in where else ""
         if given:
             instead = f", which has {given} there"
-            keys = ("serve_cmd", "endpoint")
-            words = list(map(str, first["input"])) if where.startswith("models.") else []
-            near = [word for word in words if word not in keys and get_close_matches(word, keys)]
-            instead += f" ({near[0]} is no key; serve_cmd and endpoint are)" if near else ""
+            for word in map(str, first["input"] if where.startswith("models.") else ()):
+                close = get_close_matches(word, ("serve_cmd", "endpoint"), n=1)
+                if close:
+                    return f"Unknown key {word!r} of a model in {source}. Did you mean {close[0]!r}?"
         misplaced = [word for word in unknown if word in SERVED_MODEL_KEYS]
         if misplaced:
             return f"Wrong key {misplaced[0]!r} in {source}: expected {_OTHER_KEYS[misplaced[0]]}."
@@ -622,18 +641,24 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         return f"The key {where!r} is missing in {source}{instead}{example}."
 
     message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "list_type":
-        example = f"[{first['input']}]"
-        if where.startswith("axes."):
-            example = "[0.3, 0.5]"
-        elif where == "baseline":
-            example = "[{policy: full}], or [] for none"
-        message = f"expected a list, as {example}"
-    field = where.partition(".")[0]
-    if first["type"] in ("model_type", "dataclass_type", "dict_type") and field in _KEY_EXAMPLES:
-        message = f"expected a mapping, as {_KEY_EXAMPLES[field]}"
+    if first["type"] in _EXPECTED:
+        message = f"expected {_EXPECTED[first['type']]}".format(**first.get("ctx", {}))
+        example = _example(where.partition(".")[0], first["type"], str(first["input"]))
+        message += f", as {example}" if example else ""
     given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
     if where in _REMARKS and given:
         given += f"; {_REMARKS[where]}"
     sentence = f"Wrong value in {source}{', ' if where else ''}{where}: {message[0].lower()}{message[1:]}{given}"
     return sentence if sentence.endswith((".", "?")) else f"{sentence}."
+
+
+def _example(field: str, kind: str, given: str) -> str:
+    """Return an example of the list or the mapping that a field of the spec has in place of a value, or ""."""
+    if kind == "list_type":
+        of_field = {"axes": "[0.3, 0.5]", "baseline": "[{policy: full}], or [] for none"}
+        return of_field.get(field, f"[{given}]")
+    if kind not in ("model_type", "dict_type"):
+        return ""
+    if given == SERVED:
+        return f"{{policy: {SERVED}}}"
+    return f"{{endpoint: {given}}}" if "://" in given else _KEY_EXAMPLES.get(field, "")
