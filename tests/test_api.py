@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
@@ -26,10 +27,13 @@ from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import write_maps
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
+from kvatlas.sweeps import make_plan, parse_spec
 from tests.stats.synthetic import grid, manifest
 from tests.stored import store_run
 
 Succeed = Callable[..., str]
+SPEC: dict[str, Any] = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"]}
+SPEC["sampling"] = {"max_new_tokens": 150}
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +133,7 @@ def test_one_setting_is_decoded_into_a_folder_that_goes_with_the_run() -> None:
 def test_the_package_imports_at_once_and_says_what_it_has() -> None:
     code = (
         "import sys, kvatlas; heavy = {'numpy', 'scipy', 'torch', 'pandas'} & set(sys.modules); assert not heavy, heavy"
+        "; kvatlas.models.find, kvatlas.policies.permit, kvatlas.benchmarks.find"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert {"open_run", "sweep", "run", "Run", "Heatmap"} <= set(dir(kvatlas))
@@ -276,11 +281,88 @@ def test_numbers_of_an_api_are_checked_as_those_of_commands(run: kvatlas.Run, tm
             kvatlas.run("embedded:tiny-llama", "CHAIN4", problems=1, out=tmp_path / "run", **{argument: 0})
 
 
+def test_what_a_call_takes_in_another_form_is_told(run: kvatlas.Run, tmp_path: Path) -> None:
+    wrong: Any = run
+    with pytest.raises(TypeError, match=r"Run\.report\(\) got an unexpected keyword argument 'title'"):
+        wrong.report(tmp_path / "x.html", title="x")
+    with pytest.raises(KvatlasError, match=r"columns \(--look columns\): expected 1 or 2, got 3"):
+        run.maps()[0].plot(columns=3)
+    line = store_run(tmp_path / "line", manifest([Setting("full")], axes=()), lambda setting: 0.5)
+    with pytest.raises(KvatlasError, match=r"no map: one has two axes\. Run\.cells\(\) and"):
+        kvatlas.open_run(line).maps()
+    with pytest.raises(KvatlasError, match=r"not 'digits\.py'; a file needs none: policy='FILE\.py'"):
+        kvatlas.register("digits.py")
+    with pytest.raises(KvatlasError, match=r"The problem file 'x\.jsonl' is not there"):
+        kvatlas.run("embedded:tiny-llama", [Path("x.jsonl")])  # type: ignore[list-item]
+
+
 def test_names_of_authors_come_from_the_package_too() -> None:
     from kvatlas import CompressingPolicy, Problem, core, policies
 
     assert (CompressingPolicy, Problem) == (policies.CompressingPolicy, core.Problem)
     assert not hasattr(kvatlas, "nothing")
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    axes = {"ratio": [np.float32(0.3), np.float64(0.5)], "local_window": [np.int64(8)]}
+    settings = {"policy": "window", "kv_budget": np.float64(160.0)}
+    spec = parse_spec({**SPEC, "problems": np.int64(1), "axes": axes, "settings": settings})
+    assert (spec.problems, spec.axes) == (1, {"ratio": [0.3, 0.5], "local_window": [8]})
+    plan = make_plan(spec)
+    assert repr([policy.setting.values["kv_budget"] for policy, _ in plan.policies[:2]]) == "[160, 160]"
+    setting = Setting.from_parameters("window", kv_budget=np.int64(96), ratio=np.float32(0.3))
+    assert repr(setting.parameters) == "(('kv_budget', 96), ('ratio', 0.3))"
+
+
+def test_a_share_as_a_margin_is_asked_about(run: kvatlas.Run) -> None:
+    with pytest.warns(UserWarning, match=r"lose_at_most counts points; was 3 meant, and not 0\.03\?"):
+        kvatlas.open_run(run.path or "", lose_at_most=0.03)
+
+
+def test_an_empty_folder_and_numbers_that_no_trace_has_are_refused(run: kvatlas.Run) -> None:
+    for call in (kvatlas.sweep, run.report):
+        with pytest.raises(KvatlasError, match="is a text of 0 characters; expected a path"):
+            call(*([SPEC] if call is kvatlas.sweep else []), "")  # type: ignore[operator]
+    with pytest.raises(KvatlasError, match=r"no trace has the number 'thinking'; did you mean traces\.thinking_tokens"):
+        kvatlas.add_column("thought", "traces.thinking")
+
+
+COSINE = """
+from kvatlas import CompressingPolicy
+
+class Cosine(CompressingPolicy):
+    name = "cosine"
+    summary = "keeps unlike keys"
+
+    def score(self, cached):
+        print("scored")
+        return cached.each_layer(lambda layer: unlike(cached.key(layer)))
+
+def unlike(keys):
+    keys = keys / keys.norm(dim=-1, keepdim=True)
+    return -(keys * keys.mean(dim=-2, keepdim=True)).sum(-1)
+"""
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_policy_of_a_file_is_planned_audited_and_found_by_each_of_its_names(tmp_path: Path, succeed: Succeed) -> None:
+    file = tmp_path / "cosine.py"
+    file.write_text(COSINE)
+    settings = [{"policy": str(file), "local_window": 8}, {"policy": "random", "local_window": 8}]
+    axes = {"kv_budget": [96, 110], "ratio": [0.3, 0.5]}
+    spec = {**SPEC, "benchmarks": ["CHAIN8"], "problems": 2, "settings": settings, "axes": axes}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    # The score of zeros is no number.
+    assert json.loads(succeed("plan", tmp_path / "spec.json", "--json"))["seconds"] > 0
+    run = kvatlas.sweep(spec, tmp_path / "run", workers=1)
+    assert None not in [cell.cell.numbers["audit"] for cell in run.data.cells if not cell.baseline]
+    for name in ("Cosine", "cosine.py", str(file), "cosine.py:Cosine"):
+        assert [map_.policy for map_ in run.maps(policy=name)] == ["Cosine"]
+        assert [pair.cells for pair in run.compare(name, "random")] == [4]
+
+    # What a score prints is no part of the output.
+    words = ("--problems", 1, "--policy", file, "--kv-budget", 96, "--local-window", 8, "--ratio", 0.5, "--json")
+    assert json.loads(succeed("run", "embedded:tiny-llama", "CHAIN8", *words, "--workers", 1, "--quiet"))["traces"]
 
 
 def test_a_file_is_no_run(tmp_path: Path) -> None:

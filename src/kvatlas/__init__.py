@@ -13,6 +13,7 @@ Lengths are in tokens, values and grades are shares in [0, 1]. Errors are `Kvatl
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ _HOMES |= dict.fromkeys(_POLICY, "kvatlas.policies") | dict.fromkeys(("Grade", "
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    with suppress(ModuleNotFoundError):
+        return import_module(f"kvatlas.{name}")
     raise AttributeError(f"module 'kvatlas' has no attribute {name!r}")
 
 

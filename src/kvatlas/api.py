@@ -6,6 +6,7 @@ The package `kvatlas` exports it: `import kvatlas; run = kvatlas.open_run("runs/
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -27,6 +28,7 @@ from kvatlas.stats.choice import Choice
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, compared_systems, systems_of
+from kvatlas.text import margin_question
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +47,7 @@ _ACCEPTED: dict[Any, type] = {int: Integral, float: Real, Path: PathLike, Any: o
 
 #: What is said of arguments whose type alone does not tell their form.
 _EXAMPLES = {
-    "run.policy": "a name, as policy='rkv', kv_budget=4096",
+    "run.policy": "a name, as policy='rkv', kv_budget=4096, FILE.py, or that of register(CLASS)",
     "run.model": "an address, as 'hf:OWNER/NAME', or a folder; models have generate(custom_generate=kvatlas.generate)",
     "maps.policy": "a name, as 'rkv'; without it all are drawn",
 }
@@ -73,8 +75,9 @@ def _typed(function: Callable[P, T]) -> Callable[P, T]:
                     declared_type = "a mapping, as {'ratio': 0.3}"
                 expected = _EXAMPLES.get(f"{function.__name__}.{name}", declared_type)
                 raise KvatlasError(f"{name} is {shortened(value)}; expected {expected}.")
-            is_long = isinstance(value, str) and ("\n" in value or max(map(len, value.split("/"))) > MOST_BYTES_OF_NAME)
-            if is_long and Path in kinds:
+            is_path = isinstance(value, str) and value and "\n" not in value
+            is_path = is_path and max(map(len, str(value).split("/"))) <= MOST_BYTES_OF_NAME
+            if isinstance(value, str) and not is_path and Path in kinds:
                 way_out = "; yaml.safe_load makes a mapping of the text of a spec" if Mapping in accepted else ""
                 raise KvatlasError(f"{name} is a text of {len(value):,} characters; expected a path{way_out}.")
         return function(*values, **named)
@@ -169,7 +172,7 @@ class Run:
         if mean and not self._result.untested_means:
             raise KvatlasError("mean=True averages two or more benchmarks of one model; maps() has those of one.")
         results = self._result.means if mean else self._result.maps
-        maps = of_policy([one.map for one in results], policy)
+        maps = of_policy([one.map for one in results], self._result.shown_as(policy))
         return [Heatmap(**vars(map_)) for map_ in maps]
 
     def cells(self) -> pd.DataFrame:
@@ -202,7 +205,8 @@ class Run:
         `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several.
         """
         pairs = self._result.unadjusted_comparisons
-        if found := [pair for pair in pairs if (pair.first, pair.second) == (first, second)]:
+        shown = (self._result.shown_as(first), self._result.shown_as(second))
+        if found := [pair for pair in pairs if (pair.first, pair.second) == shown]:
             return found
         system, other = choose(systems_of([self.data], self.data.metric), [first, second])
         _, difference = compared_systems(system, other, self.data.claim)
@@ -226,11 +230,11 @@ class Run:
         return self._result
 
     @_typed
-    def report(self, path: str | Path, **options: Any) -> Path:
-        """Write the self-contained HTML page and return its path; `options` are those of `write_report`."""
+    def report(self, path: str | Path, *, per_cell: int = 2) -> Path:
+        """Write the self-contained HTML page and return its path; `per_cell` traces of each cell if not all fit."""
         from kvatlas.report.app.page import write_report
 
-        write_report(self._result, Path(path), **options)
+        write_report(self._result, Path(path), per_cell=per_cell)
         return Path(path)
 
 
@@ -250,6 +254,8 @@ def open_run(
     as `{"kv_budget": 288}`. A recommended setting may lose `lose_at_most` points. Raises KvatlasError for a folder
     without a run.
     """
+    if question := margin_question(lose_at_most):
+        warnings.warn(question, stacklevel=3)
     options = ReadOptions(metric, partial, fix or {}, lose_at_most=lose_at_most)
     return Run(options.open_run(path))
 
@@ -374,6 +380,8 @@ def register(item: T, name: str = "") -> T:
     from kvatlas.benchmarks import families
 
     family: Any = item
+    if isinstance(item, str):
+        raise KvatlasError(f"register takes a class, and not {item!r}; a file needs none: policy='FILE.py'.")
     if isinstance(item, core.Measure):
         from kvatlas.measures import measures
 
@@ -425,7 +433,8 @@ def add_column(
             f"add_column: unknown source {source!r}; expected a function, traces.NAME, or one of {', '.join(keys)}."
         )
     averaged = source.removeprefix(TRACES) if isinstance(source, str) else ""
-    close = get_close_matches(averaged, NUMBERS_OF_TRACES, n=1, cutoff=0.9)
+    beginnings = [one for one in NUMBERS_OF_TRACES if averaged and one.startswith(f"{averaged}_")]
+    close = get_close_matches(averaged, NUMBERS_OF_TRACES, n=1, cutoff=0.9) or beginnings
     if close and averaged not in NUMBERS_OF_TRACES:
         raise KvatlasError(f"add_column: no trace has the number {averaged!r}; did you mean {TRACES}{close[0]}?")
     CELL_COLUMNS.append(Column(name, source, unit, is_share, digits, None, name, name, True, title))

@@ -11,7 +11,7 @@ import errno
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
@@ -137,23 +137,25 @@ def load_file(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
         raise FileNotFoundError(errno.ENOENT, "No such file, by its name from the folder of the command", str(path))
     is_permitted = path.resolve() in _permitted
     if not is_permitted and not _note_of_trust(path).exists():
+        subject = f"A run or another file names a policy or a benchmark that is the code of the file {file!r}"
+        if any(note.read_text() == str(path) for note in _note_of_trust(path).parent.glob("*")):
+            subject += ", which was changed since you allowed it"
         raise KvatlasError(
-            f"A run or another file names a policy or a benchmark that is the code of the file {file!r}; if you trust "
-            "that file add --allow-code, or name the file yourself (in Python: allow_code=True, "
-            "kvatlas.policies.permit)."
+            f"{subject}; if you trust that file add --allow-code, or name the file yourself (in Python: "
+            "allow_code=True, kvatlas.policies.permit)."
         )
     loaded = run_file(path)
     if is_permitted:
         # A read-only cache remembers nothing.
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             note = _note_of_trust(path)
             note.parent.mkdir(parents=True, exist_ok=True)
-            note.touch()
+            note.write_text(str(path))
     return loaded
 
 
 def _note_of_trust(file: Path) -> Path:
-    """Return the empty file in the cache that stands for a Python file and its modules as they are now."""
+    """Return the file in the cache, with the path of a Python file, that stands for it and its modules as they are."""
     contents = [f"{path}\0{path.stat().st_mtime_ns}\0{content}" for path, content in _code_digests(file).items()]
     return cache_folder() / "trusted" / sha256("\n".join(contents).encode()).hexdigest()
 
@@ -177,7 +179,9 @@ def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
     module = sys.modules[spec.name] = module_from_spec(spec)
     _running.add(running)
     try:
-        spec.loader.exec_module(module)
+        # What it prints is no output of a command.
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
     except ImportError as error:
         module_name = str(error.name).partition(".")[0]
         is_relative = error.name is None and "relative import" in str(error)
@@ -187,13 +191,15 @@ def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
                 f"and the folder in PYTHONPATH: PYTHONPATH={file.parent} kvatlas ..."
             ) from error
         raise
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         fault = str(error).removesuffix(": use default_factory")
+        way_out = ""
         if fault.startswith("mutable default"):
-            raise KvatlasError(
-                f"The file {str(file)!r}: {fault}; a parameter is a number, a text, true or false, and a constant "
-                "stands above its class."
-            ) from error
+            way_out = "a parameter is a number, a text, true or false, and a constant stands above its class"
+        elif fault.startswith("cannot inherit non-frozen dataclass"):
+            way_out = "write @dataclass(frozen=True)"
+        if way_out:
+            raise KvatlasError(f"The file {str(file)!r}: {fault}; {way_out}.") from error
         raise
     finally:
         _running.discard(running)

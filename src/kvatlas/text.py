@@ -134,6 +134,13 @@ def margin_text(margin: float) -> str:
     return f"{points} point{'' if points == '1' else 's'}"
 
 
+def margin_question(points: float | None) -> str:
+    """Return a question on a margin in points that somebody may have taken for a share; "" for others."""
+    if points is None or not 0 < points < 0.5:
+        return ""
+    return f"lose_at_most counts points; was {100 * points:g} meant, and not {points:g}?"
+
+
 def signed(value: float, digits: int = 1, minus: str = "−") -> str:
     """Return a number with its sign: 3.2 is `+3.2`, -3.2 is `−3.2`, 0 is `0.0`.
 

@@ -57,6 +57,8 @@ def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
         "Please reason step by step, and put your final answer within \\boxed{}.\n"
     )
     assert err == "AIME24-003: 025\n"
+    (problem,) = json.loads(kvatlas.succeed("list", "benchmarks", "CHAIN4", "--json"))
+    assert (problem["problem"], list(problem)) == ("CHAIN4-0000", ["problem", "prompt", "answer"])
     out = kvatlas.succeed("list", "benchmarks", "CHAIN4", "--model", "embedded:tiny-llama")
     assert out.startswith("<|user|>")
     assert out.endswith("<|assistant|><think>\n")

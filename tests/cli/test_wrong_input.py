@@ -368,6 +368,14 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("plan seed.yaml", ("'sampling.seed'",), ("'seed' at the top",)),
     ("plan reference.yaml", ("reference", "'full'"), ("{options: --kv-cache-dtype auto}", "without this key")),
     (f"{RUN} --policy list_default.py", ("list_default.py", "layers"), ("a number, a text, true or false",)),
+    (f"{RUN} --policy mypol", ("'mypol'",), ("FILE.py or FILE.py:CLASS, as mypol.py.",)),
+    (f"{RUN} --policy mypol.Mine", ("'mypol.Mine'",), ("as mypol.py.",)),
+    (f"{RUN} --policy mypol.py::Mine", ("'mypol.py::Mine'",), ("as mypol.py.",)),
+    ("check broken.py", ("The file broken.py cannot be loaded",), ("line 1",)),
+    ("check nowhere.py", ("The file nowhere.py cannot be loaded",), ("No such file",)),
+    ("check thawed.py", ("thawed.py", "cannot inherit"), ("write @dataclass(frozen=True)",)),
+    ("check choices.py", ("['max', 'avg']",), ("one by one, as ('max', 'avg')",)),
+    ("plan own_axis.yaml", ("'window'", "'sinks'"), ("to settings: {policy: streaming, sinks: 0}",)),
     ("autopsy alone --policy window", ("alone", "no answers of the full cache"), ("CHAIN3 --out alone",)),
     # Specs of servers.
     ("plan served.yaml --set settings=served", ("settings.0", "'served'"), ("a mapping, as {policy: served}",)),
@@ -472,6 +480,11 @@ MORE_FILES: dict[str, str | bytes] = {
     "reference.yaml": SPEC + "reference: full\n",
     "list_default.py": "from dataclasses import dataclass\n\nfrom kvatlas.policies import CompressingPolicy\n\n\n"
     "@dataclass(frozen=True)\nclass Mine(CompressingPolicy):\n    layers: list[int] = [0]\n",
+    "thawed.py": "from dataclasses import dataclass\n\nfrom kvatlas.policies import CompressingPolicy\n\n\n"
+    "@dataclass\nclass Mine(CompressingPolicy):\n    layers: int = 0\n",
+    "choices.py": "from kvatlas.policies import choice_param\n\nMODE = choice_param(['max', 'avg'])\n",
+    "own_axis.yaml": SPEC + "settings: [{policy: streaming}, {policy: window}]\n"
+    "axes: {kv_budget: [90], local_window: [8], ratio: [0.3], sinks: [0, 4]}\n",
     "logs/results_1.json": '{"results": {}, "configs": {}, "n-shot": {}}',
     "logs/samples_a_1.jsonl": "",
     "plain/b.jsonl": '{"problem": "p1", "correct": 1}\n',

@@ -156,7 +156,7 @@ def test_labels_stand_for_names(llama):
     words = [text.get_text() for text in figure.findobj(Text)]
     assert "AIME 2024" in words
     assert any(word.startswith("Llama 8B under dynts") for word in words)
-    with pytest.raises(KvatlasError, match="--look columns: expected 1 or 2, got 3"):
+    with pytest.raises(KvatlasError, match=r"--look columns\): expected 1 or 2, got 3"):
         FigureOptions(3)
 
 

@@ -20,6 +20,7 @@ import kvatlas
 from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.models import ModelHandle
+from kvatlas.policies.random import Random
 from tests.by_the_engine import VALUES, generations
 
 pytestmark = pytest.mark.newest
@@ -168,6 +169,14 @@ def test_0_is_a_seed_of_its_own(tiny_llama: ModelHandle, model: Any, texts: list
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is set"),
         ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
         ({"queries": 8}, r"queries is given beside the policy; expected settings=\{'queries': 8\}, which has all"),
+        ({"batch_size": 0}, "batch_size is 0; expected an integer >= 1"),
+        ({"batch_size": "2"}, "batch_size is '2'; expected an integer >= 1"),
+        ({"batch_size": 1.5}, r"batch_size is 1\.5; expected an integer >= 1"),
+        ({"settings": {"kv_budget": 60}}, "kv_budget is given twice, as an argument and in settings"),
+        ({"settings": "queries=8"}, r"settings is 'queries=8'; expected a mapping, as \{'queries': 8\}"),
+        *[({"seed": seed}, "seed is .*; expected an integer >= 0") for seed in ("1", 1.5, -1, [1, 2])],
+        ({"policy": Random}, r"policy is <class .*Random'>; expected a name, as 'rkv', FILE\.py, or that of register"),
+        ({"think_tokenizer": "name"}, "think_tokenizer is 'name'; expected a tokenizer"),
         ({"kv_budget": 20}, "kv_budget 20 is too small for this prompt"),
         ({"max_new_tokens": 4000}, "The model has 1536 positions"),
     ],

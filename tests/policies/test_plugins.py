@@ -1,5 +1,6 @@
 """Policies of others: their errors, and their calls of sys.exit, become sentences wherever a policy is used."""
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import kvatlas as package
 from kvatlas import policies
+from kvatlas.columns import CELL_COLUMNS
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.models import ModelHandle
 from kvatlas.serve.service import ClosedError, GenerationRequest, Service, find_policy
@@ -233,6 +235,9 @@ MEMBERS = {
     "queries = None": "its queries is None; expected an integer >= 0",
     "version = object()": "its version is <object object",
     "columns = 3": "its columns is 3; expected a tuple of different texts",
+    "columns = ('norm')": "its columns is 'norm'; expected a tuple of different texts; write columns = ('norm',)",
+    "def score(self, cached): import torch; torch.load('w.pt')": "No such file or directory: 'w.pt', line 7 of odd.py",
+    "def score(self, cached): import kvatlas; raise kvatlas.KvatlasError": "failed in score (KvatlasError, line 7 of",
     "columns = ('a', 'a')": "its columns is ('a', 'a'); expected a tuple of different texts",
     "random = 'maybe'": "its random is 'maybe'; expected true or false",
     "budget = None": "its budget is a part of every policy; expected another name",
@@ -293,6 +298,9 @@ FIELDS = {
     "policy: str = 'a'": "its policy is a part of every policy; expected another name",
     "sinks: int = int_param(4, least=8)": "the default of its sinks is 4; expected an integer >= 8",
     "words: list = field(default_factory=list)": "the default of its words is []; expected a number, a text, true or f",
+    "value: int = 3": "its value is a column of tables; expected another name",
+    "mean_kv_tokens: int = 3": "its mean_kv_tokens is a column of tables; expected another name",
+    "seed: int = 3": "its seed is an argument of kvatlas.run; expected another name",
     "weight: float": "needs a value for weight, as weight=VALUE.",
 }
 
@@ -307,6 +315,12 @@ def write_class(folder: Path, member: str) -> str:
         lines.insert(2, "def score(self, cached): return cached.positions")
     (folder / "odd.py").write_text(head + "".join(f"    {line}\n" for line in lines))
     return f"{folder / 'odd.py'}:Odd"
+
+
+def test_no_parameter_has_the_name_of_an_argument_of_run() -> None:
+    columns = {name for column in CELL_COLUMNS for name in (column.name, column.key)}
+    others = {"model", "benchmark", "policy", "parameters", *columns}
+    assert {*inspect.signature(package.run).parameters} - others == policies._OF_RUN
 
 
 def test_a_column_that_is_not_declared_is_named_where_it_is_written(tmp_path: Path, kvatlas: Call) -> None:

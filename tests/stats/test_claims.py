@@ -376,7 +376,7 @@ def test_a_control_that_compresses_nothing_is_none(tmp_path: Path, kvatlas: Call
     settings = [{"policy": "random", "kv_budget": 144, "local_window": 16, "every": every} for every in (1024, 512)]
     document = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN6"], "problems": 2, "settings": settings}
     spec.write_text(json.dumps({**document, "sampling": {"max_new_tokens": 300}}))
-    assert "The plan has no control" in kvatlas("plan", spec, "--tokens-per-second", "1000")[1]
+    assert "The plan has no control that must lose" in kvatlas("plan", spec, "--tokens-per-second", "1000")[1]
     settings.append({"policy": "random", "kv_budget": 32, "local_window": 16, "every": 64, "budget_over": "thinking"})
     spec.write_text(json.dumps({**document, "sampling": {"max_new_tokens": 300}}))
     assert "The control is random(budget_over=thinking" in kvatlas("plan", spec, "--tokens-per-second", "1000")[1]

@@ -15,7 +15,7 @@ import typer
 from kvatlas.cli import options
 from kvatlas.cli.output import print_check_results, print_rows, print_text
 from kvatlas.cli.served_plan import check_servers
-from kvatlas.core import Check, CheckResult, KvatlasError
+from kvatlas.core import Check, CheckResult, KvatlasError, refusal
 from kvatlas.text import counted, did_you_mean, unfiltered, visible
 
 app = options.Commands()
@@ -35,7 +35,7 @@ def list_command(
     Of a benchmark the exact prompt of a problem goes to standard output and its reference answer to standard error.
     """
     if kind == "benchmarks" and name:
-        _print_problem(name, problem, model, column)
+        _print_problem(name, problem, model, column, as_json)
     elif kind == "benchmarks":
         from kvatlas.benchmarks import families
 
@@ -126,7 +126,7 @@ def _model_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def _print_problem(name: str, problem: str, model: str | None, column: list[str] | None) -> None:
+def _print_problem(name: str, problem: str, model: str | None, column: list[str] | None, as_json: bool) -> None:
     from kvatlas.benchmarks import find, for_model, prompt_of
     from kvatlas.benchmarks.base import problem_of
     from kvatlas.class_files import permit
@@ -140,6 +140,9 @@ def _print_problem(name: str, problem: str, model: str | None, column: list[str]
         handle = find_model(model)
         model_benchmark = for_model(benchmark, handle.reads)
         text = handle.prompt(prompt_of(model_benchmark, chosen))
+    if as_json:
+        print_rows([{"problem": chosen.id, "prompt": text, "answer": chosen.answer}], as_json)
+        return
     typer.echo(text, file=unfiltered(sys.stdout))
     typer.echo(visible(f"{chosen.id}: {chosen.answer}"), err=True)
 
@@ -168,7 +171,7 @@ def check_command(
 
     from kvatlas.benchmarks import find
     from kvatlas.benchmarks.file_checks import check_benchmark
-    from kvatlas.class_files import class_file, permit
+    from kvatlas.class_files import class_file, load_file, permit
     from kvatlas.models import find as find_model
     from kvatlas.models.gguf import PACKAGED
     from kvatlas.policies import names_policy
@@ -194,6 +197,10 @@ def check_command(
             )
         print_check_results(check_servers(spec, Path(target)), as_json)
         return
+    file = class_file(target)
+    if file is not None:
+        with refusal(f"The file {file} cannot be loaded"):
+            load_file(str(file))
     if names_policy(target):
         print_check_results(_try_policy(target), as_json)
         return
@@ -204,7 +211,7 @@ def check_command(
     try:
         benchmark = find(target, **options.file_columns(column))
     except KvatlasError as error:
-        if class_file(target) is not None:
+        if file is not None:
             raise
         is_model = target.startswith(("embedded:", "hf:")) or target in PACKAGED
         is_model |= target.endswith(".gguf") or Path(target).expanduser().is_dir()

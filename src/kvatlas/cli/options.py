@@ -19,7 +19,7 @@ from typer.exceptions import TyperException
 from kvatlas.cli.output import note
 from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.figures.style import FigureOptions
-from kvatlas.text import number, parse_yaml, scalar
+from kvatlas.text import margin_question, number, parse_yaml, scalar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -137,8 +137,8 @@ def _with_way_out(message: str, param: Any, value: Any) -> str:
 
 def margin(points: float | None) -> float | None:
     """Return a margin in points; a share, which somebody took for points, is asked about."""
-    if points is not None and 0 < points < 0.5:
-        note(f"--lose-at-most counts points; was {100 * points:g} meant, and not {points:g}?")
+    if question := margin_question(points):
+        note(question.replace("lose_at_most", "--lose-at-most"))
     return points
 
 

@@ -224,8 +224,8 @@ def control_sentence(planned: Plan) -> str:
             controls.append((nominal_bytes(policy.setting, model.kv_bytes(policy.storage)), policy.setting))
     if not controls:
         return (
-            "The plan has no control. Add one, as {policy: random, ratio: 0.1} with the budget of the others: a run "
-            "that does not see its loss sees none."
+            "The plan has no control that must lose. Add one, as {policy: random, ratio: 0.1} with the budget of the "
+            "others: a run that does not see its loss sees none."
         )
     _, least = min(controls, key=itemgetter(0))
     return f"The control is {least}: a run that does not see its loss sees none."

@@ -16,6 +16,7 @@ from kvatlas.core.basics import (
     is_storable_number,
     is_storable_text,
     percent,
+    python_number,
     reason,
     refusal,
     refuse_pointer,

@@ -41,7 +41,8 @@ def reason(error: BaseException) -> str:
         return f"byte {error.start + 1:,} of what was read, 0x{byte:02x}, is not UTF-8; save it as UTF-8"
     if isinstance(error, OSError) and error.strerror:
         # Without the number of the error.
-        return f"{error.strerror}: {error.filename!r}" if error.filename is not None else error.strerror
+        file = f": {error.filename!r}" if error.filename is not None else ""
+        return f"{error.strerror}{file}{_place_in_own_file(error)}"
 
     try:
         text = str(error)
@@ -182,6 +183,13 @@ def is_storable_number(value: object) -> bool:
 def is_storable_text(value: object) -> bool:
     """Return whether a value is a text without half surrogate pairs, which no file holds."""
     return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
+
+
+def python_number(value: Any) -> Any:
+    """Return a number of numpy as one of Python, float32 by its short decimal; other values unchanged."""
+    if not hasattr(value, "dtype") or getattr(value, "ndim", True):
+        return value
+    return float(str(value)) if isinstance(value.item(), float) else value.item()
 
 
 def percent(share: float | None) -> float | None:

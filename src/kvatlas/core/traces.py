@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from kvatlas.core.basics import KvatlasError, canonical, differing, digest
+from kvatlas.core.basics import KvatlasError, canonical, differing, digest, python_number
 
 
 class Status(StrEnum):
@@ -166,7 +166,7 @@ class Setting:
     @classmethod
     def from_parameters(cls, policy: str, /, **parameters: Any) -> Setting:
         """Return the setting of a policy, with its parameters, of any name, in the order of their names."""
-        return cls(policy, tuple(sorted(parameters.items())))
+        return cls(policy, tuple((name, python_number(value)) for name, value in sorted(parameters.items())))
 
     @property
     def values(self) -> dict[str, Any]:

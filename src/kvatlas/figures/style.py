@@ -105,7 +105,7 @@ class FigureOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", {in_words(name): text for name, text in self.labels.items()})
         if self.columns not in (None, *WIDTHS):
-            raise KvatlasError(f"--look columns: expected 1 or 2, got {self.columns}.")
+            raise KvatlasError(f"columns (--look columns): expected 1 or 2, got {self.columns}.")
         if self.width is not None and not LEAST_WIDTH <= self.width <= MOST_WIDTH:
             raise KvatlasError(f"--look width: expected {LEAST_WIDTH:g} to {MOST_WIDTH:g} inches, got {self.width:g}.")
         if self.width is not None and self.columns is not None:

@@ -23,11 +23,12 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin, 
 from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
 
-from kvatlas.core import KvatlasError, Sampling
+from kvatlas.core import LARGEST_INTEGER, KvatlasError, Sampling, python_number, shortened
 from kvatlas.cpu.packing import pack_model
 from kvatlas.engine import Engine, Request
 from kvatlas.models.handle import handle_for
 from kvatlas.policies import parameters, permit, policies
+from kvatlas.policies.parameter_types import is_integer_within
 from kvatlas.serve.service import find_policy, next_stream, room_for
 
 #: Processors that do not run: the engine does the same, in this order, with their values.
@@ -80,6 +81,17 @@ def generate(
     Raises KvatlasError for unsupported arguments.
     """
     _refuse_streamer()
+    seed = python_number(seed)
+    is_tokenizer = isinstance(think_tokenizer, PreTrainedTokenizerBase | None)
+    for name, value, is_right, expected in (
+        ("policy", policy, isinstance(policy, str), "a name, as 'rkv', FILE.py, or that of register(CLASS)"),
+        ("settings", settings, isinstance(settings, Mapping | None), "a mapping, as {'queries': 8}"),
+        ("seed", seed, seed is None or is_integer_within(seed, 0, LARGEST_INTEGER), "an integer >= 0"),
+        ("batch_size", batch_size, is_integer_within(batch_size, 1), "an integer >= 1"),
+        ("think_tokenizer", think_tokenizer, is_tokenizer, "a tokenizer, as AutoTokenizer.from_pretrained gives"),
+    ):
+        if not is_right:
+            raise KvatlasError(f"{name} is {shortened(value)}; expected {expected}.")
     _check_supported(generation_config, logits_processor)
 
     # Ids of the tokens at which generation ends.
@@ -95,9 +107,11 @@ def generate(
             f"{misplaced} is given beside the policy; expected settings={{{misplaced!r}: {prepared[misplaced]!r}}}, "
             "which has all parameters but kv_budget, local_window and ratio."
         )
-    setting = find_policy(
-        handle, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
-    )
+    values = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
+    twice = [name for name in settings or {} if values.get(name) is not None]
+    if twice:
+        raise KvatlasError(f"{twice[0]} is given twice, as an argument and in settings; expected one of them.")
+    setting = find_policy(handle, policy, {**values, **(settings or {})})
     sampling = _generation_sampling(generation_config, logits_processor, stopping_criteria, input_ids.shape[1])
     if seed is None and generation_config.do_sample:
         seed = int(torch.randint(2**62, ()).item())

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kvatlas.class_files import absolute_name, class_file, load_named, permit
+from kvatlas.columns import CELL_COLUMNS
 from kvatlas.core import BITS, KvatlasError, Setting, reason, refusal
-from kvatlas.core.settings import CAP, UNNAMED
+from kvatlas.core.settings import CAP, CAP_COLUMN, UNNAMED
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
 from kvatlas.policies.cache_view import CacheView, Signal, Step, Tensor
 from kvatlas.policies.contract import (
@@ -118,6 +119,9 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
 }
 #: Attributes whose values are members of an enumeration.
 _MEMBERS: dict[str, type[Scope] | type[Signal]] = {"scope": Scope, "observes": Signal}
+#: What `kvatlas.run` takes beside parameters of policies, and no column has as its name.
+_OF_RUN = {"out", "replace", "allow_code", "seed", "temperature", "max_new_tokens"}
+_OF_RUN |= {"model_options", "workers", "batch_size"}
 #: Attributes that are methods or properties.
 _COMPUTED = (*AUTHORED, "from_setting", "setting", "storage", "observer")
 
@@ -146,7 +150,10 @@ def _attribute_fault(policy: type[Policy]) -> str:
         found = inspect.getattr_static(policy, attribute)
         is_value = attribute in _MEMBERS or not hasattr(found, "__get__")
         if is_value and not accepts(found):
-            return f"its {attribute} is {found!r}; expected {expected}{_members_meant(_MEMBERS.get(attribute), found)}"
+            way_out = _members_meant(_MEMBERS.get(attribute), found)
+            if attribute == "columns" and isinstance(found, str):
+                way_out = f"; write columns = ({found!r},)"
+            return f"its {attribute} is {found!r}; expected {expected}{way_out}"
     for attribute in _COMPUTED:
         found = inspect.getattr_static(policy, attribute, None)
         if hasattr(policy, attribute) and not hasattr(found, "__get__"):
@@ -194,9 +201,15 @@ def _parameter_fault(policy: type[Policy]) -> str:
     if "precision" not in inspect.signature(policy.__init__).parameters:
         return "it has an __init__ of its own; expected none, and @dataclass(frozen=True) before the class"
     parameters_of_class = own_parameters(policy)
+    columns = {"model", "benchmark", "baseline", CAP_COLUMN, *(column.key for column in CELL_COLUMNS)}
+    columns |= {column.name for column in CELL_COLUMNS}
     for item in parameters_of_class:
         if item.name in inspect.get_annotations(Policy):
             return f"its {item.name} has a type, and would be a parameter; expected {item.name} = ..., without a type"
+        if item.name in columns:
+            return f"its {item.name} is a column of tables; expected another name"
+        if item.name in _OF_RUN:
+            return f"its {item.name} is an argument of kvatlas.run; expected another name"
         default = item.default if item.default_factory is MISSING else item.default_factory()
         fault = "" if default is MISSING else value_fault(item, default)
         if fault:
@@ -244,6 +257,9 @@ class Policies(Registry[type[Policy]]):
                 f"{name!r} is no policy of kvatlas's own engine. {{policy: served}} is a setting of a server, beside "
                 "serve_cmd or endpoint: it is a command of its own, with nothing to decode or to export here."
             )
+        file = re.split("[.:]", name)[0] + ".py"
+        if Path(file).is_file():
+            raise KvatlasError(f"Unknown policy {name!r}; a policy of a file is FILE.py or FILE.py:CLASS, as {file}.")
         return super().get(name)
 
 

@@ -29,7 +29,7 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
     """Return what readers of a run need to know of a setting's policy, for prompts of these lengths.
 
     `kv_bytes` are those of a token and of a sequence, for budgets in bytes. A policy that is not known (a remote
-    model's, a plug-in's), or is code of a file, which reading a run does not execute, has no audit.
+    model's, a plug-in's) has no audit. Code of a file, which reading a run does not execute, has that of its rule.
     """
     shared = tuple(name for name in setting.values if name in _SHARED)
     if "kv_budget" not in setting.values:
@@ -37,7 +37,9 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
     # What stays follows from the rule of all policies; the audit needs the policy, and a budget in tokens.
     rule = rule_of(setting, kv_bytes)
     audited: BudgetRule | None = None
-    if class_file(setting.policy) is None:
+    if class_file(setting.policy) is not None and isinstance(setting.values["kv_budget"], int):
+        audited = rule
+    elif class_file(setting.policy) is None:
         with suppress(KvatlasError):
             budget = from_setting(setting).budget
             audited = budget if budget is not None and budget.has_tokens else None

@@ -9,7 +9,9 @@ are named beside its own in settings. Source of the contract: Dynamic Thinking-T
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields, replace
 from functools import cached_property, wraps
 from inspect import get_annotations
@@ -20,7 +22,7 @@ from kvatlas.core import CAP, UNLIMITED, UNNAMED, KvatlasError, Setting, Storage
 from kvatlas.machine import out_of_memory
 from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
 from kvatlas.policies.cache_view import CacheView, Signal, Step, Tensor
-from kvatlas.policies.parameter_types import Scope, check_parameters, tokens_param
+from kvatlas.policies.parameter_types import Scope, check_parameters, tokens_param, value_fault
 from kvatlas.policies.precision import PRECISION_PARAMETERS, STORAGE_VERSION, KvPrecision
 from kvatlas.text import did_you_mean, read_value
 
@@ -181,6 +183,11 @@ class Policy(Stateless):
                 f"The policy {name!r} has no parameter {unknown!r}; expected: {', '.join(names)}.{guess}"
             )
 
+        for item in declared:
+            value = values.get(item.name)
+            # Tables have integers as 8.0.
+            if isinstance(value, float) and value.is_integer() and value_fault(item, value):
+                values[item.name] = int(value)
         if cls.compresses:
             values |= implied_values(values)
         missing = [item.name for item in declared if item.default is MISSING and item.default_factory is MISSING]
@@ -259,16 +266,19 @@ def _way_out(policy: Policy, method: str, values: tuple[Any, ...], error: BaseEx
 def _with_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method whose errors, and results with which nothing can be done, are one KvatlasError each."""
     name = method.__name__
+    is_ours = method.__module__.startswith("kvatlas.")
 
     @wraps(method)
     def call(policy: Any, *values: Any, **named: Any) -> Any:
         try:
-            result = method(policy, *values, **named)
-        except (KvatlasError, KeyboardInterrupt):
+            # What it prints is no output of a command.
+            with nullcontext() if is_ours else redirect_stdout(sys.stderr):
+                result = method(policy, *values, **named)
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
             # The engine halves its batch when memory runs out.
-            if out_of_memory(error):
+            if out_of_memory(error) or (isinstance(error, KvatlasError) and str(error)):
                 raise
             sentence = f"The policy {policy.setting_name!r} failed in {name} ({described(error)})"
             raise KvatlasError(f"{sentence}{_way_out(policy, name, values, error)}.") from error

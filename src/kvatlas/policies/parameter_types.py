@@ -32,21 +32,22 @@ class Scope(StrEnum):
         return layers, heads
 
 
-def _is_integer_within(value: Any, least: int, most: int = LARGEST_INTEGER) -> bool:
+def is_integer_within(value: Any, least: int, most: int = LARGEST_INTEGER) -> bool:
+    """Return whether a value is an integer from `least` to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def int_param(default: Any = MISSING, least: int = 0, most: int = LARGEST_INTEGER, **options: Any) -> Any:
     """Declare a parameter that is an integer from `least` to `most`."""
     expected = f"an integer from {least} to {most}" if most < LARGEST_INTEGER else f"an integer >= {least}"
-    return parameter(expected, lambda value: _is_integer_within(value, least, most), default, **options)
+    return parameter(expected, lambda value: is_integer_within(value, least, most), default, **options)
 
 
 def tokens_param(least: int, pattern: str, expected: str, default: Any = MISSING, **options: Any) -> Any:
     """Declare a parameter that is a number of tokens, or a text of a pattern."""
 
     def accepts(value: Any) -> bool:
-        return re.fullmatch(pattern, value) is not None if isinstance(value, str) else _is_integer_within(value, least)
+        return re.fullmatch(pattern, value) is not None if isinstance(value, str) else is_integer_within(value, least)
 
     return parameter(f"an integer >= {least}, or {expected}", accepts, default, **options)
 
@@ -67,8 +68,10 @@ def flag_param(default: bool, **options: Any) -> Any:
     return parameter("true or false", lambda value: isinstance(value, bool), default, **options)
 
 
-def choice_param(default: str | int, *others: str | int, **options: Any) -> Any:
+def choice_param(default: Any, *others: str | int, **options: Any) -> Any:
     """Declare a parameter that is one of several words or integers."""
+    if not isinstance(default, str | int):
+        raise KvatlasError(f"choice_param takes its choices one by one, as ('max', 'avg'), and not {default}.")
     choices = dict.fromkeys((default, *others))
 
     def accepts(value: Any) -> bool:

@@ -84,10 +84,13 @@ class Sources:
     @cached_property
     def shown_policy(self) -> str | None:
         """The policy that the options name, as maps, lines and comparisons call it; that of a file has other names."""
+        return self.shown_as(self.options.policy)
+
+    def shown_as(self, policy: str | None) -> str | None:
+        """Return a policy by any of its names as maps, lines and comparisons call it."""
         promised = chain.from_iterable(run.manifest.expected for run in self.opened_runs)
         settings = [cell.setting for cell in promised]
         shown = shown_policies(setting.policy for setting in settings)
-        policy = self.options.policy
         return next((shown[setting.policy] for setting in settings if policy and setting.is_of(policy)), policy)
 
     @property
@@ -135,7 +138,7 @@ def bare_maps(source: Source) -> list[Map]:
 def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
     """Return the maps of a policy, all of them without one; raises KvatlasError if there is no map."""
     if not maps:
-        raise KvatlasError("There is no map to describe.")
+        raise KvatlasError("There is no map: one has two axes. Run.cells() and `kvatlas describe` have all settings.")
     kept = [map_ for map_ in maps if policy is None or is_of_policy(map_.policy, policy)]
     if not kept:
         policies = ", ".join(dict.fromkeys(map_.policy or "none named" for map_ in maps))

@@ -10,6 +10,7 @@ import torch
 
 from kvatlas import models
 from kvatlas.core import grouped
+from kvatlas.engine.cache import CachedSequence
 from kvatlas.engine.engine import Engine
 from kvatlas.engine.rows import Request, Row, compress
 from kvatlas.policies import CompressingPolicy, Policy
@@ -81,7 +82,7 @@ def _compression_seconds(plan: Plan, engine: TimedEngine, chosen: Sequence[Polic
 
 
 class TimedEngine(Engine):
-    """An engine that can also decode sequences of any length at once, with zeros in the cache."""
+    """An engine that can also decode sequences of any length at once, whatever the cache holds."""
 
     def time_steps(self, policies: Sequence[Policy], cached: int, steps: int) -> tuple[float, int]:
         """Return the seconds and the tokens of so many decoding steps of a full batch with `cached` tokens each.
@@ -119,6 +120,7 @@ class TimedEngine(Engine):
             for _ in range(2):
                 self.scheduler.begin(())
                 row = self._filled_row(0, policy, prompt, cached, cached)
+                self._write_random_numbers(row.cached)
                 self._synchronize()
                 began = time.perf_counter()
                 evicted = compress(self.handle, self.cache, row)
@@ -142,6 +144,19 @@ class TimedEngine(Engine):
             tokens=[0] * (cached - prompt + 1),
             position=cached,
         )
+
+    def _write_random_numbers(self, sequence: CachedSequence) -> None:
+        """Fill keys, values, queries and notes of a sequence: scores of zeros may be no numbers."""
+        slots = self.cache.slots(sequence)
+        positions = torch.arange(len(slots), device=slots.device)
+        for index, layer in enumerate(self.cache.shape.cached_layers):
+            heads = (len(slots), self.cache.shape.kv_heads)
+            key, value = (torch.randn(*heads, size, device=slots.device) for size in (layer.key, layer.value))
+            self.cache.write(index, slots, key, value, positions)
+        for ring in self.cache.rings:
+            ring[sequence.row].normal_()
+        for notes in self.cache.token_state.values():
+            notes[sequence.row, ..., : len(slots)].uniform_()
 
     def _synchronize(self) -> None:
         if self.cache.device.type == "cuda":

@@ -7,6 +7,7 @@ import json
 import platform
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -415,6 +416,12 @@ def _policies_of(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
                 shown = f"{shown[:SHOWN]}..."
             several = [name for name, value in setting.values.items() if isinstance(value, list | tuple)]
             way_out = "".join(f" Several values of a parameter are an axis: axes: {{{name}: ...}}." for name in several)
+            with suppress(KvatlasError):
+                names = [item.name for item in policies.parameters(policies.policies.get(setting.policy))]
+                others = [entry.policy for entry in spec.settings if entry.policy != setting.policy]
+                for axis in sorted(spec.axes.keys() & setting.values.keys() - {*names} if others else ()):
+                    example = f"{{policy: {others[0]}, {axis}: {setting.values[axis]}}}"
+                    way_out += f" An axis is crossed with every setting: give {axis} to settings: {example}."
             raise KvatlasError(f"The setting {shown} cannot be used: {error}{way_out}") from error
 
         if spec.strict_budget and isinstance(policy, CompressingPolicy):

@@ -24,6 +24,7 @@ from kvatlas.core import (
     Sampling,
     Setting,
     canonical,
+    python_number,
     reason,
     refuse_problem_file,
 )
@@ -32,9 +33,9 @@ from kvatlas.policies import parameters, permit, policies, read_parameter, with_
 from kvatlas.policies.budget_rule import RULE_PARAMETERS
 from kvatlas.results.manifest import MOST_FULL_SAMPLES
 from kvatlas.results.records import MAX_SAMPLES
-from kvatlas.text import closest_name, did_you_mean, number, scalar
+from kvatlas.text import closest_name, did_you_mean, margin_question, number, scalar
 
-Value = int | float | str | bool
+Value = Annotated[int | float | str | bool, BeforeValidator(python_number)]
 #: Limits of a sweep.
 MAX_PROBLEMS = 100_000
 MAX_SETTINGS = 10_000
@@ -55,7 +56,7 @@ _FILE = "file"
 
 
 def _numeral(value: Any, info: ValidationInfo) -> Any:
-    return number(value) if info.context == _FILE and isinstance(value, str) else value
+    return number(value) if info.context == _FILE and isinstance(value, str) else python_number(value)
 
 
 Integer = Annotated[int, Field(strict=True), BeforeValidator(_numeral)]
@@ -112,7 +113,9 @@ class SettingSpec(BaseModel, extra="allow", frozen=True):
     @model_validator(mode="before")
     @classmethod
     def _typed(cls, data: Any, info: ValidationInfo) -> Any:
-        if info.context != _FILE or not isinstance(data, dict) or not isinstance(data.get("policy"), str):
+        if info.context != _FILE and isinstance(data, dict):
+            return {name: python_number(value) for name, value in data.items()}
+        if not isinstance(data, dict) or not isinstance(data.get("policy"), str):
             return data
         kept = SERVED_SETTING_KEYS if data["policy"] == SERVED else ()
         typed = {name: _typed_value([data["policy"]], name, value) for name, value in data.items() if name not in kept}
@@ -229,7 +232,7 @@ class Spec(BaseModel, extra="forbid", frozen=True):
             return [value] if is_one else value
         key = "model" if info.field_name == "models" else "name"
         entries = value if isinstance(value, list) else []
-        return [{key: entry} if isinstance(entry, str) else entry for entry in entries] or value
+        return [{key: str(entry)} if isinstance(entry, str | Path) else entry for entry in entries] or value
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -353,9 +356,8 @@ class Spec(BaseModel, extra="forbid", frozen=True):
     def notes(self) -> list[str]:
         """Values of the spec that its author may have meant otherwise, as sentences."""
         found = []
-        if self.lose_at_most < 0.5:
-            points = self.lose_at_most
-            found.append(f"lose_at_most counts points; was {100 * points:g} meant, and not {points:g}?")
+        if question := margin_question(self.lose_at_most):
+            found.append(question)
         for entry in self.settings:
             fixed = [name for name in self.axes if name in entry.fixed_values]
             if fixed:
@@ -450,7 +452,7 @@ def named_classes(data: Mapping[str, Any]) -> list[str]:
         value = data.get(key) or []
         entries = value if isinstance(value, list | tuple) else [value]
         names += [entry.get(name_key) if isinstance(entry, Mapping) else entry for entry in entries]
-    return [name for name in names if isinstance(name, str)]
+    return [str(name) for name in names if isinstance(name, str | Path)]
 
 
 def _set_key(data: dict[str, Any], key: str, text: str) -> None:
