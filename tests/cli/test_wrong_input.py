@@ -358,6 +358,22 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("plan reference.yaml", ("reference", "'full'"), ("{options: --kv-cache-dtype auto}", "without this key")),
     (f"{RUN} --policy list_default.py", ("list_default.py", "layers"), ("a number, a text, true or false",)),
     ("autopsy alone --policy window", ("alone", "no answers of the full cache"), ("CHAIN3 --out alone",)),
+    # Files of problems, benchmarks and exports.
+    ("export run --out mine.jsonl", ("'mine.jsonl'", "no export"), ("name another file",)),
+    (f"predictor train h.safetensors {MODEL} CHAIN3", ("'h.safetensors'", "no file of kvatlas"), ("another file",)),
+    ("map traces.jsonl --out a.png", ("traces.jsonl' is an export",), ("the folder of their run",)),
+    (f"check {MODEL} ask.jsonl --column question=gold --column answer=none", ("'none'",), ("ask, gold",)),
+    ("check unnamed.csv", ("unnamed.csv", "column for the question"), ("the first line names the columns",)),
+    ("check mine.jsonl:Mine", ("'mine.jsonl:Mine'", ":CLASS"), ("name mine.jsonl alone",)),
+    ("check mine.jsonl --column gold=answer", ("'gold=answer'",), ("Did you mean answer=gold?",)),
+    ("check mine.jsonl --column ask=question", ("'ask=question'",), ("Did you mean question=ask?",)),
+    ("check ask.jsonl --column question=ask,answer=gold", ("question=ask,answer=gold",), ("Repeat --column for each",)),
+    ("check no_version.py:Mine", ("lacks version",), ("version: ClassVar[int] = 1",)),
+    (f"run {MODEL} mine.jsonl --prompt notes.txt", ("'notes.txt'",), ("Give the text of the file",)),
+    ("plan name_of_baseline.yaml", ("baseline.0", "'full'"), ("{policy: full}",)),
+    ("plan dash.yaml", ("'settings.1.policy'", "kv_budget"), ("beside the policy before it",)),
+    ("plan spaced_claim.yaml", ("claim", "'problems like these'"), ("mean 'problems_like_these'?",)),
+    ("describe run --claim 'problems like these'", ("'problems like these'",), ("mean 'problems_like_these'?",)),
     ("gate logs/results_1.json mine.jsonl", ("logs/results_1.json",), ("name the folder 'logs'",)),
 ]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -417,6 +433,15 @@ MORE_FILES: dict[str, str | bytes] = {
     "reference.yaml": SPEC + "reference: full\n",
     "list_default.py": "from dataclasses import dataclass\n\nfrom kvatlas.policies import CompressingPolicy\n\n\n"
     "@dataclass(frozen=True)\nclass Mine(CompressingPolicy):\n    layers: list[int] = [0]\n",
+    "unnamed.csv": "1 + 1,2\n1 + 2,3\n",
+    "h.safetensors": b"weights of a user",
+    "traces.jsonl": '{"problem": "p1", "answer": "2", "run_key": "a"}\n',
+    "ask.jsonl": '{"ask": "1 + 1", "gold": "2"}\n',
+    "no_version.py": "class Mine:\n    name = 'mine'\n    typical_output_tokens = 9\n"
+    "    problems = prompt = grade = lambda self, *others: None\n",
+    "name_of_baseline.yaml": SPEC + "baseline: [full]\n",
+    "dash.yaml": SPEC + "settings:\n  - policy: random\n  - kv_budget: 96\n",
+    "spaced_claim.yaml": SPEC + "claim: problems like these\n",
     "logs/results_1.json": '{"results": {}, "configs": {}, "n-shot": {}}',
     "logs/samples_a_1.jsonl": "",
 }
@@ -463,6 +488,11 @@ def test_a_mistake_of_any_command_has_a_way_out(
     err = kvatlas.refuse(*shlex.split(words))
     for part in (*field, *way_out):
         assert part in err
+    assert "A model is" not in err or "--column" not in words
+    assert "Value error" not in err
+    assert "the first line names" not in err or ".csv" in words
+    # What a user wrote stays.
+    assert (tmp_path / "mine.jsonl").read_text() == FILES["mine.jsonl"]
 
 
 def test_each_required_argument_and_option_has_an_example() -> None:

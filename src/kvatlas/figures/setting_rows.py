@@ -79,13 +79,13 @@ def about_choices(choices: Sequence[Choice]) -> list[str]:
 def nearest_words(choice: Choice) -> str:
     """Return, where nothing is proven, the setting that is nearest to it, and what would decide it; else ""."""
     required = choice.required
-    if choice.shown or required is None:
+    if choice.shown or required is None or choice.vacuous is not None:
         return ""
     name = in_words(short_names(choice.settings.values())[required.setting.id])
     count = required.count_of(choice.family.claim)
     if count is None:
         return f"nearest: {name}; at its loss more problems prove nothing"
-    unit = "samples of each problem" if choice.family.claim is Claim.THESE else "problems"
+    unit = "samples of each problem" if choice.family.claim is Claim.THESE else f"{choice.family.unit}s"
     return f"nearest: {name}; about {count:,} {unit} would decide it"
 
 
