@@ -58,10 +58,14 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
         changed(SUMS, answer=lambda _: "1,5"),
         "40 of 40 problems have a comma for a decimal point",
     ),
-    "no reference": (first(SUMS, answer=lambda _: ""), "1 without one are left out"),
+    "no reference": (first(SUMS, answer=lambda _: ""), "1 without one are left out (first rows: 1)"),
+    "a truth value": (
+        first(SUMS, answer=lambda _: True),
+        "1 of 40 problems have true or false for a reference answer (first damaged-001); write the text that",
+    ),
     "letters without choices": (
         [{"question": row["question"], "answer": row["answer"]} for row in CHOICES],
-        "have a letter for a reference answer and no choices",
+        "have a letter for a reference answer and no choices (first damaged-001); put them into one column",
     ),
     "several right answers": (
         first(SUMS, answer=lambda r: [r["answer"], f"{r['answer']} in all"]),
@@ -96,6 +100,36 @@ def test_a_damaged_set_is_told_in_a_sentence(tmp_path: Path, damage: str) -> Non
     (told,) = said(f"file:{tmp_path / 'damaged.json'}")
     assert sentence in told
     assert told.endswith(".")
+
+
+def test_columns_of_numbers_that_are_not_read_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "choices.csv"
+    path.write_text("question,A,B,answer\nWhich of these is the larger one?,1,2,B\n")
+    findings = {finding.name: finding for finding in check_benchmark(find(str(path)))}
+    assert findings["columns"].message.endswith("; not read: 'A', 'B'")
+
+
+@pytest.mark.parametrize("correct", ["False", "answer == problem.answer"])
+def test_a_class_that_refuses_its_own_references_is_told(
+    kvatlas: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, correct: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "from kvatlas.core import Grade, Problem, Status\n\nclass Mine:\n"
+        "    name, version, typical_output_tokens = 'mine', 1, 9\n"
+        "    def problems(self, limit=None): return [Problem(f'mine-{i}', f'{i} + 1', str(i + 1)) for i in range(16)]\n"
+        "    def prompt(self, problem): return problem.question\n"
+        f"    def grade(self, problem, answer): return Grade({correct}, 0.0, answer, Status.OK)\n"
+    )
+    findings = {row["name"]: row for row in json.loads(kvatlas.succeed("check", "mine.py:Mine", "--json"))}
+    own = findings["own answers"]
+    if correct == "False":
+        assert own["status"] == "warning"
+        assert own["message"] == (
+            "16 of 16 problems have a reference answer that is graded wrong, in whatever form (first mine-0)"
+        )
+    else:
+        assert own["status"] == "ok"
 
 
 def test_a_set_under_the_name_of_another_is_told(tmp_path: Path) -> None:

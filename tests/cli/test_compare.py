@@ -67,6 +67,9 @@ def test_two_systems_are_compared_in_words(kvatlas: Call, tmp_path: Path) -> Non
     assert backward.partition("proven. ")[0] == forward.partition("proven. ")[0]
     close = kvatlas.succeed("compare", run, "A full", "B")
     assert re.search(r", not proven; about [\d,]+ would prove it if that is the difference\. ", close)
+    assert kvatlas.succeed("compare", run, "A full", "A window", "--metric", "progress").startswith(
+        "progress: full is "
+    )
     everything = kvatlas.succeed("compare", run)
     assert everything.splitlines()[-1] == "Each pair is judged by itself."
 

@@ -391,6 +391,22 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("plan no_port.yaml", ("no_port.yaml, models.0: serve_cmd",), ("write --port {port}",)),
     ("plan set.yaml --set benchmarks=[../led.jsonl]", ("'../led.jsonl'",), ("from the folder of the command",)),
     ("plan set.yaml --set benchmarks=[led.xlsx]", ("'led.xlsx'",), ("from the folder of the command",)),
+    # Files of problems, benchmarks and exports.
+    ("export run --out mine.jsonl", ("'mine.jsonl'", "no export"), ("name another file",)),
+    (f"predictor train h.safetensors {MODEL} CHAIN3", ("'h.safetensors'", "no file of kvatlas"), ("another file",)),
+    ("map traces.jsonl --out a.png", ("traces.jsonl' is an export",), ("the folder of their run",)),
+    (f"check {MODEL} ask.jsonl --column question=gold --column answer=none", ("'none'",), ("ask, gold",)),
+    ("check unnamed.csv", ("unnamed.csv", "column for the question"), ("the first line names the columns",)),
+    ("check mine.jsonl:Mine", ("'mine.jsonl:Mine'", ":CLASS"), ("name mine.jsonl alone",)),
+    ("check mine.jsonl --column gold=answer", ("'gold=answer'",), ("Did you mean answer=gold?",)),
+    ("check mine.jsonl --column ask=question", ("'ask=question'",), ("Did you mean question=ask?",)),
+    ("check ask.jsonl --column question=ask,answer=gold", ("question=ask,answer=gold",), ("Repeat --column for each",)),
+    ("check no_version.py:Mine", ("lacks version",), ("version: ClassVar[int] = 1",)),
+    (f"run {MODEL} mine.jsonl --prompt notes.txt", ("'notes.txt'",), ("Give the text of the file",)),
+    ("plan name_of_baseline.yaml", ("baseline.0", "'full'"), ("{policy: full}",)),
+    ("plan dash.yaml", ("'settings.1.policy'", "kv_budget"), ("beside the policy before it",)),
+    ("plan spaced_claim.yaml", ("claim", "'problems like these'"), ("mean 'problems_like_these'?",)),
+    ("describe run --claim 'problems like these'", ("'problems like these'",), ("mean 'problems_like_these'?",)),
     ("gate logs/results_1.json mine.jsonl", ("logs/results_1.json",), ("name the folder 'logs'",)),
     # Sides of a gate, logs and addresses in other places than expected.
     ("gate plain before.csv", ("'plain'", "b.jsonl is no sample of lm-eval"), ("name the file",)),
@@ -485,6 +501,15 @@ MORE_FILES: dict[str, str | bytes] = {
     "choices.py": "from kvatlas.policies import choice_param\n\nMODE = choice_param(['max', 'avg'])\n",
     "own_axis.yaml": SPEC + "settings: [{policy: streaming}, {policy: window}]\n"
     "axes: {kv_budget: [90], local_window: [8], ratio: [0.3], sinks: [0, 4]}\n",
+    "unnamed.csv": "1 + 1,2\n1 + 2,3\n",
+    "h.safetensors": b"weights of a user",
+    "traces.jsonl": '{"problem": "p1", "answer": "2", "run_key": "a"}\n',
+    "ask.jsonl": '{"ask": "1 + 1", "gold": "2"}\n',
+    "no_version.py": "class Mine:\n    name = 'mine'\n    typical_output_tokens = 9\n"
+    "    problems = prompt = grade = lambda self, *others: None\n",
+    "name_of_baseline.yaml": SPEC + "baseline: [full]\n",
+    "dash.yaml": SPEC + "settings:\n  - policy: random\n  - kv_budget: 96\n",
+    "spaced_claim.yaml": SPEC + "claim: problems like these\n",
     "logs/results_1.json": '{"results": {}, "configs": {}, "n-shot": {}}',
     "logs/samples_a_1.jsonl": "",
     "plain/b.jsonl": '{"problem": "p1", "correct": 1}\n',
@@ -535,6 +560,11 @@ def test_a_mistake_of_any_command_has_a_way_out(
     err = kvatlas.refuse(*shlex.split(words))
     for part in (*field, *way_out):
         assert part in err
+    assert "A model is" not in err or "--column" not in words
+    assert "Value error" not in err
+    assert "the first line names" not in err or ".csv" in words
+    # What a user wrote stays.
+    assert (tmp_path / "mine.jsonl").read_text() == FILES["mine.jsonl"]
 
 
 def test_each_required_argument_and_option_has_an_example() -> None:

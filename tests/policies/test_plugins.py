@@ -226,7 +226,7 @@ def test_an_interrupt_in_a_finalizer_ends_the_command(tmp_path: Path, kvatlas: C
     words = ("run", "embedded:tiny-llama", "CHAIN8", "--problems", 1, "--policy", policy, *CELL, "--out", out)
     code, _, err = kvatlas(*words, "--workers", 1, "--quiet")
     assert code == 130
-    assert err == f"Stopped. Finished traces are kept in {out}; the same command goes on from there.\n"
+    assert err == f"Stopped. Finished traces, if there are any, are in {out}; the same command goes on from there.\n"
 
 
 #: Members of a class that is no policy, with a part of the sentence.

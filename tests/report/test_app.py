@@ -163,7 +163,7 @@ def test_a_partial_run_is_refused_or_says_so(tmp_path: Path) -> None:
     assert not out.exists()
     write_report(open_result([folder], ReadOptions(partial=True)), out)
     run = documents(out)["run"]
-    assert "PARTIAL: 24 of 240 traces are missing, in 1 cell" in run["warnings"]
+    assert "PARTIAL: 24 of 240 traces of a map are missing, in 1 cell" in run["warnings"]
     assert run["maps"][1]["cells"][2][0] is None
     with pytest.raises(KvatlasError, match="is a folder"):
         write_report(open_result([folder], ReadOptions(partial=True)), tmp_path)

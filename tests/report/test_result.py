@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from kvatlas.core import Grade, KvatlasError, Setting, Status
-from kvatlas.figures.panels import metric_panels, panels_title
+from kvatlas.figures.panels import BEST, metric_panels, panels_title
+from kvatlas.figures.setting_rows import nearest_words
 from kvatlas.report.description import every_map, one_page, recommendation
 from kvatlas.report.map_figure import MapOptions, plot_sources
 from kvatlas.report.result import analyse
@@ -167,10 +168,16 @@ def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
     audit = data["maps"][0]["estimates"][0]["audit"]
     assert audit == {"problems": 12, "median": 0.0, "worst": 0, "none": 100.0, "no_choice": 100.0}
     (choice,) = data["recommendation"]["all"]
+    # Nothing decides such a map, and no cell is the highest.
+    assert nearest_words(result.choices[0]) == ""
+    (panel,) = metric_panels([one.map for one in result.maps])
+    assert not any(cell.bold for cell in panel.cells.values())
+    assert BEST not in panel.about
     assert (choice["setting"], choice["by_time"], choice["candidates"]) == (None, None, 9)
     text = every_map(result)
     first = "CHAIN6: 240 of 240 traces are without an answer (240) or truncated (0); they count as wrong."
-    assert text.splitlines()[3] == f"- {first}"
+    # No text was cut off, so the forms of answers are named.
+    assert text.splitlines()[3].startswith(f"- {first} Read are \\boxed{{...}} and 'the answer is ...'")
     reason = "none of the 216 traces under a KV budget was compressed"
     assert f"- tiny, CHAIN6: no setting is recommended, because {reason}.\n" in text
     assert "cheapest" not in text

@@ -10,6 +10,7 @@ import pytest
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures.pairwise import names_of
+from kvatlas.figures.setting_rows import nearest_words
 from kvatlas.report.description import every_map, markdown_table, one_page
 from kvatlas.report.map_figure import MapOptions, plot_sources
 from kvatlas.report.next_steps import next_steps
@@ -167,6 +168,38 @@ def test_a_next_step_names_the_problems_that_a_loss_of_0_takes_also_from_few(tmp
     assert required.problems is not None
     assert required.problems >= 98
     assert f"About {required.problems:,} problems in all would prove" in step.reason
+
+
+def test_clusters_that_a_proof_takes_are_called_so(tmp_path: Path) -> None:
+    """A spec counts problems, of which a cluster has two."""
+    from kvatlas.sweeps import read_spec
+
+    clusters = {"CHAIN6": {f"p{index}": str(index // 2) for index in range(80)}}
+    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=80, samples=1)
+    plan = replace(plan, spec=SPEC, clusters=clusters)
+    result = analyse([store_run(tmp_path / "run", plan, success({"full": 1.0, "dynts": 1.0}))])
+    step = next(step for step in next_steps(result) if step.name == "more-problems")
+    required = result.choices[0].required
+    assert required is not None
+    assert required.problems_now == 40
+    assert f"About {required.problems:,} clusters in all would prove" in step.reason
+    path = tmp_path / "more.yaml"
+    path.write_text(step.spec)
+    assert read_spec(path).problems == 2 * required.problems
+    assert f"about {required.problems} clusters (now 40) would prove it" in one_page(result)
+    assert "On these 80 problems in 40 clusters nothing is proven." in one_page(result)
+    assert nearest_words(result.choices[0]).endswith(f"; about {required.problems:,} clusters would decide it")
+
+
+def test_only_maps_of_a_metric_name_what_would_prove_a_setting(tmp_path: Path) -> None:
+    plan = manifest(grid("dynts", "random"), benchmarks=("CHAIN6",), problems=6, samples=1)
+    folder = store_run(tmp_path / "run", plan, success({"full": 1.0, "dynts": 1.0, "random": 1.0}))
+    out = tmp_path / "map.svg"
+    shown = {}
+    for name, metric, against in (("metric", None, None), ("cost", "mean_kv_tokens", None), ("pair", None, "random")):
+        plot_sources([folder], out, ReadOptions(metric=metric), MapOptions(against=against))
+        shown[name] = "None is proven within the margin" in out.read_text()
+    assert shown == {"metric": True, "cost": False, "pair": False}
 
 
 def test_the_page_of_a_policy_is_of_its_settings_alone(tmp_path: Path) -> None:

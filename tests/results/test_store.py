@@ -614,7 +614,7 @@ def test_a_trace_without_an_answer_that_no_other_grader_has_read_leaves_its_metr
         at = (key, unanswered.setting.id, unanswered.benchmark, unanswered.problem, unanswered.sample)
         # As in a trace that was decoded after the others were graded again.
         store.put_metrics({at: {}})
-    with pytest.raises(KvatlasError, match="Unknown metric 'graded:dynts'"):
+    with pytest.raises(KvatlasError, match="1 of 8 traces have no graded:dynts; `kvatlas grade RUN --grader dynts`"):
         maps_of_run(RunData.open(run, "graded:dynts"))
 
 

@@ -173,11 +173,11 @@ def test_looks_and_extensions_widen_the_limits(tmp_path: Path) -> None:
     early = losses(declared)[0]
     assert early["look"] == {"share": 0.25, "extensions": 0}
     assert early["limits"]["these_problems"]["limit"] > 2 * last
-    assert "Read at 4 of 16 samples: limits allow for all declared looks." in one_page(declared)
+    assert "Read at 4 of 16 samples: limits and tests allow for all declared looks;" in one_page(declared)
     undeclared = described(tmp_path / "undeclared", same(4), looks=[8, 16])
     assert losses(undeclared)[0] == early
     page = one_page(undeclared)
-    assert "Read at 4 of 16 samples: limits allow for all declared looks, and for this one before" in page
+    assert "Read at 4 of 16 samples: limits and tests allow for all declared looks, and for this one before" in page
     extended = described(tmp_path / "three", same(4), extensions=1)
     assert last < losses(extended)[0]["limits"]["these_problems"]["limit"] < 1.5 * last
     assert "limits are those of 2.5 % and err in up to 10 % in all" in one_page(extended)
@@ -376,10 +376,22 @@ def test_a_control_that_compresses_nothing_is_none(tmp_path: Path, kvatlas: Call
     settings = [{"policy": "random", "kv_budget": 144, "local_window": 16, "every": every} for every in (1024, 512)]
     document = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN6"], "problems": 2, "settings": settings}
     spec.write_text(json.dumps({**document, "sampling": {"max_new_tokens": 300}}))
-    assert "The plan has no control that must lose" in kvatlas("plan", spec, "--tokens-per-second", "1000")[1]
+    assert "The plan has no control" in kvatlas("plan", spec, "--tokens-per-second", "1000")[1]
     settings.append({"policy": "random", "kv_budget": 32, "local_window": 16, "every": 64, "budget_over": "thinking"})
     spec.write_text(json.dumps({**document, "sampling": {"max_new_tokens": 300}}))
     assert "The control is random(budget_over=thinking" in kvatlas("plan", spec, "--tokens-per-second", "1000")[1]
+
+
+def test_a_control_that_keeps_too_much_is_told(tmp_path: Path, kvatlas: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = tmp_path / "plan.yaml"
+    settings = [{"policy": name, "kv_budget": 60, "local_window": 8, "ratio": 0.5} for name in ("rkv", "random")]
+    document = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN6"], "problems": 2, "settings": settings}
+    spec.write_text(json.dumps(document))
+    # Many problems take long to generate, so a line says so.
+    monkeypatch.setattr("kvatlas.cli.sweeps._MANY_PROBLEMS", 2)
+    _, text, err = kvatlas("plan", spec, "--tokens-per-second", "1000")
+    assert err.startswith("Reading 2 problems of each benchmark;")
+    assert "No setting of the control random keeps so little that it should lose. Add one, as {policy: rand" in text
 
 
 def test_the_long_text_has_a_table_of_limits(tmp_path: Path) -> None:

@@ -116,7 +116,14 @@ def test_missing_traces_are_refused_with_numbers_unless_partial():
     with pytest.raises(KvatlasError, match=r"26 of 240 traces are missing, in 2 of 10 cells; .*--partial"):
         maps_of_run(run_of(plan, kept))
     (partial,) = maps_of_run(run_of(plan, kept, partial=True))
-    assert partial.notes == (Note(NoteKind.PARTIAL, "PARTIAL: 26 of 240 traces are missing, in 2 cells"), LOOKED_EARLY)
+    assert partial.notes == (
+        Note(NoteKind.PARTIAL, "PARTIAL: 26 of 240 traces of a map are missing, in 2 cells"),
+        LOOKED_EARLY,
+    )
+    # A run with declared looks says itself what its limits allow for.
+    with_looks = replace(plan, spec={"samples": 2, "looks": [1, 2]})
+    (partial,) = maps_of_run(run_of(with_looks, kept, partial=True))
+    assert LOOKED_EARLY not in partial.notes
     assert (8, 0.1) not in partial.cells
     assert len(partial.cells) == 8
     assert partial.axes == AXES

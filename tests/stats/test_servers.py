@@ -172,5 +172,5 @@ def test_a_setting_may_be_declared_a_control(tmp_path: Path) -> None:
     blind = read(tmp_path / "blind", {one: grades(1) for one in DTYPES}, controls=[harsh])
     assert "Not even the control, served dtype int2, is proven to lose" in one_page(blind)
     without = read(tmp_path / "without", {one: grades(0) for one in DTYPES})
-    assert "has no control (`control: true` at a setting that must lose)" in one_page(without)
+    assert "has no control that keeps little enough (`control: true` at a setting that must lose)" in one_page(without)
     assert math.isfinite(recommended(without)["losses"][0]["loses_limit"])

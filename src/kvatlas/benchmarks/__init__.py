@@ -73,6 +73,8 @@ def find(name: str, **options: Any) -> Benchmark:
     if family is None:
         if options.get("file"):
             return questions(name, **options)
+        if has_problem_suffix(kind) and path:
+            raise KvatlasError(f"{name!r}: :CLASS belongs to FILE.py; name {kind} alone.")
         if Path(name).is_file():
             suffixes = ", ".join(PROBLEM_SUFFIXES)
             raise KvatlasError(
@@ -124,7 +126,9 @@ def _benchmark_in_file(name: str, file: Path, options: dict[str, Any]) -> Benchm
             missing.append(member)
     if missing:
         kind = type(benchmark).__name__
-        raise KvatlasError(f"The benchmark {name!r} cannot be used (its class {kind} lacks {', '.join(missing)}).")
+        advice = "; add version: ClassVar[int] = 1" if "version" in missing else ""
+        fault = f"its class {kind} lacks {', '.join(missing)}{advice}"
+        raise KvatlasError(f"The benchmark {name!r} cannot be used ({fault}).")
     for member, (accepts, expected) in _VALUES.items():
         value = getattr(benchmark, member)
         if not accepts(value):

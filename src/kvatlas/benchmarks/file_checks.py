@@ -30,6 +30,8 @@ SOLUTION = 200
 CHECKED = 2000
 #: The search for reference answers that are graded wrong ends after so many.
 ENOUGH = 20
+#: Rows that a sentence names.
+_NAMED = 5
 #: Words from which a text in another column may be a part of the question.
 SENTENCE = 4
 #: Names of columns with texts beside a question and its answer.
@@ -61,6 +63,7 @@ def check_benchmark(benchmark: Benchmark, limit: int | None = None) -> Iterator[
         grade_answer(benchmark, problems[0], problems[0].answer)
         message = f"{counted(len(problems), 'problem')} (digest {_short_digest(problems)})"
         yield CheckResult("problems", Check.OK, message)
+        yield _check_grader(benchmark, problems[:ENOUGH])
     yield _check_duplicates(problems)
 
     lengths = [len(prompt_of(benchmark, problem)) for problem in problems]
@@ -78,11 +81,10 @@ def _check_unread(message: str, texts: Mapping[str, str], is_named: bool) -> Che
     A user who named the question (`is_named`) has named all of it.
     """
     name = "columns"
-    unread = [column for column, text in texts.items() if re.search(r"[^\W\d_]", text)]
-    if unread:
-        message += f"; not read: {', '.join(map(repr, unread))}"
+    if texts:
+        message += f"; not read: {', '.join(map(repr, texts))}"
     doubtful = []
-    for column in unread:
+    for column in texts:
         words = len(texts[column].split())
         usual = problem_files.find_column({column: ""}, *problem_files.CONTEXT) is not None
         if usual or (words >= SENTENCE and not _BESIDE.search(column.casefold())):
@@ -152,8 +154,10 @@ def _check_published(benchmark: Questions, read: problem_files.ProblemFile) -> C
     message = f"{counted(count, 'problem')} with a reference answer (digest {_short_digest(read.problems)})"
     if not read.whole:
         return CheckResult(name, Check.OK, f"{message}, the first of more")
-    without_answer = read.rows - count
-    left_out = f"{without_answer} without one are left out" if without_answer else ""
+    left_out = ""
+    if read.unanswered:
+        rows = ", ".join(map(str, read.unanswered[:_NAMED]))
+        left_out = f"{len(read.unanswered)} without one are left out (first rows: {rows})"
     source = SOURCES.get(benchmark.name)
     if source is None:
         return CheckResult(name, Check.WARNING if left_out else Check.OK, message, left_out)
@@ -200,6 +204,10 @@ def _check_references(problems: Problems, lists: Problems) -> CheckResult:
         warning = _warning(name, solutions, problems, "have a whole solution for a reference answer", advice)
         return replace(warning, status=Check.FAILED) if len(solutions) >= MANY * len(problems) else warning
 
+    flags = [p for p in problems if p.answer in ("True", "False")]
+    if flags:
+        advice = "write the text that the model is to give, as yes"
+        return _warning(name, flags, problems, "have true or false for a reference answer", advice)
     commas = [p for p in problems if re.fullmatch(r"-?\d+,\d{1,2}", p.answer)]
     if len(commas) >= MANY * len(problems):
         advice = "write the decimal point of English, as 1.5"
@@ -207,7 +215,7 @@ def _check_references(problems: Problems, lists: Problems) -> CheckResult:
 
     letters = [p for p in problems if re.fullmatch(r"\(?[A-E]\)?", p.answer) and not p.about.get("choices")]
     if len(letters) >= MANY * len(problems):
-        advice = "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ..."
+        advice = 'put them into one column options as a list, ["red", "blue"], or into the question as A) ..., B) ...'
         return _warning(name, letters, problems, "have a letter for a reference answer and no choices", advice)
     if lists:
         fault = "have a list for a reference answer, and only an answer with all its members is right"
@@ -243,6 +251,20 @@ def _check_own_answers(benchmark: Questions, problems: Problems) -> CheckResult:
     first = f"first {problem.id}: {text[:80]!r}" + ("" if text == problem.answer else f" for {problem.answer[:80]!r}")
     message = f"{len(wrong)} {many}of {len(problems)} reference answers are graded wrong themselves ({first})"
     return CheckResult(name, Check.FAILED if len(wrong) >= MANY * len(problems) else Check.WARNING, message)
+
+
+def _check_grader(benchmark: Benchmark, problems: Problems) -> CheckResult:
+    """Look for reference answers that the grader of a class refuses in every usual form."""
+    name = "own answers"
+    forms = ("{}", r"\boxed{{{}}}", "The answer is {}.", "Answer: {}")
+
+    def is_right(problem: Problem) -> bool:
+        return any(grade_answer(benchmark, problem, form.format(problem.answer)).correct for form in forms)
+
+    wrong = [problem for problem in problems if not is_right(problem)]
+    if not wrong:
+        return CheckResult(name, Check.OK, f"the first {counted(len(problems), 'reference answer')} graded right")
+    return _warning(name, wrong, problems, "have a reference answer that is graded wrong, in whatever form")
 
 
 def _check_duplicates(problems: Problems) -> CheckResult:

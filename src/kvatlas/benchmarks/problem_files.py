@@ -231,16 +231,16 @@ def answer_text(value: Any) -> str:
 class ProblemFile:
     """The problems of a file that have a reference answer: the first ones, or all if the file is `whole`.
 
-    `rows` counts the rows that were read, `columns` are those of the first one by what they hold. `unread` has the
-    longest text of each column that is no part of the problems, `answer_lists` the problems whose reference answer is
-    a list of several.
+    `columns` are those of the first row by what they hold. `unread` has the longest text of each column that is no part
+    of the problems, `unanswered` the rows that are left out, `answer_lists` the problems whose reference answer is a
+    list of several.
     """
 
     problems: tuple[Problem, ...]
-    rows: int
     columns: Mapping[str, str]
     whole: bool
     unread: Mapping[str, str]
+    unanswered: tuple[int, ...]
     answer_lists: tuple[Problem, ...]
 
 
@@ -251,6 +251,7 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     """
     where = f"The problem file {str(path)!r}"
     problems: list[Problem] = []
+    unanswered: list[int] = []
     rows = 0
     first: Row = {}
     longest: dict[str, str] = {}
@@ -261,14 +262,16 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
         asked = " ".join(found.question.split())
         for column, value in row.items():
             # A text that the question holds is read, as the whole question of SVAMP beside its parts.
-            is_longest = isinstance(value, str) and len(value) > len(longest.get(column, ""))
-            if is_longest and " ".join(value.split()) not in asked:
-                longest[column] = value
+            text = str(value) if isinstance(value, str | int | float) else ""
+            if len(text) > len(longest.get(column, "")) and " ".join(text.split()) not in asked:
+                longest[column] = text
             if isinstance(value, list) and len(value) > 1:
                 lists[column].append(found)
         # A question without a reference answer could only be counted wrong.
         if found.answer:
             problems.append(found)
+        else:
+            unanswered.append(rows)
         if len(problems) == limit:
             break
 
@@ -283,9 +286,9 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     read = set(columns.values())
     # A copy of a column that is read holds nothing else.
     read_texts = {text for column, text in longest.items() if column in read}
-    unread = {column: text for column, text in longest.items() if column not in read and text not in read_texts}
+    unread = {name: text for name, text in longest.items() if name and name not in read and text not in read_texts}
     answer_lists = tuple(lists[columns["answer"]])
-    return ProblemFile(tuple(problems), rows, columns, len(problems) != limit, unread, answer_lists)
+    return ProblemFile(tuple(problems), columns, len(problems) != limit, unread, tuple(unanswered), answer_lists)
 
 
 def _found_columns(row: Row, named: Mapping[str, str]) -> dict[str, str]:
@@ -320,10 +323,10 @@ def _column_in_row(content: str, row: Row, named: Mapping[str, str], where: str)
     expected = f"column {name!r} for the {content}" if name else f"column for the {content}"
     advice = ""
     if is_required:
+        header = " (the first line names the columns: if it is a problem, write question,answer above it)"
         advice = (
-            " (the first line of a CSV file names the columns: if it is a problem, write question,answer above it); "
-            f"usual names are {', '.join(USUAL[content])}; name another with columns: {{{content}: NAME}} in a spec, "
-            f"or --column {content}=NAME"
+            f"{header if '.csv' in where.lower() else ''}; usual names are {', '.join(USUAL[content])}; name another "
+            f"with columns: {{{content}: NAME}} in a spec, or --column {content}=NAME"
         )
     raise KvatlasError(f"{where} has no {expected}; there are: {', '.join(map(str, row))}{advice}.")
 

@@ -62,9 +62,10 @@ class Questions:
 
     def __post_init__(self) -> None:
         if self.prompt_format not in FORMATS and "{question}" not in self.prompt_format:
+            advice = " Give the text of the file." if self.prompt_format.endswith((".txt", ".md")) else ""
             raise KvatlasError(
                 f"Unknown prompt format {self.prompt_format!r}; expected {', '.join(FORMATS)} and any text with "
-                "{question}."
+                f"{{question}}.{advice}"
             )
         if self.grader not in grading.GRADERS:
             raise KvatlasError(f"Unknown grader {self.grader!r}; expected {', '.join(grading.GRADERS)}.")

@@ -116,7 +116,8 @@ def compare_command(
     for path in written:
         typer.echo(path)
     for i, j, compared in pairs:
-        typer.echo(compared.in_words(shown[i], shown[j]))
+        subject = "" if metric == "pass@1" else f"{metric}: "
+        typer.echo(f"{subject}{compared.in_words(shown[i], shown[j])}")
     if len(pairs) > 1:
         typer.echo("Each pair is judged by itself.")
     for note in notes:

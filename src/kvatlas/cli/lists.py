@@ -15,7 +15,7 @@ import typer
 from kvatlas.cli import options
 from kvatlas.cli.output import print_check_results, print_rows, print_text
 from kvatlas.cli.served_plan import check_servers
-from kvatlas.core import Check, CheckResult, KvatlasError, refusal
+from kvatlas.core import Check, CheckResult, KvatlasError, has_problem_suffix, refusal
 from kvatlas.text import counted, did_you_mean, unfiltered, visible
 
 app = options.Commands()
@@ -208,10 +208,11 @@ def check_command(
         raise KvatlasError(
             f"{target!r} is a policy; `kvatlas list policies {target}` describes it. Give FILE.py of one."
         )
+    columns = options.file_columns(column)
     try:
-        benchmark = find(target, **options.file_columns(column))
+        benchmark = find(target, **columns)
     except KvatlasError as error:
-        if file is not None:
+        if file is not None or has_problem_suffix(target.partition(":")[0]):
             raise
         is_model = target.startswith(("embedded:", "hf:")) or target in PACKAGED
         is_model |= target.endswith(".gguf") or Path(target).expanduser().is_dir()
@@ -222,9 +223,8 @@ def check_command(
                 f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME, this machine cpu or cuda."
             ) from None
         handle = find_model(target, **options.model_options(model_option, template_values))
-        print_check_results(
-            check_model(handle, messages_for(handle, benchmarks or [], problems), max_new_tokens), as_json
-        )
+        messages = messages_for(handle, benchmarks or [], problems, **columns)
+        print_check_results(check_model(handle, messages, max_new_tokens), as_json)
         return
     print_check_results(check_benchmark(benchmark), as_json)
 

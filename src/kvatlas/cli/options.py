@@ -19,7 +19,7 @@ from typer.exceptions import TyperException
 from kvatlas.cli.output import note
 from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.figures.style import FigureOptions
-from kvatlas.text import margin_question, number, parse_yaml, scalar
+from kvatlas.text import did_you_mean, margin_question, number, parse_yaml, scalar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -131,6 +131,9 @@ def _with_way_out(message: str, param: Any, value: Any) -> str:
     expected = _ways_out("units").get(param.name)
     if expected and isinstance(number(text), str):
         return f"expected {expected}, got {given}."
+    message = message.removeprefix("Value error, ")
+    if param.name == "claim":
+        return f"{message}{did_you_mean(text, [claim.value for claim in Claim])}"
     # Our own checks say whole sentences, with the value.
     return message if message.endswith(".") else f"{message}, got {given}."
 
@@ -346,6 +349,10 @@ def spec_changes(texts: Sequence[str] | None, problems: int | None, samples: int
 def file_columns(texts: Sequence[str] | None) -> dict[str, Any]:
     """Return the column names of a problem file as an option of its benchmark."""
     names = assignments("--column", texts)
-    if unknown := set(names) - {"context", "question", "answer"}:
-        raise KvatlasError(f"--column: expected context=NAME, question=NAME or answer=NAME, got {min(unknown)!r}.")
+    contents = ("context", "question", "answer")
+    for name, column in names.items():
+        if name not in contents or any(f",{content}=" in column for content in contents):
+            guess = f"Did you mean {column}={name}?" if column in contents else "Repeat --column for each."
+            expected = "expected context=NAME, question=NAME or answer=NAME"
+            raise KvatlasError(f"--column: {expected}, got '{name}={column}'. {guess}")
     return {"columns": names} if names else {}

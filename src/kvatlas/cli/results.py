@@ -123,7 +123,7 @@ def export_command(
     """Export a run: its maps and settings as CSV, its traces as JSON lines or Parquet, or all."""
     from kvatlas.report.sources import ReadOptions
     from kvatlas.results import Store
-    from kvatlas.results.export import VALUE_FORMATS, check_target, format_of, json_lines, write_text, write_traces
+    from kvatlas.results.export import VALUE_FORMATS, check_export, format_of, json_lines, write_text, write_traces
     from kvatlas.results.store import check_new_folder
 
     kind = format_of(out, format_)
@@ -140,7 +140,7 @@ def export_command(
         typer.echo(f"{out}: {copied:,} traces")
         return
     if out is not None:
-        check_target(out)
+        check_export(out)
     if kind in VALUE_FORMATS:
         text = _values_as_text(kind, run, ReadOptions(metric, partial, options.assignments("--fix", fix)))
         if out is None:

@@ -121,6 +121,8 @@ def plan_command(
             raise KvatlasError("--memory and --detect are for models that kvatlas decodes.")
         print_served_plan(changed_spec, spec, tokens_per_second, as_json)
         return
+    if (changed_spec.problems or 0) >= _MANY_PROBLEMS:
+        note(f"Reading {changed_spec.problems:,} problems of each benchmark; generated ones may take minutes.")
     planned = make_plan(changed_spec)
     for sentence in planned.notes:
         note(sentence)
@@ -214,18 +216,20 @@ def control_sentence(planned: Plan) -> str:
     prompt = planned.longest_prompt(model)
     longest = planned.longest_trace(model)
     controls = []
+    fault = "The plan has no control"
     for policy in planned.policies_on(model):
-        if not isinstance(policy, CompressingPolicy) or not should_lose(
-            policy.setting, planned.is_control(policy.setting)
-        ):
+        is_control = planned.is_control(policy.setting)
+        if is_control:
+            fault = f"No setting of the control {policy.setting.policy_name} keeps so little that it should lose"
+        if not isinstance(policy, CompressingPolicy) or not should_lose(policy.setting, is_control):
             continue
         # A control that compresses nothing loses nothing.
         if policy.budget.most(prompt) < longest:
             controls.append((nominal_bytes(policy.setting, model.kv_bytes(policy.storage)), policy.setting))
     if not controls:
         return (
-            "The plan has no control that must lose. Add one, as {policy: random, ratio: 0.1} with the budget of the "
-            "others: a run that does not see its loss sees none."
+            f"{fault}. Add one, as {{policy: random, ratio: 0.1}} with the budget of the others: a run that does not "
+            "see its loss sees none."
         )
     _, least = min(controls, key=itemgetter(0))
     return f"The control is {least}: a run that does not see its loss sees none."
@@ -368,7 +372,7 @@ def _traces_are_kept(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        note(f"Stopped. Finished traces are kept in {folder}; the same command goes on from there.")
+        note(f"Stopped. Finished traces, if there are any, are in {folder}; the same command goes on from there.")
         raise typer.Exit(130) from None
 
 
@@ -384,6 +388,8 @@ def _warn_of_run(folder: Path) -> None:
 # -- what `run` and `demo` print ---------------------------------------------------------------------------------------
 
 
+#: Problems that take long to generate.
+_MANY_PROBLEMS = 10_000
 #: Outcomes that are always counted; others (a grader's timeout) only where there are any.
 OUTCOMES = (Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED, Outcome.NO_ANSWER)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -144,11 +145,29 @@ def has_problem_suffix(name: str) -> bool:
     return name.lower().removesuffix(".gz").endswith(PROBLEM_SUFFIXES)
 
 
+#: The name that each exported trace has.
+TRACE_MARK = b"run_key"
+#: Bytes at both ends of a file in which a mark is sought.
+_MARKED = 2**16
+
+
+def holds(path: Path, mark: bytes) -> bool:
+    """Return whether a file has a mark near one of its ends, by which kvatlas knows its own files."""
+    with refusal(f"{str(path)!r} cannot be read", OSError), path.open("rb") as file:
+        text = file.read(_MARKED)
+        # Parquet files name their columns at the end.
+        file.seek(-min(_MARKED, path.stat().st_size), os.SEEK_END)
+        return mark in text + file.read()
+
+
 def refuse_problem_file(name: str | Path, expected: str, way_out: str) -> None:
     """Raise KvatlasError if a file of problems is named in the place of something else."""
     if Path(name).is_file() and has_problem_suffix(str(name)):
         # A map may be a CSV file, too.
         kind = "a CSV file" if str(name).lower().endswith(".csv") else "a file of problems"
+        if holds(Path(name), TRACE_MARK):
+            kind = "an export of traces"
+            way_out = "Name the folder of their run."
         raise KvatlasError(f"{str(name)!r} is {kind}; expected {expected}. {way_out}")
 
 

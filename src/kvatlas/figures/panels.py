@@ -121,9 +121,9 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
         for coord, cell in map_.cells.items():
             value = cell.estimate.value
             small = interval_text(cell.estimate)
-            texts[coord] = CellText(100 * value, percent_text(value, digits), small, value > best - 1e-9)
+            texts[coord] = CellText(100 * value, percent_text(value, digits), small, value > max(best - 1e-9, 0))
 
-        about = [BEST]
+        about = [BEST] if best > 0 else []
         samples = max((cell.estimate.samples or 1 for cell in map_.cells.values()), default=1)
         if map_.claim is Claim.THESE and samples > 1:
             about.append("intervals: these problems, sampled anew")

@@ -80,13 +80,13 @@ def about_choices(choices: Sequence[Choice]) -> list[str]:
 def nearest_words(choice: Choice) -> str:
     """Return, where nothing is proven, the setting that is nearest to it, and what would decide it; else ""."""
     required = choice.required
-    if choice.shown or required is None:
+    if choice.shown or required is None or choice.vacuous is not None:
         return ""
     name = short_names(choice.settings.values())[required.setting.id]
     count = required.count_of(choice.family.claim)
     if count is None and required.loss.value >= choice.margin:
         return f"nearest: {name}; at its loss more problems prove nothing"
-    unit = "samples of each problem" if choice.family.claim is Claim.THESE else "problems"
+    unit = "samples of each problem" if choice.family.claim is Claim.THESE else f"{choice.family.unit}s"
     effort = f"more than {MOST_PROBLEMS:,}" if count is None else f"about {count:,}"
     return f"nearest: {name}; {effort} {unit} would decide it"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from kvatlas.core import KvatlasError, refusal
+from kvatlas.core.basics import holds
 from kvatlas.models import ModelHandle
 from kvatlas.models.weights import ADAPTER_FILES, SUBFOLDER, sha256
 from kvatlas.policies.contract import CompressingPolicy
@@ -109,9 +110,14 @@ def beside(model: ModelHandle, name: str) -> Path:
 
 
 def path_to_write(out: Path) -> Path:
-    """Return the place for a file that is written into a model's folder: in its subfolder, which is made."""
-    if not any((out.parent / name).is_file() for name in ("config.json", ADAPTER_FILES[0])):
-        return out
-    path = out.parent / SUBFOLDER / out.name
-    path.parent.mkdir(exist_ok=True)
+    """Return the place for a file that is written into a model's folder: in its subfolder, which is made.
+
+    Raises KvatlasError for a file that is there and is not kvatlas's own.
+    """
+    path = out
+    if any((out.parent / name).is_file() for name in ("config.json", ADAPTER_FILES[0])):
+        path = out.parent / SUBFOLDER / out.name
+        path.parent.mkdir(exist_ok=True)
+    if path.is_file() and not holds(path, b"model_weights"):
+        raise KvatlasError(f"{str(path)!r} is there, and no file of kvatlas; name another file, or remove this one.")
     return path

@@ -236,27 +236,20 @@ def metric_figure(result: Evidence, maps: Sequence[Map], show: MapOptions, losse
     panels = metric_panels(maps, exact=is_plain or show.shared is False)
     if losses and not is_plain:
         panels = loss_panels(maps, losses)
-    return _plot_panels(result, panels, show, title, _comparison_notes(comparisons))
-
-
-def _plot_panels(
-    result: Evidence, panels: Sequence[Panel], show: MapOptions, title: str, notes: Sequence[Note]
-) -> Figure:
-    """Return panels as a heatmap; the notes stand after that on what is recommended on their maps."""
-    notes = [*recommended_notes(result, [panel.map for panel in panels]), *notes]
+    notes = [*recommended_notes(result, maps), *_comparison_notes(comparisons)]
     return plot(panels, shared=show.shared, one_bar=show.mean, title=title, notes=notes, options=show.figure)
 
 
-def recommended_notes(result: Evidence, maps: Sequence[Map]) -> list[Note]:
+def recommended_notes(result: Evidence, maps: Sequence[Map], *, is_metric: bool = True) -> list[Note]:
     """Return a note that names the settings that are ringed on these maps, with what they save and lose.
 
-    Where nothing is proven it names the nearest settings.
+    Where nothing is proven it names the nearest settings, if the maps are of a metric.
     """
     with_ring = [map_ for map_ in maps if map_.recommended is not None]
     ringed = {(map_.model, map_.cells[map_.recommended].setting) for map_ in with_ring if map_.recommended is not None}
     words = [recommended_words(one) for one in result.choices if (one.model, one.recommended) in ringed]
     if not words:
-        drawn = {map_.model for map_ in maps}
+        drawn = {map_.model for map_ in maps} if is_metric else ()
         named = [(one.model, nearest_words(one)) for one in result.choices if one.model in drawn]
         nearest = "; ".join(f"{model_name(model)}: {text}" for model, text in named if text)
         return [Note(NoteKind.RECOMMENDED, f"None is proven within the margin: {nearest}")] if nearest else []
@@ -266,7 +259,9 @@ def recommended_notes(result: Evidence, maps: Sequence[Map]) -> list[Note]:
 def _draw_panels(result: Evidence, panels: Sequence[Panel], out: Path, show: MapOptions, title: str = "") -> list[Path]:
     maps = with_recommended([panel.map for panel in panels], result.choices)
     panels = [replace(panel, map=map_) for panel, map_ in zip(panels, maps, strict=True)]
-    return save(_plot_panels(result, panels, show, title, ()), out, data=panels_csv(panels))
+    notes = recommended_notes(result, maps, is_metric=False)
+    figure = plot(panels, shared=show.shared, one_bar=show.mean, title=title, notes=notes, options=show.figure)
+    return save(figure, out, data=panels_csv(panels))
 
 
 def _comparisons_of(result: Evidence, policies: Set[str]) -> list[Comparison]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvatlas.core import Claim, KvatlasError
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.run_data import setting_words
@@ -112,15 +114,15 @@ def _more_traces(choice: Choice) -> Iterator[_SpecChange]:
         changed = {"samples": samples, "looks": [], "full_samples": None}
         yield "more-samples", f"{samples} samples of each problem", reason, changed
 
-    sizes = choice.family.sizes
+    sizes = np.bincount(choice.family.paired.strata).tolist()
     if required.problems is None or not sizes:
         return
     # All benchmarks grow in their proportions, so the largest one decides the limit of the spec.
-    problems = math.ceil(required.problems * max(sizes) / sum(sizes))
+    problems = math.ceil(required.problems * max(sizes) / sum(choice.family.sizes))
     if max(sizes) < problems <= _MOST_PROBLEMS:
         reason = (
-            f"About {required.problems:,} problems in all would prove {setting} on {model} for problems like these, "
-            f"if that is its loss. {again}"
+            f"About {required.problems:,} {choice.family.unit}s in all would prove {setting} on {model} for problems "
+            f"like these, if that is its loss. A file with fewer needs further ones. {again}"
         )
         yield "more-problems", f"{problems:,} problems of each benchmark", reason, {"problems": problems}
 

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from kvatlas.columns import VALUE, csv_columns, measures_of
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Trace, importing, refusal
+from kvatlas.core.basics import TRACE_MARK, holds
 from kvatlas.core.settings import CAP, CAP_COLUMN, columns_of
 from kvatlas.results.store import Store
 from kvatlas.text import guarded
@@ -28,6 +29,8 @@ FORMATS = (*_SUFFIXES, "run")
 #: Formats of maps and settings; the others have traces.
 VALUE_FORMATS = ("csv", "cells")
 _BATCH = 2_000
+#: The beginning of each table of maps and settings.
+_HEADER = b"model,benchmark"
 #: The costs of a trace in the order of an export.
 _COSTS = (
     "output_tokens", "thinking_tokens", "peak_kv_tokens", "mean_kv_tokens", "prompt_tokens", "compressions", "seconds",
@@ -265,6 +268,13 @@ def check_target(out: Path, *suffixes: str) -> None:
         near = next(folder for folder in out.absolute().parents if folder.exists())
         if not (near.is_dir() and os.access(near, os.W_OK)):
             raise KvatlasError(f"{str(out)!r} cannot be written: {str(near)!r} is not a writable folder.")
+
+
+def check_export(out: Path) -> None:
+    """Raise KvatlasError if no export can be written at `out`, or if a file there is none: it may have problems."""
+    check_target(out)
+    if out.is_file() and out.stat().st_size and not (holds(out, _HEADER) or holds(out, TRACE_MARK)):
+        raise KvatlasError(f"{str(out)!r} is there, and no export of a run; name another file, or remove this one.")
 
 
 @contextmanager

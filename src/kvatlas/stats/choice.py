@@ -369,7 +369,7 @@ def _way_of(cells: Sequence[CellTraces]) -> str:
 def floor_reason(family: LossFamily) -> str:
     """Return as a clause why a full cache that solves next to nothing can lose nothing."""
     assert family.full is not None
-    problems = f"{sum(family.sizes):,} problems"
+    problems = f"{family.problem_count:,} problems"
     margin = f"{round(100 * family.margin, 4):g} points"
     if not family.full.value:
         return f"{family.reference} solves none of the {problems}, so nothing could be lost"

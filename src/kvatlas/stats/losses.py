@@ -85,6 +85,11 @@ class LossFamily:
         return len(self.paired.strata)
 
     @property
+    def unit(self) -> str:
+        """The noun for what is drawn of problems like these."""
+        return "cluster" if sum(self.sizes) < self.problem_count else "problem"
+
+    @property
     def chains(self) -> Orders:
         """The chains of the claim of the run."""
         return self.orders.get(self.claim, [])

@@ -60,13 +60,13 @@ def check_complete(cells: Sequence[CellTraces], partial: bool, what: str = "map"
         )
 
 
-def partial_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
-    """Return a note if traces are missing."""
+def partial_note(cells: Sequence[CellTraces], subject: str = "traces", has_looks: bool = False) -> tuple[Note, ...]:
+    """Return a note if traces are missing, and without declared looks one on intervals; the `subject` says whose."""
     traces, promised, among = missing(cells)
     if not traces:
         return ()
-    text = f"PARTIAL: {traces} of {promised} traces are missing, in {among} {'cell' if among == 1 else 'cells'}"
-    return (Note(NoteKind.PARTIAL, text), LOOKED_EARLY)
+    text = f"PARTIAL: {traces} of {promised} {subject} are missing, in {among} {'cell' if among == 1 else 'cells'}"
+    return (Note(NoteKind.PARTIAL, text), *(() if has_looks else (LOOKED_EARLY,)))
 
 
 def mixed_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
@@ -102,7 +102,8 @@ def _map_of_group(name: MapName, run: RunData, group: Sequence[CellTraces], base
         values = {cell.setting.values.get(term) for cell in group}
         if len(values) == 1 and values != {None} and term not in run.fix:
             notes.append(Note(NoteKind.FIXED, f"{term}={values.pop()}"))
-    notes += [*partial_note((*group, *baselines)), *mixed_note((*group, *baselines))]
+    shown = (*group, *baselines)
+    notes += [*partial_note(shown, "traces of a map", run.look.share is not None), *mixed_note(shown)]
     notes += _off_map_notes(run, name)
 
     return Map(
@@ -280,7 +281,7 @@ def curves_of_run(run: RunData) -> list[Map]:
 def run_notes(run: RunData, cells: Sequence[CellTraces]) -> list[Note]:
     """Return the notes on fixed values, missing traces and versions of these cells of a run."""
     notes = [Note(NoteKind.FIXED, f"{name}={value}") for name, value in run.fix.items()]
-    notes += [*partial_note(cells), *mixed_note(cells)]
+    notes += [*partial_note(cells, has_looks=run.look.share is not None), *mixed_note(cells)]
     return notes
 
 

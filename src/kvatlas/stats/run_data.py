@@ -302,10 +302,10 @@ class RunData:
             )
         if look.share is not None:
             looks = self.manifest.spec["looks"]
-            text = f"Read at {look.samples} of {looks[-1]} samples: limits allow for all declared looks"
+            text = f"Read at {look.samples} of {looks[-1]} samples: limits and tests allow for all declared looks"
             if look.samples is not None and look.samples < looks[0]:
                 text += ", and for this one before the first of them"
-            texts.append(text)
+            texts.append(f"{text}; intervals of values are those of a single look")
         if look.extensions:
             times = "once" if look.extensions == 1 else f"{look.extensions} times"
             texts.append(

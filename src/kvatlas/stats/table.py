@@ -158,6 +158,14 @@ class TraceTable:
         if counts_right or metric in METRICS or metric in self._benchmark_metrics():
             return
 
+        if metric.startswith("graded:") and metric in self.measured:
+            stored = self.records["status"] > 0
+            lacking = np.count_nonzero(np.isnan(self.measured[metric][stored]))
+            raise KvatlasError(
+                f"{lacking:,} of {np.count_nonzero(stored):,} traces have no {metric}; `kvatlas grade RUN --grader "
+                f"{metric.removeprefix('graded:')}` grades them."
+            )
+
         # The metrics that all of the tables have.
         tables = among or [self]
         promised = chain.from_iterable(table.manifest.expected for table in tables)

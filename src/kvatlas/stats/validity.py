@@ -13,6 +13,11 @@ from kvatlas.core.settings import CAP, AuditedCell, no_choice_sentence
 from kvatlas.stats.numerics.arrays import Flags
 from kvatlas.stats.table import CellTraces
 
+#: Advice where texts end and no answer is read.
+_FORMS = (
+    r" Read are \boxed{...} and 'the answer is ...': ask for one in the prompt, or write a benchmark with a grader."
+)
+
 
 class Kind(StrEnum):
     """Kinds of findings, the gravest first."""
@@ -147,6 +152,8 @@ def findings(cells: Sequence[CellTraces]) -> list[Limitation]:
                 f"{subject}: {checked.unanswered:,} of {checked.traces:,} traces are without an answer "
                 f"({checked.no_answer:,}) or truncated ({checked.truncated:,}); they count as wrong."
             )
+            if checked.no_answer > checked.truncated:
+                text += _FORMS
             reference = [cell for cell in group if is_reference(cell.setting)]
             thinking = [
                 bool((cell.numbers("thinking_tokens") >= cell.numbers("output_tokens")).all()) for cell in reference

@@ -143,13 +143,13 @@ def _decode_greedily(
     return engine, [generated[key] for key in sorted(generated)]
 
 
-def messages_for(handle: ModelHandle, names: Sequence[str], count: int) -> list[str]:
-    """Return the messages of the first `count` problems of each benchmark, or one that suits the model."""
+def messages_for(handle: ModelHandle, names: Sequence[str], count: int, **options: Any) -> list[str]:
+    """Return the messages of the first `count` problems of each benchmark with its options, or one for the model."""
     if not names and handle.name in models.embedded():
         names = [EMBEDDED_BENCHMARK]
     messages = []
     for name in names:
-        benchmark = benchmarks.for_model(benchmarks.find(name), handle.reads)
+        benchmark = benchmarks.for_model(benchmarks.find(name, **options), handle.reads)
         messages += [benchmarks.prompt_of(benchmark, problem) for problem in benchmarks.problems_of(benchmark, count)]
     return messages or [PROBE]
 

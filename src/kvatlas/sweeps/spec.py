@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
@@ -44,6 +45,8 @@ MAX_TRACES = 100_000_000
 MAX_CHARACTERS = 100_000
 #: The most values of a spec file with aliases written out.
 MAX_VALUES = 100_000
+#: The highest temperature that is usual.
+_HOT = 2
 #: The policy of a setting that is a command of a server.
 SERVED = "served"
 #: Keys of a model, the reference or a setting that make the command of a server (`kvatlas.engines.command`).
@@ -358,6 +361,11 @@ class Spec(BaseModel, extra="forbid", frozen=True):
         found = []
         if question := margin_question(self.lose_at_most):
             found.append(question)
+        if self.sampling.temperature > _HOT:
+            found.append(f"A temperature of {self.sampling.temperature:g} draws nearly any token; 0.6 is usual.")
+        ratios = [*self.axes.get("ratio", ()), *(entry.fixed_values.get("ratio") for entry in self.settings)]
+        if 1 in ratios:
+            found.append("ratio is the share that a compression keeps: at 1 nothing is evicted.")
         for entry in self.settings:
             fixed = [name for name in self.axes if name in entry.fixed_values]
             if fixed:
@@ -560,6 +568,7 @@ _KEY_EXAMPLES = {
     "model": "hf:OWNER/NAME",
     "name": "mine",
     "settings": "{policy: rkv, kv_budget: 512}",
+    "baseline": "{policy: full}",
     "sampling": "{temperature: 0.6}",
     "reference": "{options: --kv-cache-dtype auto}; without this key it is the command alone",
     "axes": "{local_window: [8, 16], ratio: [0.3, 0.5]}",
@@ -630,7 +639,8 @@ def _sentence_on(error: ValidationError, source: str) -> str:
         instead = f"; there is {near[0]!r}, which is no key" if near else ""
         given = ", ".join(map(str, first["input"])) if "." in where else ""
         if given:
-            instead = f", which has {given} there"
+            dash = " with a dash of its own; beside the policy before it, it takes none"
+            instead = f", which has {given} there{dash if re.match(r'settings[.][1-9]', where) else ''}"
             for word in map(str, first["input"] if where.startswith("models.") else ()):
                 close = get_close_matches(word, ("serve_cmd", "endpoint"), n=1)
                 if close:
@@ -650,6 +660,9 @@ def _sentence_on(error: ValidationError, source: str) -> str:
     given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
     if where in _REMARKS and given:
         given += f"; {_REMARKS[where]}"
+    choices = first["ctx"]["expected"] if first["type"] == "literal_error" else ""
+    guess = did_you_mean(str(first["input"]), re.findall(r"'(\w+)'", choices))
+    given += f".{guess}" if guess else ""
     sentence = f"Wrong value in {source}{', ' if where else ''}{where}: {message[0].lower()}{message[1:]}{given}"
     return sentence if sentence.endswith((".", "?")) else f"{sentence}."
 
