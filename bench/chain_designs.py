@@ -493,7 +493,6 @@ class GateDesign:
     copies: tuple[float, ...] = ()
     missing: float = 0.0
     unequal: bool = False
-    repeat: bool = False
     score: bool = False
     duplicates: int = 1
     tolerated: float = 0.05
@@ -564,18 +563,6 @@ GATES = [
         "easy",
         fixed=True,
         unequal=True,
-    ),
-    GateDesign(
-        "repeat",
-        "a second run of the side before, at the margin",
-        (ABOVE,),
-        (100,),
-        1,
-        5,
-        "two",
-        "collapse",
-        common=1.0,
-        repeat=True,
     ),
     GateDesign(
         "scores",

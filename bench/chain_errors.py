@@ -506,7 +506,7 @@ def judge_gate(design: GateDesign, rounds: int, seed: int, folder: Path, until: 
         if time.time() > until:
             break
         rng = np.random.default_rng([seed, zlib.crc32(f"gate {design.name}".encode()), number])
-        before, after, again, copied, tp = [], [], [], [], []
+        before, after, copied, tp = [], [], [], []
         for task, problems in enumerate(design.problems):
             loss = np.array([design.losses[task] * margin])
             one = draw_benchmark(
@@ -536,18 +536,13 @@ def judge_gate(design: GateDesign, rounds: int, seed: int, folder: Path, until: 
             before.append(old)
             after.append(new)
             copied.append(one.copied)
-            # A second run of the side before: its problems fail as they did.
-            flip = rng.random(old.shape) < 0.01
-            again.append(np.where(flip, 1 - old, old))
             truth = one.chances[0].mean() - one.chances[1].mean()
             tp.append(truth * 0.96 if design.score else truth)
         paths = []
-        for side, tasks in zip(("before", "after", "again"), (before, after, again), strict=True):
+        for side, tasks in zip(("before", "after"), (before, after), strict=True):
             paths.append(write_side(folder / f"{design.name} {side}", tasks, copied, design))
-        given: dict[str, Any] = {"repeat": paths[2]} if design.repeat else {}
-        if design.missing:
-            given["claim"] = "these_problems"
-        result = kvatlas.gate(paths[0], paths[1], lose_at_most=design.margin, **given)
+        claim = "these_problems" if design.missing else "auto"
+        result = kvatlas.gate(paths[0], paths[1], lose_at_most=design.margin, claim=claim)
         is_tp = result.to_dict()["claim"] == "these_problems"
         counts[result.verdict] += 1
         counts["these problems" if is_tp else "like these"] += 1

@@ -5,8 +5,6 @@ allowed by `--allow-code`, are loaded. A note in the user's own cache remembers 
 command may load the same code, and a file that was written since, or is another one, is asked for anew.
 """
 
-from __future__ import annotations
-
 import errno
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The columns of a cell, declared once: JSON, CSV maps, the DataFrame, pages and figures of costs read this list."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields

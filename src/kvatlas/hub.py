@@ -1,7 +1,5 @@
 """Files of the Hugging Face hub, from the cache or downloaded. `HF_HUB_OFFLINE=1` switches downloads off."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A package names its measures in entry points of the group `kvatlas.measures`; FI
 sweep fills those of its spec, `kvatlas grade RUN --measure NAME` those of a finished run.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The registry of policies, benchmarks and features by name; third parties add theirs by entry points."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property

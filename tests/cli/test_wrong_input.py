@@ -240,7 +240,6 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("gate before.csv other.csv", ("'p1'", "'p2'"), ("in common",)),
     ("gate before.csv no_correct.csv", ("'no_correct.csv'", "right"), ("'correct' and 'score'",)),
     ("gate before.csv before.csv", ("before.csv",), ("other seeds",)),
-    ("gate before.csv better.csv --repeat before.csv", ("--repeat 'before.csv'",), ("other seeds",)),
     ("gate localhost:8000 http://localhost:9 CHAIN3", ("before", "'localhost:8000'"), ("http://HOST:PORT/v1",)),
     ("gate http://localhost:9 localhost:8000/v1 CHAIN3", ("after", "'localhost:8000/v1'"), ("http://HOST:PORT/v1",)),
     ("gate before.csv http://localhost:9 CHAIN3", ("'before.csv'",), ("--against RUN", "a second endpoint")),
@@ -410,11 +409,6 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("gate logs/results_1.json mine.jsonl", ("logs/results_1.json",), ("name the folder 'logs'",)),
     # Sides of a gate, logs and addresses in other places than expected.
     ("gate plain before.csv", ("'plain'", "b.jsonl is no sample of lm-eval"), ("name the file",)),
-    (
-        f"gate before.csv better.csv --repeat {LOCAL}",
-        ("--repeat http://localhost:9",),
-        ("--answers ONE", "TWO@endpoint=A/v1"),
-    ),
     (f"gate {LOCAL} {LOCAL}8 CHAIN3 --answers logs", ("'logs'", "samples_a_1.jsonl"), ("name a new folder",)),
     ("sweep good.yaml --out logs", ("'logs'", "samples_a_1.jsonl"), ("name a new folder",)),
     (f"gate {LOCAL} {LOCAL}8 CHAIN3 --temperature 0 --samples 4", ("--samples 4", "copies"), ("--temperature 0.6",)),

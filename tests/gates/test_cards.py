@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -582,42 +581,6 @@ def test_copies_are_counted_by_share(share: float, claim: str, is_told: bool, tm
     assert any("copies of one long text" in line for line in result.warnings) == is_told
 
 
-# -- the noise floor ---------------------------------------------------------------------------------------------------
-
-
-def answers(path: Path, wrong: range) -> Path:
-    return write_rows(path, ({"problem": i, "correct": int(i not in wrong)} for i in range(400)))
-
-
-def test_two_runs_of_the_base_are_the_noise_floor(kvatlas: Call, tmp_path: Path) -> None:
-    base = answers(tmp_path / "base.jsonl", range(4))
-    again = answers(tmp_path / "again.jsonl", range(2, 6))
-    after = answers(tmp_path / "after.jsonl", range(1, 6))
-    code, out, _ = kvatlas("gate", base, after, "--repeat", again)
-    assert code == 0
-    assert "| two runs of the base: answers | 400 x 1 | 99.0 | 99.0 | 2 | 2 | 0.0 (" in out
-    floor = json.loads(kvatlas("gate", base, after, "--repeat", again, "--json")[1])["repeat"]
-    assert (floor["flips"], floor["lost"], floor["gained"], floor["verdict"]) == (4, 2, 2, "keeps")
-    # A base that loses against its repeat, or gains, agrees with nothing.
-    for changed in (range(100), range(0)):
-        other = answers(tmp_path / "other.jsonl", changed)
-        first = answers(tmp_path / "first.jsonl", range(100) if not changed else range(4))
-        code, out, _ = kvatlas("gate", first, after, "--repeat", other)
-        assert code == 3
-        assert "the base does not agree with itself" in out
-        assert not re.search(r"\| two runs of the base: .* keeps \|", out)
-    assert "are the same answers" in kvatlas.refuse("gate", base, after, "--repeat", base)
-
-
-def test_a_repeat_under_other_conditions_is_none(tmp_path: Path) -> None:
-    sides = [
-        write_inspect(tmp_path / f"{name}.json", [inspect_sample(i) for i in N], {"temperature": temperature})
-        for name, temperature in (("a", 0.7), ("b", 0.7), ("c", 0.9))
-    ]
-    with pytest.raises(KvatlasError, match=r"no second run of .* temperature is 0.7 and 0.9"):
-        kvatlas.gate(sides[0], sides[1], repeat=sides[2])
-
-
 # -- limits and options ------------------------------------------------------------------------------------------------
 
 
@@ -638,7 +601,7 @@ def test_a_limit_beside_the_margin_has_as_many_digits_as_it_needs(
 
 
 def test_options_that_do_nothing_are_refused(kvatlas: Call, tmp_path: Path) -> None:
-    sides = [answers(tmp_path / f"{name}.jsonl", range(4)) for name in "ab"]
+    sides = [write_rows(tmp_path / f"{name}.jsonl", [{"problem": "p", "correct": 1}]) for name in "ab"]
     assert "a file of answers has no filters" in kvatlas.refuse("gate", *sides, "--filter", "nope")
     for option in (("--samples", 4), ("--temperature", 0), ("--served", "m"), ("--answers", "x"), ("--again",)):
         assert f"{option[0]}: for endpoints alone" in kvatlas.refuse("gate", *sides, *option)

@@ -1,7 +1,5 @@
 """Equality of expressions by sympy, and of texts by math-verify; runs in the process of `judges.py`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Comparison of two answers: a table of rules, then algebra if no rule decides."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction

@@ -5,8 +5,6 @@ unreadable, so that no part of it is ever dropped. Letters are real numbers, but
 an accent or primes is a symbol of its own, as are the values of unknown functions.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ What a text states goes before what it mentions. The search is linear in the len
 model and may be anything.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

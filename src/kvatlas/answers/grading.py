@@ -7,8 +7,6 @@ numbers within 1e-4, with or without percent; of choices the last letter A to E 
 `math-verify` gives the whole answer to that library.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction

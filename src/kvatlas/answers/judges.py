@@ -9,8 +9,6 @@ waited for, is killed and replaced.
 Times are those of the process on its CPU, so that a grade does not depend on what else the machine does.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

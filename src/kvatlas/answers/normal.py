@@ -3,8 +3,6 @@ r"""Normal forms of answers: one spelling for each expression, its number, its s
 This is spelling alone; the algebra is in answers/judges.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """Numbers in words, and the units or names of things behind a number."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter

@@ -4,8 +4,6 @@ Workers, regrading, imports, verification and labels read here, so that a trace 
 run keeps the tags of its models: its traces can be read where the models are not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol

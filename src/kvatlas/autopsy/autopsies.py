@@ -1,7 +1,5 @@
 """The autopsies of a run: one line each of a file beside the run's store."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

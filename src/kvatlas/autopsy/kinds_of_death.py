@@ -5,8 +5,6 @@ problems, mazes and ledgers have readers of their own; other texts state values 
 all.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence

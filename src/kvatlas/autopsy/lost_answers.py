@@ -1,7 +1,5 @@
 """The answers of the full cache that settings lose, and how they died: by cell, as data and as a table."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

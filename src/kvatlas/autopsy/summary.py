@@ -3,8 +3,6 @@
 `AutopsiesOnPage` is what the app shows of it, `answer_paragraphs` are those of single answers.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain

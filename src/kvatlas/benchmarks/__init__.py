@@ -1,7 +1,5 @@
 """Benchmarks: problems, prompts and grading; one file per family, found by name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

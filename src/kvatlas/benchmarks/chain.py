@@ -8,8 +8,6 @@ remember results that were written long ago, which KV-cache token selection puts
 The same generator writes the reference solutions that the embedded models are trained on, from other seeds.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import string

@@ -3,8 +3,6 @@
 The checks take a few seconds at most, so that they run before every sweep.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import statistics

@@ -12,8 +12,6 @@ answer, some of them written long ago. Difficulty is n.
 The same generator writes the reference solutions that the embedded models are trained on, from other seeds.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A cell is read as people mean it, or refused with its row and column: repeated c
 range, and commas that may be decimal commas or separate thousands.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -9,8 +9,6 @@ DeepSeek-R1 and its distilled models: no system prompt, and for mathematics a cl
 and to put the final answer within \boxed{}.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

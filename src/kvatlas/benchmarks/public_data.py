@@ -1,7 +1,5 @@
 """The public sets on the hub, and the prompts: what `public.json` has, for readers that grade nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

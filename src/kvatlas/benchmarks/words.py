@@ -8,8 +8,6 @@ solver must find out which people are compared, and remember that and the counts
 The same generator writes the problems that the thinking adapter of SmolLM2 is trained on, from other seeds.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass

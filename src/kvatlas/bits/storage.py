@@ -5,8 +5,6 @@ A token's row depends on the token alone, so it is written once, and a compressi
 here. Keys with biases are packed without them, with their position beside them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

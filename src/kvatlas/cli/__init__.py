@@ -1,7 +1,5 @@
 """The `kvatlas` command, which handles arguments only. An error is one sentence and exit code 2."""
 
-from __future__ import annotations
-
 import _thread
 import contextlib
 import functools

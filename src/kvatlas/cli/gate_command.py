@@ -1,7 +1,5 @@
 """The command that judges a change: gate."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -53,9 +51,6 @@ def gate_command(
         typer.Option(metavar="DIFFERENCE", help="prompts, version, grading or missing. Repeat it."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse sides with other sampling or solver.")] = False,
-    repeat: Annotated[
-        str | None, typer.Option(metavar="BEFORE2", help="A second run of BEFORE: how many answers flip by chance.")
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A page (.html) or the figure (.png, .svg, .pdf).")
     ] = None,
@@ -120,7 +115,6 @@ def gate_command(
         tasks=task or (),
         allow=allow or (),
         strict=strict,
-        repeat=repeat,
         asking=asking if has_address or benchmarks else None,
         on_trace=count_display("gate", "answers"),
     )

@@ -1,7 +1,5 @@
 """Commands that list and check models, benchmarks, policies, recipes and this machine."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

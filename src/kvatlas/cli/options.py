@@ -1,7 +1,5 @@
 """Options that several commands share, and the reading of NAME=VALUE."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Commands that serve a setting, export it to another engine, or check an endpoint."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

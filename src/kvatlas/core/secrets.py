@@ -1,7 +1,5 @@
 """Secrets in specs and commands: the names that hold them, and `***` in their place."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

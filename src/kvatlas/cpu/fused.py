@@ -1,7 +1,5 @@
 """Decoders of Llama's form in few calls: the `forward` of the whole decoder, and its layers on native code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakMethod

@@ -1,7 +1,5 @@
 """Attention on CPUs: native kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

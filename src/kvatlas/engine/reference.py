@@ -1,7 +1,5 @@
 """Attention in plain torch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Sampling the next tokens: temperature, then top-k, then top-p, then the Gumbel maximum with shared noise."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ All settings of a request run as one tree. They share the trunk, one row, until 
 forked into one branch for each setting that compresses.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

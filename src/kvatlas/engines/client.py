@@ -4,8 +4,6 @@ An answer is limited in size and time. The key is replaced in every message and 
 it is printed or stored; only the text of an answer stays as it was written.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

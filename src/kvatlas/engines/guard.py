@@ -4,8 +4,6 @@ The guard imports nothing of ours, so that it starts at once. Its standard input
 a line of JSON (`group`, `stop_arguments`), and `done` once the server was stopped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

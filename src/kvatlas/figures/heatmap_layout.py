@@ -1,7 +1,5 @@
 """The layout of heatmaps: what differs between panels names rows and columns, sizes of cells and type, margins."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import chain, product

@@ -1,7 +1,5 @@
 """Maps as panels of numbers and texts: a metric, a cost, or differences of either, and the finding as their title."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ from kvatlas.core import Claim, KvatlasError, grouped, has_problem_suffix, refus
 from kvatlas.gates import lm_eval_logs
 from kvatlas.gates.endpoints import Asking, endpoint_sides
 from kvatlas.gates.gate_result import JudgedChange
-from kvatlas.gates.judgement import Verdict, judge_pairs
+from kvatlas.gates.judgement import judge_pairs
 from kvatlas.gates.outcomes import Side, SideOptions
 from kvatlas.gates.pairing import pair_answers
 from kvatlas.gates.runs import side_of_answer_file, side_of_inspect_logs, side_of_run
@@ -63,7 +61,6 @@ def gate(
     tasks: Sequence[str] = (),
     allow: Sequence[str] = (),
     strict: bool = False,
-    repeat: str | Path | None = None,
     asking: Asking | None = None,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
 ) -> GateResult:
@@ -72,8 +69,7 @@ def gate(
     Each side is a folder or file of lm-eval's samples, a log of Inspect, a cell of a run (`RUN@CELL`), a file of
     answers, or the address of an endpoint; two endpoints are asked as `asking` says. `claim` is `these_problems`,
     `problems_like_these` or `auto`; `metric`, `filter` and `tasks` choose among what the logs hold; `allow` accepts
-    differences (`prompts`, `version`, `grading`, `missing`), `strict` refuses other sampling. `repeat` is a second run
-    of the side before: where the two of them differ by more than the margin, nothing can be told. Raises KvatlasError
+    differences (`prompts`, `version`, `grading`, `missing`), `strict` refuses other sampling. Raises KvatlasError
     for sides that cannot be compared.
     """
     if claim not in CLAIMS:
@@ -88,54 +84,29 @@ def gate(
     margin = margin_from_points(lose_at_most)
     chosen = None if claim == "auto" else Claim(claim)
     options = SideOptions(metric, filter, tuple(tasks), tuple(allow))
-    again = None if repeat is None else _side_at_path(str(repeat), options)
     first, second = _open_sides(str(before), str(after), asking, options, on_trace)
-    _check_options(options, [side for side in (first, second, again) if side is not None])
+    _check_options(options, first, second)
 
-    floor = None
-    disagreement = ""
-    if again is not None:
-        floor = _noise_floor(first, again, allow, margin, chosen)
-        turned = _noise_floor(again, first, allow, margin, chosen)
-        if Verdict.LOSES in (floor.judgement.verdict, turned.judgement.verdict):
-            disagreement = "the base does not agree with itself: its two runs differ by more than the margin"
-        if turned.judgement.verdict is Verdict.LOSES:
-            # A gain of the second run is no agreement, either.
-            floor = replace(floor, judgement=judge_pairs(floor.pairs, margin, chosen, disagreement))
     pairs = pair_answers(first, second, allow)
     if strict:
         # Sampling that one side alone names counts, too.
         unknown = [item for item in pairs.unknown if item.condition == "sampling" and item.before != item.after]
         for row in (*pairs.sampling, *unknown):
             raise KvatlasError(f"--strict: {row.name} is {row.before} before and {row.after} after.")
-    judgement = judge_pairs(pairs, margin, chosen, disagreement)
-    return GateResult(pairs, judgement, floor)
+    return GateResult(pairs, judge_pairs(pairs, margin, chosen))
 
 
-def _noise_floor(base: Side, again: Side, allow: Sequence[str], margin: float, claim: Claim | None) -> JudgedChange:
-    """Return the verdict on two runs of one thing. Raises KvatlasError if they are no such runs."""
-    pairs = pair_answers(base, again, allow)
-    models = [item for item in pairs.differences if item.condition in ("model", "setting")]
-    for row in (*pairs.sampling, *models):
-        raise KvatlasError(
-            f"{again.name!r} is no second run of {base.name!r}: {row.name} is {row.before} and {row.after}."
-        )
-    return JudgedChange(pairs, judge_pairs(pairs, margin, claim))
-
-
-def _check_options(options: SideOptions, sides: Sequence[Side]) -> None:
+def _check_options(options: SideOptions, before: Side, after: Side) -> None:
     """Raise KvatlasError for sides that read one file or cell, and for an option that no side has a use for."""
-    for other, side in itertools.combinations(sides, 2):
-        if side.sources & other.sources:
-            repeat = "--repeat " if side in sides[2:] else ""
-            raise KvatlasError(
-                f"{other.name!r} and {repeat}{side.name!r} are the same answers, so there is nothing to compare; "
-                "two runs of one model with other seeds tell how far chance alone moves the score."
-            )
-    if options.filter and all(side.kind != "lm-eval" for side in sides):
-        article = "an" if sides[0].kind.startswith(("I", "e")) else "a"
+    if before.sources & after.sources:
         raise KvatlasError(
-            f"--filter {options.filter}: {article} {sides[0].kind} has no filters; lm-eval's samples have."
+            f"{before.name!r} and {after.name!r} are the same answers, so there is nothing to compare; two runs of one "
+            "model with other seeds tell how far chance alone moves the score."
+        )
+    if options.filter and "lm-eval" not in (before.kind, after.kind):
+        article = "an" if before.kind.startswith(("I", "e")) else "a"
+        raise KvatlasError(
+            f"--filter {options.filter}: {article} {before.kind} has no filters; lm-eval's samples have."
         )
 
 
@@ -174,12 +145,6 @@ def _is_address(name: str) -> bool:
 
 def _side_at_path(name: str, options: SideOptions) -> Side:
     """Return the side at a path. Raises KvatlasError if nothing there can be compared."""
-    if _is_address(name):
-        raise KvatlasError(
-            f"--repeat {name}: expected logs, a run or a file of answers. Gate the endpoints twice, with --answers ONE "
-            "and with --answers TWO, then their answers: kvatlas gate ONE@endpoint=A/v1 ONE@endpoint=B/v1 --repeat "
-            "TWO@endpoint=A/v1."
-        )
     path = Path(name)
     folder, _, cell = name.partition("@")
     if not path.exists() and cell and (Path(folder) / FILE).is_file():

@@ -51,14 +51,13 @@ class ChangedProblem:
 
 @dataclass(frozen=True)
 class JudgedChange:
-    """The pairs of two sides, and the verdict; `repeat` is the same of two runs of the side before, if they were given.
+    """The pairs of two sides, and the verdict.
 
     `str` gives its text, notebooks show it; `to_dict` gives the data of `kvatlas gate --json`.
     """
 
     pairs: PairedAnswers
     judgement: Judgement
-    repeat: JudgedChange | None = None
 
     @property
     def verdict(self) -> str:
@@ -112,9 +111,6 @@ class JudgedChange:
             found.append(f"The grader differs: {counted(self.regraded, 'answer')} of equal texts got unequal scores.")
         if 0 < self.judgement.copied <= MOST_COPIED:
             found.append(f"On a side {copies_clause(self.judgement.copied)}; they count as independent draws.")
-        conditions = [] if self.repeat is None else [item.name for item in self.repeat.pairs.differences]
-        if conditions and conditions != ["seed"]:
-            found.append(f"The two runs of the base differ in {', '.join(conditions)}.")
         found += [note if note.endswith("?") else f"{note}." for note in self.pairs.notes if _is_told_first(self, note)]
 
         if self.pairs.unknown:
@@ -231,25 +227,11 @@ class JudgedChange:
             "differences": [row.to_dict() for row in self.pairs.differences],
             "sampling": [row.to_dict() for row in self.pairs.sampling],
             "unknown": [row.to_dict() for row in self.pairs.unknown],
-            "repeat": None if self.repeat is None else self.repeat.floor_data(),
             "changed": [
                 {"task": item.task, "problem": item.problem, "before": item.before, "after": item.after}
                 for item in self.changed
             ],
             "notes": list(self.pairs.notes),
-        }
-
-    def floor_data(self) -> dict[str, Any]:
-        """Return what two runs of the base tell as plain data: `flips` are the answers that one of them lost."""
-        judgement = self.judgement
-        lost, gained = judgement.changed
-        return {
-            "name": self.pairs.after.name,
-            "verdict": self.verdict,
-            "flips": lost + gained,
-            "lost": lost,
-            "gained": gained,
-            **judgement.losses[judgement.claim].in_percent(*_LOSES),
         }
 
     def __str__(self) -> str:
@@ -311,13 +293,6 @@ def gate_text(result: JudgedChange) -> str:
         f"right before and {percent_text(judgement.right[1])} % after{mean}; {change}.",
         f"{_OF_CLAIM[claim]} it {_limits_text(judgement)} (95 %, {units}).",
     ]
-    if result.repeat is not None:
-        lost, gained = result.repeat.judgement.changed
-        sentences.append(
-            f"Noise floor: between two runs of the side before {lost + gained:,} flip ({lost:,} lost, {gained:,} "
-            f"gained): the second {_limits_text(result.repeat.judgement)}."
-        )
-
     sentences += [f"Nothing is proven: {reason}." for reason in judgement.reasons]
     if len(judgement.tasks) > 1 and judgement.losing_tasks:
         names = ", ".join(judgement.losing_tasks)
@@ -491,20 +466,16 @@ def task_table(result: JudgedChange) -> str:
 
 
 def task_rows(result: JudgedChange) -> list[list[str]]:
-    """Return the head of a table, its tasks, their mean, and the same between two runs of the base."""
+    """Return the head of a table, its tasks and their mean."""
     head = ("task", "problems x samples", "before, %", "after, %", "lost", "gained", "loses (at least, at most)")
     rows = [[*head, "verdict"]]
-    named = [("", result.judgement)]
-    if result.repeat is not None:
-        named.append(("two runs of the base: ", result.repeat.judgement))
-    for prefix, judgement in named:
-        for task in judgement.tasks:
-            size = f"{len(task.pairs.losses):,} x {_samples_text(task.pairs)}"
-            name = task.pairs.task.replace("\n", " ")
-            rows.append([f"{prefix}{name}", size, *_numbers_in_row(task.pairs, task, judgement)])
-        if len(judgement.tasks) > 1:
-            numbers = _numbers_in_row(judgement, judgement, judgement)
-            rows.append([f"{prefix}mean", f"{judgement.problems:,}", *numbers])
+    judgement = result.judgement
+    for task in judgement.tasks:
+        size = f"{len(task.pairs.losses):,} x {_samples_text(task.pairs)}"
+        rows.append([task.pairs.task.replace("\n", " "), size, *_numbers_in_row(task.pairs, task, judgement)])
+    if len(judgement.tasks) > 1:
+        numbers = _numbers_in_row(judgement, judgement, judgement)
+        rows.append(["mean", f"{judgement.problems:,}", *numbers])
     return rows
 
 

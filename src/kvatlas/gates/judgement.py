@@ -15,8 +15,6 @@ margin, or that of a task is, by Holm over the tasks; with several tasks each of
 verdicts together are wrong in at most 5 % of comparisons: a true loss is either within the margin or above it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,14 +112,12 @@ class Judgement:
         return [task.pairs.task for task in self.tasks if task.verdict is Verdict.LOSES]
 
 
-def judge_pairs(
-    pairs: PairedAnswers, margin: float, claim: Claim | None, disagreement: str = "", both_ways: bool = False
-) -> Judgement:
+def judge_pairs(pairs: PairedAnswers, margin: float, claim: Claim | None, both_ways: bool = False) -> Judgement:
     """Return the verdict on the pairs of two sides.
 
-    Without a claim it is that on these problems where several independent samples allow it. `disagreement` is a reason
-    why nothing can be told, if there is one already. With `both_ways` the sides should be one thing: a gain above the
-    margin counts as a loss does, and each of the two has half of the level. Raises KvatlasError for a claim on these
+    Without a claim it is that on these problems where several independent samples allow it. With
+    `both_ways` the sides should be one thing: a gain above the margin counts as a loss does, and each of the two has
+    half of the level. Raises KvatlasError for a claim on these
     problems that the samples cannot make.
     """
     copied = 0.0
@@ -140,8 +136,6 @@ def judge_pairs(
 
     # Where something speaks against every proof of keeping, no task keeps anything; a gain is proven all the same.
     reasons = [] if is_gain else _reasons(pairs, decides, margin)
-    if disagreement:
-        reasons.insert(0, disagreement)
     tasks = _task_verdicts(pairs.tasks, claims, decides, margin, levels, can_keep=not reasons)
     verdict = Verdict.CANNOT_TELL
     if not reasons:

@@ -1,7 +1,5 @@
 """A side of a comparison: graded answers, and all that may have changed them; that of logs of one task each."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

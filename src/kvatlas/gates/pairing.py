@@ -1,7 +1,5 @@
 """Pairs of answers: the same question to both sides, found by its content, and all that differs besides."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ are those of `judgement.py`, each at half of the 5 %. The checks look at prompts
 greedy texts.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

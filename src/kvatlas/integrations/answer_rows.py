@@ -5,8 +5,6 @@ Columns: `problem`, the grade (`correct` or `score`), and if known `sample`, `be
 `truncated`, `output_tokens` or `tokens`, for the gate `question` and `reference`; others are ignored.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@
 `kvatlas import LOG.eval RUN` imports a log into a run. API keys stay in the environment, where Inspect reads them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from inspect_ai import Task, task

@@ -5,8 +5,6 @@
 The engine decodes; transformers prepares prompts, generation config, logits processors and stopping criteria as usual.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections import Counter

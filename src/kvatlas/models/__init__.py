@@ -1,8 +1,6 @@
 """Models by name: `hf:OWNER/NAME` is on the hub, `hf:FOLDER` a folder, `hf:FILE.gguf` a file, `embedded:NAME` ships
 with the package, `smollm2-135m` comes in a package of the index (`smollm2-135m-think` adds our thinking adapter)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

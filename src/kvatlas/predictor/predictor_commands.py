@@ -1,7 +1,5 @@
 """The commands `predictor train` and `predictor calibrate`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

@@ -5,8 +5,6 @@ lost, and the sweep requests the missing traces again. Traces travel through Ray
 store.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

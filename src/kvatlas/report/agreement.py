@@ -1,7 +1,5 @@
 """`kvatlas compare RUN RUN`: do two runs hold the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Parts of a result as data: the form of `kvatlas describe --json`, in percent, unknown values None."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

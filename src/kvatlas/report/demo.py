@@ -1,7 +1,5 @@
 """The output of `kvatlas demo`: figures, maps as CSV and the report in its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The evidence: what runs and CSV maps prove, analysed once: tested maps, losses, recommendations and comparisons."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The result in words and as data: text, JSON, pages and the API read it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """The sources of a result, runs and CSV maps, and their maps without tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Reading of CSV maps, which have one row for each cell, with values in percent."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -3,8 +3,6 @@
 The first grade of a trace stays; the new verdict is a further metric, `graded:NAME`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

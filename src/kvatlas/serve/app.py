@@ -1,7 +1,5 @@
 """The HTTP endpoints over the shared service: chat completions, completions, models, health."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

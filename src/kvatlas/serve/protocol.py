@@ -3,8 +3,6 @@
 Replies are whole answers, pieces of streams, and errors.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

@@ -1,7 +1,5 @@
 """The server around the application: limits by host, key and size, errors in the form of OpenAI's API, and signals."""
 
-from __future__ import annotations
-
 import errno
 import hmac
 import logging

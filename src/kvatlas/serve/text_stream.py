@@ -1,7 +1,5 @@
 """Text of new tokens as they come: thinking, answer, stop texts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import StrEnum
 

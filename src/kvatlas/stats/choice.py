@@ -1,7 +1,5 @@
 """The recommendation: the cheapest setting that is proven to lose at most a margin against the full cache."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -9,8 +9,6 @@ A reference that is asked again after a new start, last of all, tells what the h
 noise, which widens limits by itself; with a direction the reference drifted, and a loss may be the drift's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain

@@ -1,7 +1,5 @@
 """Costs of settings beside those of the full cache, with intervals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Sequence
 from statistics import fmean

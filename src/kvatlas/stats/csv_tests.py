@@ -1,7 +1,5 @@
 """Maps of bare Pass@1: binomial bounds, printed values that cannot be, and effects of the axes over several maps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Losses of the settings of a run against its full cache."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

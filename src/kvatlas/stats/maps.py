@@ -1,7 +1,5 @@
 """Maps of a run, their means over benchmarks, and curves and tables of runs that vary one parameter or none."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

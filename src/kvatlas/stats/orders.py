@@ -22,8 +22,6 @@ those go from most to fewest.
 How the chains share the level, and why no more than 5 % of runs make a false claim: `numerics.against_reference`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from operator import attrgetter

@@ -3,8 +3,6 @@
 Every comparison is of pairs of cells, on the problems and samples that both have (`paired_values`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

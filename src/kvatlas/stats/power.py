@@ -1,7 +1,5 @@
 """The power of a plan: claims that so many problems can prove, before anything is decoded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

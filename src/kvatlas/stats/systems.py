@@ -1,7 +1,5 @@
 """Models under settings, compared problem by problem: who is ahead how often, and how alike they find problems."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

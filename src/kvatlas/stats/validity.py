@@ -1,7 +1,5 @@
 """Limits of what traces can show: whether anything was compressed, answered and different."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Executors by name: they decode units in this process, in several local processes, or on a cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import multiprocessing.connection

@@ -1,7 +1,5 @@
 """Sentences of a plan about its models and settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import product
 from statistics import fmean

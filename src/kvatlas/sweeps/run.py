@@ -1,7 +1,5 @@
 """The driver of a sweep: it decodes, grades and stores missing traces one by one, so that a second start resumes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace

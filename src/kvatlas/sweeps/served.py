@@ -5,8 +5,6 @@ another: first the reference, then the settings in the order of the spec, at las
 stored when it arrives, so that a second start asks only what is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A first grid for a model and problems: a few traces of the full cache decide budget, windows and ratios."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path

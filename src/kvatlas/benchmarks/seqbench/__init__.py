@@ -19,8 +19,6 @@ the prompt `full`. The file is JSON lines, compressed or not, as `seqBench_compa
 are translated into our wording and names, so that one prompt and one grader serve all mazes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -20,8 +20,6 @@ Choices where the source is silent:
   its keys there is no plan.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

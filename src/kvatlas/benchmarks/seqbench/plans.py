@@ -4,8 +4,6 @@ A plan is a tuple of actions, an action a pair of words: `('move_to', 'E6')`. Ro
 The search does not depend on the generator.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 A captured step has its own batch, whose tensors never move; the numbers of each step are copied into them.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The app's documents of maps, cells and decisions: percent scale, as in `kvatlas describe --json`."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

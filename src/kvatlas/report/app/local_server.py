@@ -1,7 +1,5 @@
 """The app served on this machine alone, under a token, while sweeps write."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import sys

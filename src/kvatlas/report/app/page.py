@@ -1,7 +1,5 @@
 """The app as one HTML file of a run, and as files for a static host."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """A run as the app shows it: it answers addresses, and follows its store while a sweep writes."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """One trace as the app shows it: its tokens, and when each left the cache."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -26,8 +26,6 @@ Source: Maurer, Hothorn and Lehmacher (1995), in Biometrie in der chemisch-pharm
 sequence); Bretz et al. (2009), Statistics in Medicine 28:586-604 (shares that pass on); Piaggio et al. (2012), JAMA
 308:2594-2604 (non-inferiority); Holm (1979)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace

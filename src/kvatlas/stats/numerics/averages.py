@@ -9,8 +9,6 @@ Source: Hsu (1981), Annals of Statistics 9:1026-1034 (comparison with the best);
 Tests for Complex Data, chapter 5 (restricted permutation).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 

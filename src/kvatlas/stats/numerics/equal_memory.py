@@ -17,8 +17,6 @@ in the mean over the numbers of tokens that both have. The limits are those of a
 estimate and no proof: between two settings the truth need not be straight, and a cliff there looks like a window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations

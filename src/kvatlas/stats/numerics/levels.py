@@ -18,8 +18,6 @@ Resampling-Based Multiple Testing, chapter 2 (largest statistic); Janssen (1997)
 36:9-21 (studentised permutation).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@ its j-th extension is tested at .05 / 2 ** j, so that a false claim at any look 
 Source: O'Brien and Fleming (1979), Biometrics 35:549-556.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

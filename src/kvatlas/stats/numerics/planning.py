@@ -11,8 +11,6 @@ many problems prove an observed loss is simulated from a pilot.
 **On these problems** the units are traces, so samples count as well (`needed_samples`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Do the texts of two decoders depart where compression explains it?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
