@@ -52,8 +52,9 @@ _HOMES |= dict.fromkeys(_POLICY, "kvatlas.policies") | dict.fromkeys(("Grade", "
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    with suppress(ModuleNotFoundError):
-        return import_module(f"kvatlas.{name}")
+    if not name.startswith("_"):
+        with suppress(ModuleNotFoundError):
+            return import_module(f"kvatlas.{name}")
     raise AttributeError(f"module 'kvatlas' has no attribute {name!r}")
 
 

@@ -45,6 +45,16 @@ P = ParamSpec("P")
 _ACCEPTED: dict[Any, type] = {int: Integral, float: Real, Path: PathLike, Any: object}
 
 
+#: Declared types as error sentences have them.
+_IN_WORDS = {
+    "str": "a text",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "True or False",
+    "Path": "a path",
+    "Mapping[str, Any]": "a mapping, as {'ratio': 0.3}",
+    "Sequence[str]": "a list of texts",
+}
 #: What is said of arguments whose type alone does not tell their form.
 _EXAMPLES = {
     "run.policy": "a name, as policy='rkv', kv_budget=4096, FILE.py, or that of register(CLASS)",
@@ -70,14 +80,13 @@ def _typed(function: Callable[P, T]) -> Callable[P, T]:
             kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
             accepted = tuple(_ACCEPTED.get(one, get_origin(one) or one) for one in kinds)
             if not isinstance(value, accepted) or (isinstance(value, bool) and not {bool, Any} & {*kinds}):
-                declared_type = function.__annotations__[name]
-                if kind == Mapping[str, Any] | None:
-                    declared_type = "a mapping, as {'ratio': 0.3}"
-                expected = _EXAMPLES.get(f"{function.__name__}.{name}", declared_type)
+                types = function.__annotations__[name].removesuffix(" | None").split(" | ")
+                words = " or ".join(_IN_WORDS.get(one, one) for one in types)
+                expected = _EXAMPLES.get(f"{function.__name__}.{name}", words)
                 raise KvatlasError(f"{name} is {shortened(value)}; expected {expected}.")
-            is_path = isinstance(value, str) and value and "\n" not in value
-            is_path = is_path and max(map(len, str(value).split("/"))) <= MOST_BYTES_OF_NAME
-            if isinstance(value, str) and not is_path and Path in kinds:
+            is_text = isinstance(value, str) and (not value or "\n" in value)
+            is_text |= isinstance(value, str) and max(map(len, value.split("/"))) > MOST_BYTES_OF_NAME
+            if is_text and Path in kinds:
                 way_out = "; yaml.safe_load makes a mapping of the text of a spec" if Mapping in accepted else ""
                 raise KvatlasError(f"{name} is a text of {len(value):,} characters; expected a path{way_out}.")
         return function(*values, **named)

@@ -79,7 +79,8 @@ def test_a_setting_that_was_chosen_has_the_name_that_figures_give_it(kvatlas: Ca
     solvers = {("A", FULL): 0.02, ("A", ratios[0]): 0.3, ("A", ratios[1]): 0.2}
     said = kvatlas.succeed("compare", maze_run(tmp_path / "run", solvers, problems=40), "full", "window")
     assert said.startswith("full is above window ratio=0.3 by ")
-    assert "Note: each system is one setting of a policy, of up to 2" in said
+    assert "Note: 'window' fits 2 settings, and the highest of them is compared; name ratio to choose." in said
+    assert "'full' fits" not in said
 
 
 def test_options_of_another_comparison_are_refused(kvatlas: Call, run: Path, tmp_path: Path) -> None:

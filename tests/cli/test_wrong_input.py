@@ -372,6 +372,15 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (f"{RUN} --policy mypol.py::Mine", ("'mypol.py::Mine'",), ("as mypol.py.",)),
     ("check broken.py", ("The file broken.py cannot be loaded",), ("line 1",)),
     ("check nowhere.py", ("The file nowhere.py cannot be loaded",), ("No such file",)),
+    ("check undecorated.py", ("its sinks",), ("write @dataclass(frozen=True) above it",)),
+    ("check unquoted.jsonl", ("unquoted.jsonl", "line 1", '2"}'), ("quotes on both sides",)),
+    ("check tiny-llama", ("'tiny-llama'",), ("Did you mean 'embedded:tiny-llama'?",)),
+    (f"predictor train {MODEL} CHAIN6 head.safetensors", (f"'{MODEL}'", "comes first"), ("train head.safetensors",)),
+    (
+        f"predictor calibrate {MODEL} CHAIN6 a.safetensors",
+        (f"'{MODEL}'", "comes first"),
+        ("calibrate head.safetensors",),
+    ),
     ("check thawed.py", ("thawed.py", "cannot inherit"), ("write @dataclass(frozen=True)",)),
     ("check choices.py", ("['max', 'avg']",), ("one by one, as ('max', 'avg')",)),
     ("plan own_axis.yaml", ("'window'", "'sinks'"), ("to settings: {policy: streaming, sinks: 0}",)),
@@ -382,12 +391,13 @@ MORE_MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("plan served.yaml --set settings.policy=serve", ("'serve'",), ("{policy: served}",)),
     ("plan served.yaml --set settings.policy=Served", ("'Served'",), ("{policy: served}",)),
     ("plan served.yaml --set reference=http://gpu7:8000/v1", ("reference",), ("as {endpoint: http://gpu7:8000/v1}",)),
+    ("plan unnamed_axis.yaml", ("unnamed_axis.yaml, commands of a: options", "{v}"), ("An axis, or a value",)),
     ("plan dashes.yaml", ("dashes.yaml", "'serve-cmd'"), ("Did you mean 'serve_cmd'?",)),
     ("plan words.yaml", ("words.yaml, models.0: serve_cmd", "one text"), ("serve_cmd: vllm serve",)),
     ("plan served.yaml --set settings.control=ture", ("settings.0: control", "'ture'"), ("true or false",)),
     ("plan served.yaml --set reference.env=A", ("served.yaml, reference: env", "'A'"), ("{NAME: '1'}",)),
     ("plan served.yaml --set reference.kv_bytes=x", ("served.yaml, reference: kv_bytes", "'x'"), ("a whole number",)),
-    ("plan no_port.yaml", ("no_port.yaml, models.0: serve_cmd",), ("write --port {port}",)),
+    ("plan no_port.yaml", ("no_port.yaml, commands of a: serve_cmd",), ("write --port {port}",)),
     ("plan set.yaml --set benchmarks=[../led.jsonl]", ("'../led.jsonl'",), ("from the folder of the command",)),
     ("plan set.yaml --set benchmarks=[led.xlsx]", ("'led.xlsx'",), ("from the folder of the command",)),
     # Files of problems, benchmarks and exports.
@@ -437,6 +447,7 @@ MORE_FILES: dict[str, str | bytes] = {
     "dashes.yaml": SERVED.replace("serve_cmd", "serve-cmd"),
     "words.yaml": SERVED.replace("'vllm serve --port {port}'", "[vllm, serve]"),
     "no_port.yaml": SERVED.replace("{port}", "8000"),
+    "unnamed_axis.yaml": SERVED.replace("served}", "served, options: '--v {v}'}"),
     "policies.yaml": SPEC + "policies: [rkv]\n",
     "latin.jsonl": '{"question": "Größe", "answer": "2"}\n'.encode("latin-1"),
     "text_setting.yaml": SPEC + "settings: [rkv]\n",
@@ -490,6 +501,10 @@ MORE_FILES: dict[str, str | bytes] = {
     "reference.yaml": SPEC + "reference: full\n",
     "list_default.py": "from dataclasses import dataclass\n\nfrom kvatlas.policies import CompressingPolicy\n\n\n"
     "@dataclass(frozen=True)\nclass Mine(CompressingPolicy):\n    layers: list[int] = [0]\n",
+    "undecorated.py": "from kvatlas.policies import CompressingPolicy, int_param\n\n\n"
+    "class Mine(CompressingPolicy):\n    name = 'mine'\n    summary = 'mine'\n    sinks: int = int_param(4)\n\n"
+    "    def score(self, cached):\n        return cached.positions\n",
+    "unquoted.jsonl": '{"question": "1 + 1", "answer": 2"}\n',
     "thawed.py": "from dataclasses import dataclass\n\nfrom kvatlas.policies import CompressingPolicy\n\n\n"
     "@dataclass\nclass Mine(CompressingPolicy):\n    layers: int = 0\n",
     "choices.py": "from kvatlas.policies import choice_param\n\nMODE = choice_param(['max', 'avg'])\n",

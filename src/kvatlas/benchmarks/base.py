@@ -195,7 +195,10 @@ def grade_answer(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
     with refusal(f"{where} cannot grade an answer to {problem.id!r}"):
         grade = benchmark.grade(problem, answer)
         if not isinstance(grade, Grade):
-            raise TypeError(f"it is {grade!r}, expected a kvatlas.core.Grade")
+            raise TypeError(
+                f"its grade returned {grade!r}; expected kvatlas.core.Grade(correct, progress, answer, status), as "
+                "Grade(True, 1.0, '4', Status.OK)"
+            )
         return Grade(
             bool(storable("correct", grade.correct)),
             storable("progress", grade.progress),

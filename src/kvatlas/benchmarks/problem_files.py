@@ -153,7 +153,8 @@ def _read_json_lines(file: TextIOWrapper) -> Iterator[Any]:
             try:
                 yield _parse_json(line.rstrip())
             except json.JSONDecodeError as error:
-                advice = ""
+                near = line.rstrip()[max(error.pos - 20, 0) : error.pos + 10]
+                advice = f", within {near!r}; texts stand in quotes on both sides"
                 if line.rstrip().endswith(","):
                     advice = "; it ends with a comma, which lines of JSON do not"
                 elif error.pos == len(line.rstrip()):

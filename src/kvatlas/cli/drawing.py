@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvatlas.cli import options
-from kvatlas.core import KvatlasError, Note, NoteKind
+from kvatlas.core import KvatlasError, Note, NoteKind, differing
 
 if TYPE_CHECKING:
     from kvatlas.stats.systems import ModelSetting
@@ -139,12 +138,14 @@ def _chosen_systems(
     notes = list(partial_note(cells))
 
     # Settings that were chosen by their values, where a name fits several.
-    settings = Counter((system.model, system.setting.policy) for system in systems)
-    count = max(settings[system.model, system.setting.policy] for system in chosen)
-    is_exact = bool(names) and all(len(fitting_systems(systems, name)) == 1 for name in names or ())
-    if count > 1 and len(chosen) < len(systems) and not is_exact:
-        text = (
-            f"each system is one setting of a policy, of up to {count}; where parameters do not say which, the highest"
-        )
-        notes.append(Note(NoteKind.LEFT_OUT, text))
+    for name in names or ():
+        fits = [system.setting.values for system in fitting_systems(systems, name)]
+        if len(fits) > 1:
+            text = (
+                f"{name!r} fits {len(fits)} settings, and the highest of them is compared; name "
+                f"{' and '.join(differing(fits))} to choose"
+            )
+            notes.append(Note(NoteKind.LEFT_OUT, text))
+    if not names and len(chosen) < len(systems):
+        notes.append(Note(NoteKind.LEFT_OUT, "of each policy the highest setting is compared"))
     return systems, chosen, notes

@@ -170,6 +170,7 @@ def check_command(
     from kvatlas.benchmarks import find
     from kvatlas.benchmarks.file_checks import check_benchmark
     from kvatlas.class_files import class_file, load_file, permit
+    from kvatlas.models import embedded
     from kvatlas.models import find as find_model
     from kvatlas.models.gguf import PACKAGED
     from kvatlas.policies import names_policy
@@ -219,6 +220,7 @@ def check_command(
         if not is_model:
             raise KvatlasError(
                 f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME, this machine cpu or cuda."
+                f"{did_you_mean(target, embedded())}"
             ) from None
         handle = find_model(target, **options.model_options(model_option, template_values))
         messages = messages_for(handle, benchmarks or [], problems, **columns)

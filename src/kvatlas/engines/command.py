@@ -456,7 +456,10 @@ def _filled(text: str, place: str, values: Mapping[str, str], later: Iterable[st
             guess = did_you_mean(name, names)
             if not guess and not values and place == "endpoint":
                 guess = " The reference has no values of axes: name reference: {endpoint: ...} beside models."
-            raise KvatlasError(f"{place}: {{{name}}} has no value here; expected one of {', '.join(names)}.{guess}")
+            raise KvatlasError(
+                f"{place}: {{{name}}} has no value here; expected one of {', '.join(names)}.{guess} An axis, or a "
+                "value beside policy: served, adds a name."
+            )
         return values[name]
 
     return _BRACES.sub(value_of, text)

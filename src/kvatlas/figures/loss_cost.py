@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import Setting, telling_parameters
@@ -225,13 +225,15 @@ def _write_names(
         x = (point.cost.value - ends[0]) / (ends[1] - ends[0]) * width
         losses = (point.row.points.value, *_ends(point.row.points))
         places.append((x, *((1 - axis.place(loss)) * _HEIGHT for loss in losses)))
-    # Middles and halves of what is not covered: marks, and the names that are written.
+    # Middles and halves of what is not covered: marks, intervals, and the names that are written.
     taken = [(x, y, 0.06, 0.06) for x, y, _, _ in places]
+    taken += [(x, (top + bottom) / 2, 0.02, (top - bottom) / 2) for x, _, top, bottom in places]
     for point, (x, y, top, bottom) in sorted(zip(points, places, strict=True), key=lambda pair: pair[1]):
         half = text_width(point.name, bold=point.is_picked) / 2
         step = half + (0.11 if point.is_picked else 0.08)
-        heights = [top + line / 2, bottom - line / 2, top + line, bottom - line, top + 1.5 * line, bottom - 1.5 * line]
-        candidates = [(x + step, y), (x - step, y), *((x, height) for height in heights)]
+        sideways = product((0, 0.7, -0.7, 1.4, -1.4), (step, -step))
+        candidates = [(x + right, y + rise * line) for rise, right in sideways]
+        candidates += [(x, top + line / 2), (x, bottom - line / 2)]
         inside = [
             (left, up)
             for left, up in candidates

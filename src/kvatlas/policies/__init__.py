@@ -200,6 +200,12 @@ def _parameter_fault(policy: type[Policy]) -> str:
     """Return what is wrong with the parameters of a plug-in's class; empty if nothing is."""
     if "precision" not in inspect.signature(policy.__init__).parameters:
         return "it has an __init__ of its own; expected none, and @dataclass(frozen=True) before the class"
+    if "__dataclass_fields__" not in vars(policy):
+        typed = [name for name, kind in inspect.get_annotations(policy).items() if "ClassVar" not in str(kind)]
+        ours = inspect.get_annotations(Policy)
+        if undecorated := [name for name in typed if name not in ours]:
+            name = undecorated[0]
+            return f"its {name} is no parameter before the class is decorated; write @dataclass(frozen=True) above it"
     parameters_of_class = own_parameters(policy)
     columns = {"model", "benchmark", "baseline", CAP_COLUMN, *(column.key for column in CELL_COLUMNS)}
     columns |= {column.name for column in CELL_COLUMNS}

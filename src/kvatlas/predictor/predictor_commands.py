@@ -50,16 +50,13 @@ def train_command(
     The attention is that of the answer, or with --target kv_head that of all later tokens by layer and KV head.
     """
     from kvatlas.benchmarks import problems_of
-    from kvatlas.policies.model_files import path_to_write
     from kvatlas.predictor.learning import TrainingData, learn, left_out_as_text
     from kvatlas.sweeps import parse_spec
     from kvatlas.sweeps.spec import setting_spec
 
     if target not in ("answer", "kv_head"):
         raise KvatlasError(f"--target is {target!r}; expected answer or kv_head.")
-    if out.suffix != ".safetensors":
-        raise KvatlasError(f"Expected the name of a head that ends in .safetensors, got {str(out)!r}.")
-    out = path_to_write(out)
+    out = _written_first(out, "train")
     raw_spec = setting_spec(
         model,
         benchmarks,
@@ -88,6 +85,18 @@ def train_command(
     typer.echo(json.dumps(provenance, indent=2))
 
 
+def _written_first(out: Path, command: str) -> Path:
+    """Return the file to write. Raises KvatlasError for a name that ends otherwise, as that of a model."""
+    from kvatlas.policies.model_files import path_to_write
+
+    if out.suffix != ".safetensors":
+        raise KvatlasError(
+            f"The file to write comes first and ends in .safetensors, {str(out)!r} was given; as kvatlas predictor "
+            f"{command} head.safetensors embedded:tiny-llama CHAIN6."
+        )
+    return path_to_write(out)
+
+
 @predictor.command("calibrate")
 def calibrate_command(
     out: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="File for the statistics.")],
@@ -100,10 +109,9 @@ def calibrate_command(
 ) -> None:
     """Write the query statistics of the policy triattention, from prompts and the model's own traces."""
     from kvatlas.class_files import permit
-    from kvatlas.policies.model_files import path_to_write
     from kvatlas.predictor.calibration import calibrate
 
-    out = path_to_write(out)
+    out = _written_first(out, "calibrate")
     model_options = options.model_options(model_option, template_values)
     permit(*benchmarks)
     tokens = calibrate(

@@ -136,7 +136,10 @@ def bare_maps(source: Source) -> list[Map]:
 def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
     """Return the maps of a policy, all of them without one; raises KvatlasError if there is no map."""
     if not maps:
-        raise KvatlasError("There is no map: one has two axes. Run.cells() and `kvatlas describe` have all settings.")
+        raise KvatlasError(
+            "There is no map: one needs two parameters that vary, as axes: {local_window: [16, 64], ratio: [0.3, 0.5]}."
+            " Run.cells() and `kvatlas describe` have all settings."
+        )
     kept = [map_ for map_ in maps if policy is None or is_of_policy(map_.policy, policy)]
     if not kept:
         policies = ", ".join(dict.fromkeys(map_.policy or "none named" for map_ in maps))

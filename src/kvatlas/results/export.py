@@ -271,7 +271,7 @@ def check_target(out: Path, *suffixes: str) -> None:
 
 
 def check_export(out: Path) -> None:
-    """Raise KvatlasError if no export can be written at `out`, or if a file there is none: it may have problems."""
+    """Raise KvatlasError if no export can be written at `out`, or if another file, as of problems, is there."""
     check_target(out)
     if out.is_file() and out.stat().st_size and not (holds(out, _HEADER) or holds(out, TRACE_MARK)):
         raise KvatlasError(f"{str(out)!r} is there, and no export of a run; name another file, or remove this one.")

@@ -217,6 +217,8 @@ def make_served_plan(spec: Spec, spec_folder: Path, source: str = "spec") -> Ser
             # Weights of another machine, or of no name, are not known.
             is_here = bool(entry.model) and Path(entry.model).expanduser().is_dir()
             weights[name] = models.find(entry.model).weights_digest if is_here else ""
+        # Their parts come from the model, the reference, settings and axes.
+        with _at(f"commands of {name}", source):
             settings += _settings_of_model(spec, name, extra, spec_folder, axes)
     return ServedPlan(
         spec=spec,
