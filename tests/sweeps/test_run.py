@@ -68,7 +68,7 @@ def test_a_trace_that_no_store_holds_ends_a_sweep_after_the_others_are_stored(
             yield trace, decoded
 
     monkeypatch.setitem(executors.added, "local", one_is_damaged)
-    with pytest.raises(KvatlasError, match=r"^Sample 0 of \S+ in .* cannot be stored: mean_kv_tokens is nan"):
+    with pytest.raises(KvatlasError, match=r"^Sample \d of \S+ in .* cannot be stored: mean_kv_tokens is nan"):
         sweep(plan, tmp_path / "run", workers=1)
     assert len(contents(tmp_path / "run")) == plan.traces - 1
     # The next start decodes it alone.
