@@ -1,13 +1,16 @@
 """Heatmaps for papers: panels under one title that states the finding, each on its own colour scale or all on one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import Colormap, FuncNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from kvatlas.core import KvatlasError, Map, Note, NoteKind, grouped
 from kvatlas.figures import colours, style
@@ -18,11 +21,6 @@ from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, 
 from kvatlas.stats.estimates import common, problem_count
 from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.text import axis_label, fixed, grouped_digits, signed
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap, Normalize
-    from matplotlib.figure import Figure
 
 #: The order of drawing of a ring: above the colours of cells and below their numbers.
 _RING_ORDER = 2.5
@@ -348,8 +346,6 @@ def _draw_cells(axes: Axes, index: int, layout: HeatmapLayout) -> None:
 
     Missing cells are hatched, best ones bold.
     """
-    from matplotlib.patches import Rectangle
-
     options = layout.options
     panel = layout.panels[index]
     (_, rows), (_, columns) = panel.map.axes
@@ -414,8 +410,6 @@ def _colour_norm(panel: Panel, scale: tuple[float, float]) -> Normalize:
     Differences of one size have colours of one strength on both sides, which grows by the root of the size: a small
     difference beside large ones is seen.
     """
-    from matplotlib.colors import FuncNorm, Normalize
-
     if panel.centred:
         silent = panel.silent_loss or 0.0
         reach = max(-scale[0], scale[1], 2 * silent)
@@ -460,8 +454,6 @@ def _write_heatmap_axes(axes: Axes, index: int, layout: HeatmapLayout) -> None:
 
 def _draw_colour_bar(axes: Axes, lowest: Axes, index: int, ticks: Sequence[Tick], layout: HeatmapLayout) -> None:
     """Draw a colour bar right of a panel, down to the lowest one of its column; baselines are lines across it."""
-    from matplotlib.collections import PolyCollection
-
     options = layout.options
     panel = layout.panels[index]
     scale = layout.scales[index]

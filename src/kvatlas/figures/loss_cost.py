@@ -1,10 +1,12 @@
 """Loss against cost: a mark for each setting by what it saves and what it loses, with both intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain, product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from kvatlas.core import Setting, telling_parameters
 from kvatlas.figures import style
@@ -16,10 +18,6 @@ from kvatlas.stats.choice import Choice
 from kvatlas.stats.costs import MEMORY, RATE, SECONDS, CostRatio
 from kvatlas.stats.run_data import setting_words, shown_policies
 from kvatlas.text import axis_label, guarded, in_words, margin_text, model_name
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Inches of a panel, and of the values left of it and below.
 _WIDTH = 3.4
@@ -216,8 +214,6 @@ def _write_names(
     panel: Axes, points: Sequence[CostPoint], ends: tuple[float, float], axis: LossAxis, options: FigureOptions
 ) -> None:
     """Write the names of settings beside their marks, else above or below their intervals, where nothing is covered."""
-    from matplotlib.patheffects import withStroke
-
     width = panel.get_position().width * panel.figure.get_figwidth()  # type: ignore[union-attr]
     line = style.SMALL_TYPE * style.LINE
     places = []

@@ -1,12 +1,11 @@
 """The figure of runs and CSV maps: heatmaps of a metric, a cost or differences; rows of runs with one axis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from kvatlas.columns import Column, cost_columns, measures_of
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Measure, Note, NoteKind, percent
@@ -43,9 +42,6 @@ from kvatlas.stats.numerics.arrays import Difference
 from kvatlas.stats.pairs import Comparison, against_policy, differences_of_run, differences_of_runs, rows_of_policy
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name, signed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: What the cells of maps lose against the full cache.
 Losses = Mapping[MapName, Mapping[CellCoord, Difference]]
