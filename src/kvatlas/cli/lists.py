@@ -232,12 +232,16 @@ def check_command(
 def _try_policy(name: str) -> Iterator[CheckResult]:
     """Yield the parameters of a policy in a file, and how it compressed an embedded model; KvatlasError for a fault."""
     from kvatlas.api import run
+    from kvatlas.policies import Scope
     from kvatlas.policies import policies as registry
     from kvatlas.policies.contract import own_parameters
 
     policy = registry.get(name)
     names = ", ".join(item.name for item in own_parameters(policy)) or "none"
     yield CheckResult("policy", Check.OK, f"{policy.summary}; parameters of its own: {names}")
+    choices = {Scope.GLOBAL: "one choice for all layers and heads", Scope.LAYER: "a choice for each layer"}
+    choice = choices.get(policy.scope, "a choice for each head")
+    yield CheckResult("scope", Check.OK, f"{policy.scope}: {choice}; scope = Scope.HEAD and others are declared")
     values: dict[str, Any] = {"kv_budget": 96, "local_window": 8, "ratio": 0.5}
     tried = run("embedded:tiny-llama", "CHAIN8", policy=name, problems=1, max_new_tokens=200, workers=1, **values)
     (trace,) = tried.traces()

@@ -106,8 +106,12 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool 
     for name, fits in fitting.items():
         if len(fits) > 1:
             which = ", the best setting of each model and policy," if best else ""
+            way_out = ""
+            if " " not in name and "=" in name:
+                way_out = f' A system of several words stands in quotes, as "{fits[0].setting.policy_name} {name}".'
             raise KvatlasError(
                 f"{name!r} fits {len(fits)} of the systems{which} and must fit one: {names_to_choose(fits, systems)}."
+                f"{way_out}"
             )
 
     chosen = [fitting[name][0] for name in names]

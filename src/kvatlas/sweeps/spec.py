@@ -255,10 +255,15 @@ class Spec(BaseModel, extra="forbid", frozen=True):
             seen: set[str] = set()
             for entry in values:
                 given = entry.model_dump(exclude_defaults=True) if isinstance(entry, BaseModel) else entry
-                if canonical(given) in seen:
+                try:
+                    text = canonical(given)
+                except TypeError as error:
+                    expected = "expected texts, numbers, lists and mappings, as dtype: 'bfloat16'"
+                    raise ValueError(f"{given} cannot be written down ({reason(error)}); {expected}") from error
+                if text in seen:
                     repeated = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else given
                     raise ValueError(f"{name} {repeated!r} is named twice; name it once".strip())
-                seen.add(canonical(given))
+                seen.add(text)
         return value
 
     @model_validator(mode="after")
@@ -410,6 +415,9 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
         why = getattr(error, "problem", None) or reason(error)
         if r"'\t'" in why:
             why += "; indent with spaces"
+        begun = getattr(error, "context_mark", None)
+        if begun and "parsing a flow" in getattr(error, "context", ""):
+            why += f"; the bracket of line {begun.line + 1} is not closed before"
         raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where} ({why}).") from error
     except FileNotFoundError as error:
         guess = did_you_mean(str(path).removesuffix(".yaml"), recipes())
