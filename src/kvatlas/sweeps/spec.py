@@ -405,24 +405,23 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
         else:
             with path.open(encoding="utf-8") as file:
                 data = _load_yaml(file.read(MAX_CHARACTERS + 1))
-    except yaml.YAMLError as error:
-        _refuse_other_file(path)
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        why = getattr(error, "problem", None) or reason(error)
-        if r"'\t'" in why:
-            why += "; indent with spaces"
-        raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where} ({why}).") from error
     except FileNotFoundError as error:
         guess = did_you_mean(str(path).removesuffix(".yaml"), recipes())
         raise KvatlasError(
             f"There is no spec {str(path)!r}, and no recipe of that name; recipes are {', '.join(recipes())}.{guess} "
             "`kvatlas plan --suggest MODEL PROBLEMS` proposes a spec."
         ) from error
-    except (KvatlasError, OSError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, KvatlasError, OSError, ValueError, RecursionError) as error:
         # Bytes that are not UTF-8 raise ValueError.
         _refuse_other_file(path)
-        raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
+        fault = f"cannot be read ({reason(error).rstrip('.')})"
+        if isinstance(error, yaml.YAMLError):
+            mark = getattr(error, "problem_mark", None)
+            where = f" in line {mark.line + 1}" if mark else ""
+            why = getattr(error, "problem", None) or reason(error)
+            way_out = "; indent with spaces" if r"'\t'" in why else ""
+            fault = f"is not valid YAML{where} ({why}{way_out})"
+        raise KvatlasError(f"The spec {str(path)!r} {fault}.") from error
     if not isinstance(data, dict) or not data.keys() & Spec.model_fields.keys():
         # A problem of JSON lines is a mapping, too.
         _refuse_other_file(path)
