@@ -212,7 +212,7 @@ class Plan(PlannedProblems):
         samples = self.spec.samples
         compressing = sum(isinstance(policy, CompressingPolicy) for policy, _ in self.policies)
         for model, benchmark in itertools.product(self.models, self.benchmarks):
-            output = self._output(benchmark)
+            output = self.output_tokens(benchmark)
             prompts = self.prompts[model.name, benchmark.name]
             bound_policies = self.policies_on(model)
             surplus = sum(self.samples_of(model, policy.setting) - samples for policy in bound_policies)
@@ -276,16 +276,12 @@ class Plan(PlannedProblems):
             for benchmark in self.benchmarks:
                 prompt = max(self.prompts[model.name, benchmark.name])
                 where = (self.policies_on(model), model.name, benchmark.name, prompt)
-                sentences.append(uncompressed_sentence(*where, prompt + self._output(benchmark)))
+                sentences.append(uncompressed_sentence(*where, prompt + self.output_tokens(benchmark)))
                 sentences.append(narrow_sentence(*where))
 
             if has_few_bits and model.device != "cpu":
                 sentences.append(PACKED_ON_GPU)
         return [sentence for sentence in sentences if sentence]
-
-    def _output(self, benchmark: Benchmark) -> int:
-        expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
-        return min(expected, self.spec.sampling.max_new_tokens)
 
     def mean_cached(self, model: ModelHandle) -> int:
         """Return the mean number of cached tokens of a row, from the expected lengths of traces.
@@ -310,7 +306,7 @@ class Plan(PlannedProblems):
 
     def longest_trace(self, model: ModelHandle) -> int:
         """Return the length of the longest prompt with the longest expected output of a model in tokens."""
-        return self.longest_prompt(model) + max(map(self._output, self.benchmarks))
+        return self.longest_prompt(model) + max(map(self.output_tokens, self.benchmarks))
 
     def _kv_bytes(self, model: ModelHandle) -> int:
         """Return the most bytes of keys and values of one sequence at its budget, else of the longest sequence."""
