@@ -158,6 +158,13 @@ def _note_of_trust(file: Path) -> Path:
     return cache_folder() / "trusted" / sha256("\n".join(contents).encode()).hexdigest()
 
 
+#: Faults of dataclasses as Python says them, with the way out.
+_DATACLASS_FAULTS = {
+    "mutable default": "a parameter is a number, a text, true or false, and a constant stands above its class",
+    "cannot inherit non-frozen dataclass": "write @dataclass(frozen=True)",
+}
+
+
 @cache
 def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
     """Run a Python file once, as `load_file` does."""
@@ -191,13 +198,9 @@ def run_file(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
         raise
     except (TypeError, ValueError) as error:
         fault = str(error).removesuffix(": use default_factory")
-        way_out = ""
-        if fault.startswith("mutable default"):
-            way_out = "a parameter is a number, a text, true or false, and a constant stands above its class"
-        elif fault.startswith("cannot inherit non-frozen dataclass"):
-            way_out = "write @dataclass(frozen=True)"
-        if way_out:
-            raise KvatlasError(f"The file {str(file)!r}: {fault}; {way_out}.") from error
+        for beginning, way_out in _DATACLASS_FAULTS.items():
+            if fault.startswith(beginning):
+                raise KvatlasError(f"The file {str(file)!r}: {fault}; {way_out}.") from error
         raise
     finally:
         _running.discard(running)

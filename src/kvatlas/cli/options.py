@@ -257,9 +257,7 @@ LookOption = Annotated[
 _LOOK: Mapping[str, tuple[tuple[type, ...], str]] = {
     "columns": ((int,), "1 or 2"),
     "width": ((int, float), "a number of inches"),
-    "dark": ((bool,), "true or false"),
-    "intervals": ((bool,), "true or false"),
-    "plain": ((bool,), "true or false"),
+    **dict.fromkeys(("dark", "intervals", "plain"), ((bool,), "true or false")),
 }
 #: Those that are texts.
 _LOOK_TEXTS = ("title", "font")

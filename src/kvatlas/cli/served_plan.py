@@ -31,11 +31,8 @@ def print_served_plan(spec: Spec, spec_file: Path, tokens_per_second: float | No
             note(f"{served.title} cannot be started here. {error}")
             break
 
-    tokens = 0
     samples = sum(served.samples for served in planned.settings)
-    for benchmark in planned.benchmarks:
-        length = spec.expected_output_tokens or benchmark.typical_output_tokens
-        tokens += samples * len(planned.problems[benchmark.name]) * min(length, spec.sampling.max_new_tokens)
+    tokens = samples * sum(len(planned.problems[one.name]) * planned.output_tokens(one) for one in planned.benchmarks)
     seconds = tokens / tokens_per_second if tokens_per_second else None
     provable = planned.provable()
 

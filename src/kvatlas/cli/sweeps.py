@@ -459,13 +459,10 @@ def _print_cell_table(cells: Sequence[CellTraces], margin: float) -> None:
             }
         )
     print_rows(rows)
-    problems = []
-    sizes = []
-    for cell in cells:
-        if not is_reference(cell.setting):
-            problems.append(len(cell.problems))
-            sizes.append(len(cell.problems) if cell.clusters is None else len(set(cell.clusters.tolist())))
-    if sizes:
+    tested = [cell for cell in cells if not is_reference(cell.setting)]
+    if tested:
+        problems = [len(cell.problems) for cell in tested]
+        sizes = [len(cell.problems) if cell.clusters is None else len(set(cell.clusters.tolist())) for cell in tested]
         samples = cells[0].expected.samples
         print_text("\n" + " ".join(say("provable", provable(sizes, margin, {}, samples, problems))))
 

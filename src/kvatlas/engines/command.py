@@ -284,14 +284,12 @@ def check_distinct(reference: Command, settings: Mapping[str, Command]) -> None:
     for name, command in settings.items():
         other = seen.setdefault(canonical(command.identity()), name)
         if other != name:
-            kind = "command" if command.serve_cmd else "endpoint"
-            way_out = "name each once"
-            if other == "the reference":
-                way_out = "give the reference another server, as reference: {endpoint: ...} beside models"
-            if other == "the reference" and command.serve_cmd:
-                way_out = (
-                    "take what it sets out of the model's command, or name reference: {options: ...} beside models"
-                )
+            kind = "endpoint"
+            change = "give the reference another server, as reference: {endpoint: ...}"
+            if command.serve_cmd:
+                kind = "command"
+                change = "take what it sets out of the model's command, or name reference: {options: ...}"
+            way_out = f"{change} beside models" if other == "the reference" else "name each once"
             raise KvatlasError(
                 f"{name} and {other} are one {kind}, so that nothing would differ ({command}); {way_out}."
             )

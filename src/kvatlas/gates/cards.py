@@ -17,30 +17,21 @@ from kvatlas.core import KvatlasError, digest
 
 NONE = "none"
 UNKNOWN = "unknown"
-#: Entries that every card answers, if only by `UNKNOWN`. Questions and prompts are compared row by row (pairing.py).
-ENTRIES = (
-    "model",
-    "task version",
-    "task arguments",
-    "few-shot examples",
-    "system message",
-    "solver",
-    "metric",
-    "filter",
-    "grading rules",
-)
-#: Entries that change a question or its grade, and the word that allows them to differ.
-REFUSED: Mapping[str, str] = {
-    "few-shot examples": "prompts",
-    "system message": "prompts",
+#: Entries that every card answers, if only by `UNKNOWN`, with the word that allows them to differ where they change a
+#: question or its grade. Questions and prompts are compared row by row (pairing.py).
+ENTRIES: Mapping[str, str | None] = {
+    "model": None,
     "task version": "version",
     "task arguments": "version",
+    "few-shot examples": "prompts",
+    "system message": "prompts",
+    "solver": None,
     "metric": "grading",
     "filter": "grading",
     "grading rules": "grading",
-    "scorer options": "grading",
-    "models of roles": "grading",
 }
+#: Further entries of this kind, which some cards have.
+_FURTHER = {"scorer options": "grading", "models of roles": "grading"}
 #: Further entries of which a difference is told first, as one of sampling is.
 TOLD_FIRST = ("solver", "solver parameters")
 #: What can be allowed.
@@ -199,7 +190,7 @@ def compare_cards(
 def check_allowed(differences: Collection[ConditionDifference], allow: Collection[str]) -> None:
     """Raise KvatlasError for a difference that changes a question or its grade, unless it is allowed."""
     for row in differences:
-        word = REFUSED.get(row.condition)
+        word = ENTRIES.get(row.condition) or _FURTHER.get(row.condition)
         if word is not None and word not in allow:
             raise KvatlasError(
                 f"The sides differ in {row.name} ({row.before!r} before, {row.after!r} after), which changes what is "

@@ -156,19 +156,16 @@ def _check_same_comparison(folder: Path, manifest: Manifest) -> None:
     with Store.open(folder) as store:
         spec = store.manifest(manifest).spec
         has_answers = next(iter(store.traces()), None) is not None
-    if spec == manifest.spec:
+    now = manifest.spec
+    if spec == now:
         return
-    if spec.keys() != manifest.spec.keys():
+    if spec.keys() != now.keys():
         raise KvatlasError(f"{str(folder)!r} is a run of another command, as a sweep; name a new one with --answers.")
     if not has_answers:
         # Left by a first try that was refused.
         (folder / FILE).unlink()
         return
-    changed = [
-        f"{name} was {spec.get(name)}, now {manifest.spec.get(name)}"
-        for name in dict.fromkeys((*spec, *manifest.spec))
-        if spec.get(name) != manifest.spec.get(name)
-    ]
+    changed = [f"{name} was {value}, now {now[name]}" for name, value in spec.items() if value != now[name]]
     raise KvatlasError(
         f"{str(folder)!r} holds answers of another comparison ({'; '.join(changed)}); name another folder with "
         "--answers."

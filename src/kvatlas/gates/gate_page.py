@@ -58,7 +58,18 @@ def gate_page(result: JudgedChange) -> str:
     template = environment.from_string((resources.files("kvatlas.gates") / "page.html").read_text("utf-8"))
 
     columns, *rows = task_rows(result)
-    texts = _texts_of_changes(result)
+
+    # Question and both answers of each changed problem, as far as they are known and fit on a page.
+    texts: list[tuple[str, str, str] | None] = []
+    room = TEXTS_LIMIT
+    for before, after in zip(*result.texts(result.changed), strict=True):
+        of_problem = None
+        if before is not None and after is not None:
+            room -= len(before[0]) + len(before[1]) + len(after[1])
+            if room >= 0:
+                of_problem = (*before, after[1])
+        texts.append(of_problem)
+
     return template.render(
         headline=gate_headline(result),
         verdict=result.verdict.split()[0],
@@ -72,20 +83,6 @@ def gate_page(result: JudgedChange) -> str:
         changed=list(zip(result.changed, texts, strict=True)),
         with_texts=len(texts) - texts.count(None),
     )
-
-
-def _texts_of_changes(result: JudgedChange) -> list[tuple[str, str, str] | None]:
-    """Return question and both answers of each changed problem, as far as they are known and fit on a page."""
-    found: list[tuple[str, str, str] | None] = []
-    room = TEXTS_LIMIT
-    for before, after in zip(*result.texts(result.changed), strict=True):
-        texts = None
-        if before is not None and after is not None:
-            room -= len(before[0]) + len(before[1]) + len(after[1])
-            if room >= 0:
-                texts = (*before, after[1])
-        found.append(texts)
-    return found
 
 
 # -- figure ------------------------------------------------------------------------------------------------------------

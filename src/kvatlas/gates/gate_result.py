@@ -136,14 +136,14 @@ class JudgedChange:
 
         return sorted(problems, key=lambda problem: problem.after - problem.before)
 
-    def texts(self, problems: Sequence[ChangedProblem]) -> tuple[list[AnswerTexts | None], list[AnswerTexts | None]]:
+    def texts(self, problems: Sequence[ChangedProblem]) -> list[list[AnswerTexts | None]]:
         """Return question and text of the answers to changed problems on both sides, None where a log has none."""
-        before = self.pairs.before.texts([problem.names[0] for problem in problems])
-        after = self.pairs.after.texts([problem.names[1] for problem in problems])
-        return (
-            [before.get(problem.names[0]) for problem in problems],
-            [after.get(problem.names[1]) for problem in problems],
-        )
+        found = []
+        for index, side in enumerate((self.pairs.before, self.pairs.after)):
+            names = [problem.names[index] for problem in problems]
+            of_side = side.texts(names)
+            found.append([of_side.get(name) for name in names])
+        return found
 
     def side_data(self, index: int) -> dict[str, Any]:
         """Return what is known of one side, 0 before and 1 after: its shares and its answers by their ending."""
@@ -392,8 +392,7 @@ def _likely_causes(result: JudgedChange) -> Iterator[str]:
         wrong = [item for item in result.changed if (item.after < item.before) == (index == 1)][:_READ]
         if len(wrong) <= _MANY * max(answers):
             continue
-        before, after = result.texts(wrong)
-        without = (_without_box(before), _without_box(after))
+        without = [_without_box(answers) for answers in result.texts(wrong)]
         if without[index] - without[1 - index] > len(wrong) / 2:
             yield (
                 f"{without[index]:,} of {len(wrong):,} answers that are wrong {word} alone have no box, "

@@ -228,7 +228,10 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
     # The tasks of the first side, with their names on the second.
     names = {task: task for task in first}
     if first.keys() != second.keys():
-        names = _renamed_task([*first.values()], [*second.values()], notes)
+        names = _renamed_task(first, second)
+        notes += [
+            f"{task} is called {name} by {after.name}; the questions are the same" for task, name in names.items()
+        ]
     if not names:
         for side, tasks_of_side, others in ((after, second, first), (before, first, second)):
             lacking = others.keys() - tasks_of_side.keys()
@@ -282,16 +285,13 @@ def _answers_by_task(side: Side) -> dict[str, _TaskAnswers]:
     return tasks
 
 
-def _renamed_task(first: Sequence[_TaskAnswers], second: Sequence[_TaskAnswers], notes: list[str]) -> dict[str, str]:
+def _renamed_task(first: Mapping[str, _TaskAnswers], second: Mapping[str, _TaskAnswers]) -> dict[str, str]:
     """Return the only task of each side if both ask the same questions under unlike names, else {}."""
-    if len(first) != 1 or len(second) != 1:
-        return {}
-    before = first[0]
-    after = second[0]
-    if not before.by_question().keys() & after.by_question().keys():
-        return {}
-    notes.append(f"{before.task} is called {after.task} by {after.side}; the questions are the same")
-    return {before.task: after.task}
+    if len(first) == len(second) == 1:
+        for task, other in zip(first, second, strict=True):
+            if first[task].by_question().keys() & second[other].by_question().keys():
+                return {task: other}
+    return {}
 
 
 # -- problems ----------------------------------------------------------------------------------------------------------

@@ -161,14 +161,6 @@ class Plan(PlannedProblems):
             expected.append(cell)
         return tuple(expected)
 
-    def problems_by_id(self) -> dict[tuple[str, str], Problem]:
-        """Return the problems by benchmark and id."""
-        by_id = {}
-        for benchmark, problems in self.problems.items():
-            for problem in problems:
-                by_id[benchmark, problem.id] = problem
-        return by_id
-
     def units(self, cells: Iterable[Expected], done: Mapping[ProblemKey, Collection[int]]) -> list[WorkItem]:
         """Return the work that one model's promised `cells` lack; `done` are the stored samples (`Store.samples`).
 
@@ -184,7 +176,9 @@ class Plan(PlannedProblems):
                     if sample not in stored:
                         missing.setdefault((cell.benchmark, problem, sample), []).append(cell.setting)
 
-        problems = self.problems_by_id()
+        problems: dict[tuple[str, str], Problem] = {}
+        for benchmark, of_benchmark in self.problems.items():
+            problems |= {(benchmark, problem.id): problem for problem in of_benchmark}
         places = {name: place for place, name in enumerate(problems)}
         units = [
             WorkItem(benchmark, problems[benchmark, problem], sample, tuple(settings))
@@ -218,7 +212,7 @@ class Plan(PlannedProblems):
         samples = self.spec.samples
         compressing = sum(isinstance(policy, CompressingPolicy) for policy, _ in self.policies)
         for model, benchmark in itertools.product(self.models, self.benchmarks):
-            output = self._output(benchmark)
+            output = self.output_tokens(benchmark)
             prompts = self.prompts[model.name, benchmark.name]
             bound_policies = self.policies_on(model)
             surplus = sum(self.samples_of(model, policy.setting) - samples for policy in bound_policies)
@@ -234,11 +228,6 @@ class Plan(PlannedProblems):
 
             size = min(largest_batch(memory, GPU_BATCH, partial(self._peak, model)) for model in self.models)
         peaks = [self._peak(model, max(1, size)) for model in self.models]
-
-        budget_audit = []
-        for cell in self.audit:
-            names = {"model": cell.model, "benchmark": cell.benchmark, "setting": str(cell.setting)}
-            budget_audit.append({**names, **asdict(cell.audit)})
         return {
             "settings": len(self.policies),
             "traces": self.traces,
@@ -248,7 +237,10 @@ class Plan(PlannedProblems):
             "peak_bytes": max(peaks, key=lambda peak: peak.total).to_json(),
             "seconds": round(shared / tokens_per_second, 1) if tokens_per_second else None,
             "seconds_with_loops": round((shared + looping) / tokens_per_second, 1) if tokens_per_second else None,
-            "budget_audit": budget_audit,
+            "budget_audit": [
+                {"model": cell.model, "benchmark": cell.benchmark, "setting": str(cell.setting), **asdict(cell.audit)}
+                for cell in self.audit
+            ],
             "warnings": self.warnings,
         }
 
@@ -284,16 +276,12 @@ class Plan(PlannedProblems):
             for benchmark in self.benchmarks:
                 prompt = max(self.prompts[model.name, benchmark.name])
                 where = (self.policies_on(model), model.name, benchmark.name, prompt)
-                sentences.append(uncompressed_sentence(*where, prompt + self._output(benchmark)))
+                sentences.append(uncompressed_sentence(*where, prompt + self.output_tokens(benchmark)))
                 sentences.append(narrow_sentence(*where))
 
             if has_few_bits and model.device != "cpu":
                 sentences.append(PACKED_ON_GPU)
         return [sentence for sentence in sentences if sentence]
-
-    def _output(self, benchmark: Benchmark) -> int:
-        expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
-        return min(expected, self.spec.sampling.max_new_tokens)
 
     def mean_cached(self, model: ModelHandle) -> int:
         """Return the mean number of cached tokens of a row, from the expected lengths of traces.
@@ -318,7 +306,7 @@ class Plan(PlannedProblems):
 
     def longest_trace(self, model: ModelHandle) -> int:
         """Return the length of the longest prompt with the longest expected output of a model in tokens."""
-        return self.longest_prompt(model) + max(map(self._output, self.benchmarks))
+        return self.longest_prompt(model) + max(map(self.output_tokens, self.benchmarks))
 
     def _kv_bytes(self, model: ModelHandle) -> int:
         """Return the most bytes of keys and values of one sequence at its budget, else of the longest sequence."""
@@ -363,7 +351,15 @@ def make_plan(spec: Spec) -> Plan:
     notes += cap_notes(chosen, spec.sampling.max_new_tokens)
     notes += spec.notes
     for benchmark in found_benchmarks:
-        notes += _benchmark_notes(spec, benchmark, problems[benchmark.name])
+        count = len(problems[benchmark.name])
+        if not type(benchmark).__module__.startswith("kvatlas."):
+            # A benchmark of a third party that cannot be graded is refused before decoding.
+            first = problems[benchmark.name][0]
+            benchmarks.grade_answer(benchmark, first, first.answer)
+        notes += notes_on(benchmark, spec.problems)
+        if spec.problems is not None and count < spec.problems:
+            fewer = f"{count:,} problems, fewer than the {spec.problems:,} of the spec"
+            notes.append(f"Warning: {benchmark.name} has {fewer}.")
         notes += cluster_notes(benchmark.name, problems[benchmark.name])
 
     prompts = {}
@@ -431,18 +427,6 @@ def _policies_of(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
             raise KvatlasError(f"The setting {policy.setting} is repeated; name it once, in settings or in baseline.")
         cells[policy.setting] = (policy, baseline)
     return tuple(cells.values())
-
-
-def _benchmark_notes(spec: Spec, benchmark: Benchmark, problems: Sequence[Problem]) -> list[str]:
-    """Return the notes on a benchmark; KvatlasError for one of a third party that cannot be graded, before decoding."""
-    if not type(benchmark).__module__.startswith("kvatlas."):
-        benchmarks.grade_answer(benchmark, problems[0], problems[0].answer)
-
-    notes = list(notes_on(benchmark, spec.problems))
-    count = len(problems)
-    if spec.problems is not None and count < spec.problems:
-        notes.append(f"Warning: {benchmark.name} has {count:,} problems, fewer than the {spec.problems:,} of the spec.")
-    return notes
 
 
 def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:

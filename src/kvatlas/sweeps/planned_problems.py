@@ -104,12 +104,16 @@ class PlannedProblems(ABC):
         """The problems of each benchmark."""
         return [len(problems) for problems in self.problems.values()]
 
+    def output_tokens(self, benchmark: Benchmark) -> int:
+        """Return the expected length of an answer in tokens."""
+        expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
+        return min(expected, self.spec.sampling.max_new_tokens)
+
     def promise(
         self, expected: Iterable[Expected], axes: Mapping[str, Sequence[Any]], provenance: Mapping[str, Any]
     ) -> Manifest:
         """Return the manifest of a run that promises these cells."""
         identities = [benchmarks.identity(benchmark) for benchmark in self.benchmarks]
-        clusters = {name: clusters_of(problems) for name, problems in self.problems.items()}
         # Numbers and texts about problems: difficulties, seeds of permuted choices.
         about: dict[str, dict[str, dict[str, Any]]] = {}
         for name, problems in self.problems.items():
@@ -124,7 +128,7 @@ class PlannedProblems(ABC):
             provenance={**provenance, "benchmarks": identities, "changes": dict(self.changes)},
             about=about,
             contents={name: contents_of(problems) for name, problems in self.problems.items()},
-            clusters={name: of_problems for name, of_problems in clusters.items() if of_problems},
+            clusters={name: found for name, problems in self.problems.items() if (found := clusters_of(problems))},
             measures=self.measures,
         )
 

@@ -1,6 +1,6 @@
 """The driver of a sweep: it decodes, grades and stores missing traces one by one, so that a second start resumes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -9,12 +9,11 @@ from pathlib import Path
 from kvatlas import policies
 from kvatlas.benchmarks import for_model, problems_of
 from kvatlas.core import KvatlasError, Trace, digest
-from kvatlas.models import ModelHandle
 from kvatlas.results import Key, Manifest, Store
 from kvatlas.results.records import RefusedTraceError
 from kvatlas.results.regrade import start_measuring
 from kvatlas.sweeps.executors import Executor, WorkerPool, executors, local, needs_text
-from kvatlas.sweeps.plan import Plan, WorkItem, provenance
+from kvatlas.sweeps.plan import Plan, provenance
 from kvatlas.sweeps.planned_problems import other_run
 from kvatlas.sweeps.worker import Job, refuse_import
 from kvatlas.text import counted
@@ -216,6 +215,7 @@ def _decode_missing(
 ) -> None:
     """Decode and store until no trace of a plan is missing."""
     keys = plan.compute_keys()
+    names = {policy.setting.policy for policy, _ in plan.policies}
     finished = plan.traces - plan.missing(store.samples())
     decoded_tokens = 0
     saved_tokens = 0
@@ -223,7 +223,19 @@ def _decode_missing(
     for model in plan.models:
         cells = [cell for cell in plan.expected() if cell.model == model.name]
         while units := plan.units(cells, store.samples()):
-            job = _job_for(plan, model, units, batch_size, halvings)
+            job = Job(
+                model=model,
+                weights=model.stream,
+                benchmarks=tuple(for_model(benchmark, model.reads) for benchmark in plan.benchmarks),
+                units=tuple(units),
+                sampling=plan.spec.sampling.sampling(),
+                seed=plan.spec.seed,
+                batch_size=batch_size,
+                identities={policy.setting: digest(policy.identity(model)) for policy, _ in plan.policies},
+                halvings=halvings,
+                prompt=plan.longest_prompt(model),
+                registered=tuple(kind for name, kind in policies.policies.added.items() if name in names),
+            )
             before = finished
             if run is local:
                 on_start(needs_text(job, pool))
@@ -259,22 +271,3 @@ def _decode_missing(
                 f"Workers ended without the traces of {lost} problems, probably because memory ran out; they are "
                 "decoded again with half the batch and half the workers."
             )
-
-
-def _job_for(plan: Plan, model: ModelHandle, units: Sequence[WorkItem], batch_size: int | None, halvings: int) -> Job:
-    """Return the job that decodes the units of a model."""
-    names = {policy.setting.policy for policy, _ in plan.policies}
-
-    return Job(
-        model=model,
-        weights=model.stream,
-        benchmarks=tuple(for_model(benchmark, model.reads) for benchmark in plan.benchmarks),
-        units=tuple(units),
-        sampling=plan.spec.sampling.sampling(),
-        seed=plan.spec.seed,
-        batch_size=batch_size,
-        identities={policy.setting: digest(policy.identity(model)) for policy, _ in plan.policies},
-        halvings=halvings,
-        prompt=plan.longest_prompt(model),
-        registered=tuple(kind for name, kind in policies.policies.added.items() if name in names),
-    )

@@ -146,11 +146,10 @@ class ServedPlan(PlannedProblems):
             }
         )[:32]
 
-    def expected(self, served: ServedSetting, attempt: int = 0) -> list[Expected]:
-        """Return the cells of a setting, one for each benchmark; an `attempt` asks all anew."""
-        cells = []
+    def expected(self, served: ServedSetting, attempt: int = 0) -> Iterator[Expected]:
+        """Yield the cells of a setting, one for each benchmark; an `attempt` asks all anew."""
         for benchmark in self.benchmarks:
-            cell = Expected(
+            yield Expected(
                 model=served.model,
                 benchmark=benchmark.name,
                 setting=served.setting,
@@ -161,8 +160,6 @@ class ServedPlan(PlannedProblems):
                 kv_bytes=served.kv_byte_pair,
                 control=served.control,
             )
-            cells.append(cell)
-        return cells
 
     def manifest(self, attempts: Mapping[str, int]) -> Manifest:
         """Return the manifest of a run with this plan alone; paths of this machine are not in it."""
@@ -255,7 +252,12 @@ def _settings_of_model(
     settings: dict[str, ServedSetting] = {}
     for entry in spec.settings or [SettingSpec(policy=SERVED)]:
         layer = {key: value for key, value in entry.fixed_values.items() if key in SERVED_SETTING_KEYS}
-        points = list(_points(spec, entry, spec_folder))
+        fixed = {key: value for key, value in entry.fixed_values.items() if key not in SERVED_SETTING_KEYS}
+        points: list[dict[str, Value]] = []
+        for point in read_serve_params(spec_folder / spec.serve_params) if spec.serve_params else spec.points(entry):
+            # A mapping is its JSON in a setting.
+            plain = {key: json.dumps(value) if isinstance(value, Mapping) else value for key, value in point.items()}
+            points.append({**plain, **fixed})
         _check_bytes(layer.get("kv_bytes"), points)
         for values in points:
             if not values:
@@ -277,19 +279,6 @@ def _settings_of_model(
             settings[served.label] = served
     check_distinct(reference, {label: served.command for label, served in settings.items()})
     return [first, *settings.values(), ServedSetting(name, AGAIN, reference, 1)]
-
-
-def _points(spec: Spec, entry: SettingSpec, spec_folder: Path) -> Iterator[dict[str, Value]]:
-    """Yield the values of each setting of an entry: those of the axes or of the file of parameters, and its own."""
-    fixed = {name: value for name, value in entry.fixed_values.items() if name not in SERVED_SETTING_KEYS}
-    if spec.serve_params:
-        for values in read_serve_params(spec_folder / spec.serve_params):
-            # A mapping is its JSON in a setting.
-            plain = {name: json.dumps(value) if isinstance(value, Mapping) else value for name, value in values.items()}
-            yield {**plain, **fixed}
-        return
-    for point in spec.points(entry):
-        yield {**point, **fixed}
 
 
 def _check_bytes(declared: Any, points: Sequence[Mapping[str, Value]]) -> None:

@@ -6,8 +6,10 @@ import itertools
 import json
 import math
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -408,27 +410,26 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
         else:
             with path.open(encoding="utf-8") as file:
                 data = _load_yaml(file.read(MAX_CHARACTERS + 1))
-    except yaml.YAMLError as error:
-        _refuse_other_file(path)
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        why = getattr(error, "problem", None) or reason(error)
-        if r"'\t'" in why:
-            why += "; indent with spaces"
-        begun = getattr(error, "context_mark", None)
-        if begun and "parsing a flow" in getattr(error, "context", ""):
-            why += f"; the bracket of line {begun.line + 1} is not closed before"
-        raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where} ({why}).") from error
     except FileNotFoundError as error:
         guess = did_you_mean(str(path).removesuffix(".yaml"), recipes())
         raise KvatlasError(
             f"There is no spec {str(path)!r}, and no recipe of that name; recipes are {', '.join(recipes())}.{guess} "
             "`kvatlas plan --suggest MODEL PROBLEMS` proposes a spec."
         ) from error
-    except (KvatlasError, OSError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, KvatlasError, OSError, ValueError, RecursionError) as error:
         # Bytes that are not UTF-8 raise ValueError.
         _refuse_other_file(path)
-        raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
+        fault = f"cannot be read ({reason(error).rstrip('.')})"
+        if isinstance(error, yaml.YAMLError):
+            mark = getattr(error, "problem_mark", None)
+            where = f" in line {mark.line + 1}" if mark else ""
+            why = getattr(error, "problem", None) or reason(error)
+            way_out = "; indent with spaces" if r"'\t'" in why else ""
+            begun = getattr(error, "context_mark", None)
+            if begun and "parsing a flow" in getattr(error, "context", ""):
+                way_out = f"; the bracket of line {begun.line + 1} is not closed before"
+            fault = f"is not valid YAML{where} ({why}{way_out})"
+        raise KvatlasError(f"The spec {str(path)!r} {fault}.") from error
     if not isinstance(data, dict) or not data.keys() & Spec.model_fields.keys():
         # A problem of JSON lines is a mapping, too.
         _refuse_other_file(path)
@@ -568,120 +569,94 @@ def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
     return counts[id(node)]
 
 
-#: Examples of keys that a spec or a part of it must have.
-_KEY_EXAMPLES = {
-    "models": "[embedded:tiny-llama]",
-    "benchmarks": "[CHAIN9]",
-    "policy": f"rkv, or of served models policy: {SERVED}",
-    "model": "hf:OWNER/NAME",
-    "name": "mine",
-    "settings": "{policy: rkv, kv_budget: 512}",
-    "baseline": "{policy: full}",
-    "sampling": "{temperature: 0.6}",
-    "reference": "{options: --kv-cache-dtype auto}; without this key it is the command alone",
-    "axes": "{local_window: [8, 16], ratio: [0.3, 0.5]}",
-}
-#: Keys as other programs call them, by what a spec has in their place.
-_OTHER_KEYS = {
-    "policies": "'settings' (as settings: [{policy: rkv, kv_budget: 512}])",
-    "policy": "'settings' (as settings: [{policy: rkv, kv_budget: 512}])",
-    "datasets": "'benchmarks'",
-    "tasks": "'benchmarks'",
-    "temperature": "'sampling' (as sampling: {temperature: 0.6})",
-    "max_new_tokens": "'sampling' (as sampling: {max_new_tokens: 512})",
-    "device": "a key of a model (as models: [{model: NAME, device: cuda}])",
-    "sampling.do_sample": "'sampling.temperature' (0 is greedy)",
-    "temp": "'sampling' (as sampling: {temperature: 0.6})",
-    **{key: f"{key!r} of a model (as models: [{{name: NAME, {key}: ...}}])" for key in SERVED_MODEL_KEYS},
-}
-#: What is expected, by pydantic's names of errors.
-_EXPECTED = {
-    "model_type": "a mapping",
-    "dict_type": "a mapping",
-    "list_type": "a list",
-    "string_type": "a text",
-    "bool_type": "true or false",
-    "int_type": "an integer",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "greater_than": "a number > {gt}",
-    "greater_than_equal": "a number >= {ge}",
-    "less_than": "a number < {lt}",
-    "less_than_equal": "a number <= {le}",
-    "literal_error": "{expected}",
-    "too_short": "at least {min_length} of them",
-    "too_long": "at most {max_length} of them",
-}
-#: What is said of a wrong value of these keys.
-_REMARKS = {
-    "problems": "without the key all are asked",
-    "lose_at_most": "it counts points, as 3",
-    "sampling.top_k": "0 is all tokens",
-    "sampling.top_p": "1 is all tokens",
-    "sampling.max_new_tokens": "without the key it is set by the model's positions",
-}
+@cache
+def _fault_words() -> dict[str, dict[str, str]]:
+    """Return examples, other keys, expected values and remarks of `spec_faults.toml`."""
+    words = tomllib.loads((files("kvatlas.sweeps") / "spec_faults.toml").read_text("utf-8"))
+    for key in SERVED_MODEL_KEYS:
+        words["instead"][key] = f"{key!r} of a model (as models: [{{name: NAME, {key}: ...}}])"
+    return words
 
 
 def _sentence_on(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        inner: dict[str, Any] = {"sampling": SamplingSpec, "benchmarks": BenchmarkSpec}
-        model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec
-        names = list(model.model_fields)
-        guess = did_you_mean(where.rpartition(".")[2], names)
-        if where.partition(".")[0] == "allocate":
-            guess = " Every setting gets all problems; declare looks to read a run early."
-        other_key = closest_name(where, _OTHER_KEYS)
-        if where in _OTHER_KEYS or (other_key and not guess):
-            guess = f" Did you mean {_OTHER_KEYS[other_key]}?"
-        key = where.rpartition(".")[2]
-        if key != where and key in Spec.model_fields:
-            guess = f" Did you mean {key!r} at the top of the spec?"
-        if where in RULE_PARAMETERS:
-            guess = f" It is a parameter of policies: axes.{where} in --set, a key of settings or of axes in a spec."
-        return f"Unknown key {where!r} in {source}; expected {', '.join(names)}.{guess}"
+        return _unknown_key(where, source)
     if first["type"] == "missing":
         unknown = [str(other["loc"][-1]) for other in error.errors() if other["type"] == "extra_forbidden"]
-        near = get_close_matches(where, unknown, n=1)
-        instead = f"; there is {near[0]!r}, which is no key" if near else ""
-        given = ", ".join(map(str, first["input"])) if "." in where else ""
-        if given:
-            dash = " with a dash of its own; beside the policy before it, it takes none"
-            instead = f", which has {given} there{dash if re.match(r'settings[.][1-9]', where) else ''}"
-            for word in map(str, first["input"] if where.startswith("models.") else ()):
-                close = get_close_matches(word, ("serve_cmd", "endpoint"), n=1)
-                if close:
-                    return f"Unknown key {word!r} of a model in {source}. Did you mean {close[0]!r}?"
-        misplaced = [word for word in unknown if word in SERVED_MODEL_KEYS]
-        if misplaced:
-            return f"Wrong key {misplaced[0]!r} in {source}: expected {_OTHER_KEYS[misplaced[0]]}."
-        name = where.rpartition(".")[2]
-        example = f"; write it as {name}: {_KEY_EXAMPLES[name]}" if name in _KEY_EXAMPLES else ""
-        return f"The key {where!r} is missing in {source}{instead}{example}."
+        # The keys of the entry of a list that lacks one.
+        given_keys = list(map(str, first["input"])) if "." in where else []
+        return _missing_key(where, source, given_keys, unknown)
 
+    words = _fault_words()
     message = first["msg"].removeprefix("Value error, ")
-    if first["type"] in _EXPECTED:
-        message = f"expected {_EXPECTED[first['type']]}".format(**first.get("ctx", {}))
+    given = ""
+    if first["type"] != "value_error":
+        given = f", given {first['input']!r}"
+        if where in words["remarks"]:
+            given += f"; {words['remarks'][where]}"
+    if first["type"] in words["expected"]:
+        message = f"expected {words['expected'][first['type']]}".format(**first.get("ctx", {}))
         example = _example(where.partition(".")[0], first["type"], str(first["input"]))
         message += f", as {example}" if example else ""
-    given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
-    if where in _REMARKS and given:
-        given += f"; {_REMARKS[where]}"
-    choices = first["ctx"]["expected"] if first["type"] == "literal_error" else ""
-    guess = did_you_mean(str(first["input"]), re.findall(r"'(\w+)'", choices))
-    given += f".{guess}" if guess else ""
+    if first["type"] == "literal_error":
+        guess = did_you_mean(str(first["input"]), re.findall(r"'(\w+)'", first["ctx"]["expected"]))
+        given += f".{guess}" if guess else ""
     sentence = f"Wrong value in {source}{', ' if where else ''}{where}: {message[0].lower()}{message[1:]}{given}"
     return sentence if sentence.endswith((".", "?")) else f"{sentence}."
+
+
+def _unknown_key(where: str, source: str) -> str:
+    """Return a sentence on a key that is none, with what stands in its place."""
+    outer, _, key = where.rpartition(".")
+    parts: dict[str, type[BaseModel]] = {"sampling": SamplingSpec, "benchmarks": BenchmarkSpec}
+    names = list(parts.get(where.partition(".")[0], Spec).model_fields)
+    instead = _fault_words()["instead"]
+    other_key = closest_name(where, instead)
+    guess = did_you_mean(key, names)
+    if where.partition(".")[0] == "allocate":
+        guess = " Every setting gets all problems; declare looks to read a run early."
+    if where in RULE_PARAMETERS:
+        guess = f" It is a parameter of policies: axes.{where} in --set, a key of settings or of axes in a spec."
+    elif outer and key in Spec.model_fields:
+        guess = f" Did you mean {key!r} at the top of the spec?"
+    elif other_key == where or (other_key and not guess):
+        guess = f" Did you mean {instead[other_key]}?"
+    return f"Unknown key {where!r} in {source}; expected {', '.join(names)}.{guess}"
+
+
+def _missing_key(where: str, source: str, given: Sequence[str], unknown: Sequence[str]) -> str:
+    """Return a sentence on a key that a spec, or an entry with the `given` keys, lacks, beside `unknown` keys."""
+    if where.startswith("models."):
+        for word in given:
+            close = get_close_matches(word, ("serve_cmd", "endpoint"), n=1)
+            if close:
+                return f"Unknown key {word!r} of a model in {source}. Did you mean {close[0]!r}?"
+    misplaced = [word for word in unknown if word in SERVED_MODEL_KEYS]
+    if misplaced:
+        return f"Wrong key {misplaced[0]!r} in {source}: expected {_fault_words()['instead'][misplaced[0]]}."
+
+    instead = ""
+    near = get_close_matches(where, unknown, n=1)
+    if given:
+        instead = f", which has {', '.join(given)} there"
+        if re.match(r"settings[.][1-9]", where):
+            instead += " with a dash of its own; beside the policy before it, it takes none"
+    elif near:
+        instead = f"; there is {near[0]!r}, which is no key"
+    name = where.rpartition(".")[2]
+    examples = _fault_words()["examples"]
+    example = f"; write it as {name}: {examples[name]}" if name in examples else ""
+    return f"The key {where!r} is missing in {source}{instead}{example}."
 
 
 def _example(field: str, kind: str, given: str) -> str:
     """Return an example of the list or the mapping that a field of the spec has in place of a value, or ""."""
     if kind == "list_type":
-        of_field = {"axes": "[0.3, 0.5]", "baseline": "[{policy: full}], or [] for none"}
-        return of_field.get(field, f"[{given}]")
+        return _fault_words()["lists"].get(field, f"[{given}]")
     if kind not in ("model_type", "dict_type"):
         return ""
     if given == SERVED:
         return f"{{policy: {SERVED}}}"
-    return f"{{endpoint: {given}}}" if "://" in given else _KEY_EXAMPLES.get(field, "")
+    return f"{{endpoint: {given}}}" if "://" in given else _fault_words()["examples"].get(field, "")

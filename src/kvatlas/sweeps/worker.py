@@ -22,7 +22,6 @@ from kvatlas.policies import Policy
 from kvatlas.sweeps.plan import WorkItem, provenance
 
 if TYPE_CHECKING:
-    from kvatlas.engine import Generation, Request
     from kvatlas.engine.memory_plan import Peak
 
 #: A trace with the number of tokens decoded for it alone.
@@ -159,7 +158,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     """
     import torch
 
-    from kvatlas.engine import Engine
+    from kvatlas.engine import Engine, Request
 
     # Workers with one thread each are much faster than workers that share cores.
     torch.set_num_threads(1)
@@ -173,8 +172,32 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     engine.reserve(job.peak(first, size))
 
     by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
-    for generation in engine.run(_request(job, index, by_name, settings) for index in claims):
-        yield _graded_trace(job, by_name, generation), generation.decoded
+
+    def request_of(index: int) -> Request[int]:
+        unit = job.units[index]
+        return Request(
+            key=index,
+            prompt=job.model.encode(prompt_of(by_name[unit.benchmark], unit.problem)),
+            stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
+            policies=tuple(settings[setting] for setting in unit.settings),
+        )
+
+    for generation in engine.run(map(request_of, claims)):
+        unit = job.units[generation.key]
+        answer = read_tokens(job.model, generation.tokens, generation.finished)
+        trace = Trace(
+            model=job.model.name,
+            benchmark=unit.benchmark,
+            problem=unit.problem.id,
+            sample=unit.sample,
+            setting=generation.policy.setting,
+            tokens=generation.tokens,
+            text=job.model.text(generation.tokens),
+            grade=grade_reading(by_name[unit.benchmark], unit.problem, answer),
+            usage=generation.usage,
+            eviction_trace=generation.eviction_trace,
+        )
+        yield trace, generation.decoded
 
 
 def _batch_size(job: Job, chosen: Sequence[Policy], loaded: bool) -> int:
@@ -188,36 +211,3 @@ def worker_needs(job: Job) -> tuple[int, int]:
     chosen = list(job.policies().values())
     size = _batch_size(job, chosen, loaded=False)
     return size, job.peak(chosen, size).total
-
-
-def _request(
-    job: Job, index: int, by_name: Mapping[str, Benchmark], settings: Mapping[Setting, Policy]
-) -> Request[int]:
-    """Return the request of a unit for all its settings."""
-    from kvatlas.engine import Request
-
-    unit = job.units[index]
-    return Request(
-        key=index,
-        prompt=job.model.encode(prompt_of(by_name[unit.benchmark], unit.problem)),
-        stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
-        policies=tuple(settings[setting] for setting in unit.settings),
-    )
-
-
-def _graded_trace(job: Job, by_name: Mapping[str, Benchmark], generation: Generation[int]) -> Trace:
-    """Return the trace of a generation with its grade."""
-    unit = job.units[generation.key]
-    answer = read_tokens(job.model, generation.tokens, generation.finished)
-    return Trace(
-        model=job.model.name,
-        benchmark=unit.benchmark,
-        problem=unit.problem.id,
-        sample=unit.sample,
-        setting=generation.policy.setting,
-        tokens=generation.tokens,
-        text=job.model.text(generation.tokens),
-        grade=grade_reading(by_name[unit.benchmark], unit.problem, answer),
-        usage=generation.usage,
-        eviction_trace=generation.eviction_trace,
-    )
