@@ -10,7 +10,7 @@ import typer
 from kvatlas.cli import options
 from kvatlas.cli.output import note
 from kvatlas.cli.progress import count_display
-from kvatlas.core import KvatlasError, Sampling, importing
+from kvatlas.core import Sampling, importing
 
 #: The environment variable with the key of the server.
 KEY = "KVATLAS_API_KEY"
@@ -50,7 +50,6 @@ def serve_command(
     The environment variable KVATLAS_API_KEY holds the key that clients must send.
     """
     from kvatlas.models import find
-    from kvatlas.policies import CompressingPolicy
 
     with importing("Serving", "serve"):
         from kvatlas.serve.app import application
@@ -66,11 +65,6 @@ def serve_command(
     cell = options.cell(policy, kv_budget, local_window, ratio, set_)
     key = os.environ.get(KEY)
     setting = find_policy(loaded, cell.policy, cell.values)
-    if isinstance(setting, CompressingPolicy):
-        try:
-            setting.check_prompt(len(loaded.encode("")), "an empty chat")
-        except KvatlasError as error:
-            note(f"Warning: every chat will be refused. {error}")
     if host not in LOOPBACK and not key:
         note(f"Warning: anyone who reaches {host} can use this server; the variable {KEY} asks for a key.")
     sampling = sampling_with(Sampling(), temperature=temperature)

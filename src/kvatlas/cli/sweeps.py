@@ -121,8 +121,6 @@ def plan_command(
             raise KvatlasError("--memory and --detect are for models that kvatlas decodes.")
         print_served_plan(changed_spec, spec, tokens_per_second, as_json)
         return
-    if (changed_spec.problems or 0) >= _MANY_PROBLEMS:
-        note(f"Reading {changed_spec.problems:,} problems of each benchmark; generated ones may take minutes.")
     planned = make_plan(changed_spec)
     for sentence in planned.notes:
         note(sentence)
@@ -388,8 +386,6 @@ def _warn_of_run(folder: Path) -> None:
 # -- what `run` and `demo` print ---------------------------------------------------------------------------------------
 
 
-#: Problems that take long to generate.
-_MANY_PROBLEMS = 10_000
 #: Outcomes that are always counted; others (a grader's timeout) only where there are any.
 OUTCOMES = (Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED, Outcome.NO_ANSWER)
 

@@ -47,8 +47,6 @@ MAX_TRACES = 100_000_000
 MAX_CHARACTERS = 100_000
 #: The most values of a spec file with aliases written out.
 MAX_VALUES = 100_000
-#: The highest temperature that is usual.
-_HOT = 2
 #: The policy of a setting that is a command of a server.
 SERVED = "served"
 #: Keys of a model, the reference or a setting that make the command of a server (`kvatlas.engines.command`).
@@ -338,13 +336,14 @@ class Spec(BaseModel, extra="forbid", frozen=True):
         changed = [name for name in keys if getattr(self, name) != type(self).model_fields[name].default]
         without_server = [] if is_served else [name for name in own_keys if name in changed]
         unknown = [name for name in self.reference if name not in SERVED_SETTING_KEYS]
+        ours = sorted(policies_ - {SERVED})
 
         return {
             "some models are served and some are not; make a run of each kind": is_served and not all(served),
             f"{', '.join(without_server)}: only for models with serve_cmd or endpoint": without_server,
             f"policy {SERVED} needs models with serve_cmd or endpoint": not is_served and SERVED in policies_,
-            f"settings of served models are {{policy: {SERVED}}}; {', '.join(policies_ - {SERVED})} is a policy of "
-            "kvatlas's own engine": is_served and policies_ - {SERVED},
+            f"settings of served models are {{policy: {SERVED}}}; {', '.join(ours)} is a policy of kvatlas's "
+            "own engine": is_served and ours,
             "served models have reference in place of baseline": is_served and "baseline" in changed,
             f"reference has no key {', '.join(unknown)}; expected {', '.join(SERVED_SETTING_KEYS)}": unknown,
             "serve_params takes the place of axes; name one of them": self.serve_params and self.axes,
@@ -368,8 +367,6 @@ class Spec(BaseModel, extra="forbid", frozen=True):
         found = []
         if question := margin_question(self.lose_at_most):
             found.append(question)
-        if self.sampling.temperature > _HOT:
-            found.append(f"A temperature of {self.sampling.temperature:g} draws nearly any token; 0.6 is usual.")
         ratios = [*self.axes.get("ratio", ()), *(entry.fixed_values.get("ratio") for entry in self.settings)]
         if 1 in ratios:
             found.append("ratio is the share that a compression keeps: at 1 nothing is evicted.")
