@@ -208,9 +208,18 @@ def comparisons(run: RunData) -> list[Comparison]:
             continue
         # Cells of one benchmark, in a run with maps those that agree.
         pairs = [pair for pair in product(sides[first], sides[second]) if _agree(*pair, run)]
-        comparison = _compared_over_cells(run, first, second, pairs)
-        if comparison is not None:
-            found.append(comparison)
+        difference = difference_of_cells(run, pairs)
+        if difference is None:
+            continue
+
+        benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
+        on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
+        if same_model:
+            comparison = Comparison(first[0], on, run.metric, first[1], second[1], len(pairs), difference)
+        else:
+            models = f"{first[0]}, {second[0]}"
+            comparison = Comparison(models, on, run.metric, first[0], second[0], len(pairs), difference, first[1])
+        found.append(comparison)
     return found
 
 
@@ -240,21 +249,6 @@ def _agree(cell: CellTraces, other: CellTraces, run: RunData) -> bool:
     named = set(cell.facts.shared).intersection(other.facts.shared)
     on_axes = cell.all_values.keys() & other.all_values.keys() & dict(run.manifest.axes).keys()
     return all(cell.all_values[name] == other.all_values[name] for name in named | on_axes)
-
-
-def _compared_over_cells(
-    run: RunData, first: ModelPolicy, second: ModelPolicy, pairs: Sequence[CellPair]
-) -> Comparison | None:
-    """Compare two policies or settings of a model, or two models under one of them; None where they share no trace."""
-    difference = difference_of_cells(run, pairs)
-    if difference is None:
-        return None
-    benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
-    on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
-    if first[0] == second[0]:
-        return Comparison(first[0], on, run.metric, first[1], second[1], len(pairs), difference)
-    models = f"{first[0]}, {second[0]}"
-    return Comparison(models, on, run.metric, first[0], second[0], len(pairs), difference, first[1])
 
 
 def difference_of_cells(run: RunData, pairs: Sequence[CellPair]) -> Difference | None:
