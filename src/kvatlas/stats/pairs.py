@@ -55,13 +55,8 @@ class PairedValues:
         return mean_of_known(self.traces)
 
     @cached_property
-    def unit_values(self) -> Floats:
-        """The same by the units of problems like these, [pairs, units]: problems, or their clusters."""
-        return means_of_clusters(self.values, self.clusters)
-
-    @cached_property
     def unit_strata(self) -> Ints:
-        """The benchmarks of these units."""
+        """The benchmarks of the units of problems like these: problems, or their clusters."""
         return strata_of_clusters(self.strata, self.clusters)
 
     @cached_property
@@ -73,11 +68,6 @@ class PairedValues:
     def pairs(self) -> Ints:
         """The number of promised pairs of traces of each pair of cells."""
         return np.asarray(self.promised.sum((1, 2)))
-
-    @property
-    def has_samples(self) -> bool:
-        """Return whether a problem has several values, so that traces are other units than problems."""
-        return bool(self.traces.shape[2] > 1)
 
     def units(self, claim: Claim) -> Units:
         """Return the differences by the units of a claim, missing ones at worst."""
