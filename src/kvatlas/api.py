@@ -354,8 +354,7 @@ def run(
     folder = scratch.name if scratch else out or ""
     plan = make_plan(parse_spec(spec))
     check_choice(plan.audit)
-    how: dict[str, Any] = {"replace": replace, "allow_code": allow_code}
-    decode(plan, Path(folder), workers=workers, batch_size=batch_size, **how)
+    decode(plan, Path(folder), workers=workers, batch_size=batch_size, replace=replace, allow_code=allow_code)
     return Run(open_run(folder).data, scratch)
 
 

@@ -21,15 +21,13 @@ from kvatlas.stats.numerics.arrays import (
     cluster_numbers,
     holm,
     mean_of_known,
-    means_of_clusters,
     normal_quantile,
     strata_of_clusters,
     strata_of_sizes,
 )
-from kvatlas.stats.numerics.units import Units, joined_units, units_of_problems, units_of_traces
+from kvatlas.stats.numerics.units import Units, joined_units, units_of_traces
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
-from kvatlas.stats.table import CellTraces, ProblemKey, check_same_problems, select, with_samples
-from kvatlas.stats.table import units_of_problems as names_of_units
+from kvatlas.stats.table import CellTraces, ProblemKey, check_same_problems, select, units_of_problems, with_samples
 
 #: A cell and the one that it is compared with.
 CellPair = tuple[CellTraces, CellTraces]
@@ -78,13 +76,10 @@ class PairedValues:
         """Return the averages over all pairs of cells by the units of a claim, as a single row."""
         of_pairs = self.units(claim)
         pooled = np.moveaxis(self.traces, 0, 1).reshape(1, len(self.problems), -1)
-        values = mean_of_known(pooled)
-        strata = self.strata
-        if claim is Claim.LIKE:
-            values = means_of_clusters(values, self.clusters)
-            strata = self.unit_strata
+        by_trace = claim is Claim.THESE
+        known = units_of_traces(pooled, ~np.isnan(pooled), self.strata, by_trace=by_trace, clusters=self.clusters)
         return Units(
-            units_of_problems(values, strata).means,
+            known.means,
             mean_of_known(of_pairs.lowest.T)[None],
             mean_of_known(of_pairs.highest.T)[None],
             of_pairs.strata,
@@ -109,7 +104,7 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | 
         problems = list(dict.fromkeys(chain.from_iterable(cell.place for cell in cells.values())))
         one = next(iter(cells.values()))
         keys += [(one.benchmark, problem) for problem in problems]
-        units += names_of_units(one.table.manifest.clusters, one.benchmark, problems)
+        units += units_of_problems(one.table.manifest.clusters, one.benchmark, problems)
         sizes.append(len(problems))
         values = {name: cell.in_order(cell.values(), problems) for name, cell in cells.items()}
         has_problem = {}
