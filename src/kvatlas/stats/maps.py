@@ -21,7 +21,6 @@ from kvatlas.stats.validity import merge_validity, validity_of
 DECIDE = ("kvatlas", "torch", "transformers")
 
 T = TypeVar("T")
-N = TypeVar("N", int, float)
 
 LOOKED_EARLY = Note(NoteKind.INTERVAL, "Intervals and tests allow for a single look at the end")
 
