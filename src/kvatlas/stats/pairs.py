@@ -77,9 +77,9 @@ class PairedValues:
         of_pairs = self.units(claim)
         pooled = np.moveaxis(self.traces, 0, 1).reshape(1, len(self.problems), -1)
         by_trace = claim is Claim.THESE
-        known = units_of_traces(pooled, ~np.isnan(pooled), self.strata, by_trace=by_trace, clusters=self.clusters)
+        together = units_of_traces(pooled, ~np.isnan(pooled), self.strata, by_trace=by_trace, clusters=self.clusters)
         return Units(
-            known.means,
+            together.means,
             mean_of_known(of_pairs.lowest.T)[None],
             mean_of_known(of_pairs.highest.T)[None],
             of_pairs.strata,
