@@ -78,12 +78,9 @@ class PairedValues:
         pooled = np.moveaxis(self.traces, 0, 1).reshape(1, len(self.problems), -1)
         by_trace = claim is Claim.THESE
         together = units_of_traces(pooled, ~np.isnan(pooled), self.strata, by_trace=by_trace, clusters=self.clusters)
-        return Units(
-            together.means,
-            mean_of_known(of_pairs.lowest.T)[None],
-            mean_of_known(of_pairs.highest.T)[None],
-            of_pairs.strata,
-        )
+        lowest = mean_of_known(of_pairs.lowest.T)[None]
+        highest = mean_of_known(of_pairs.highest.T)[None]
+        return replace(of_pairs, means=together.means, lowest=lowest, highest=highest)
 
 
 def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | None = None) -> PairedValues:
