@@ -80,8 +80,7 @@ def write_traces(run: Path, kind: str, out: Path) -> None:
             _write_parquet(store, partial_file)
             return
         with partial_file.open("w", encoding="utf-8", newline="\n") as file:
-            for line in json_lines(store):
-                file.write(line + "\n")
+            file.writelines(f"{line}\n" for line in json_lines(store))
 
 
 def write_maps(maps: Sequence[Map], out: Path) -> None:
