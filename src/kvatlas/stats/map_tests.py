@@ -160,8 +160,7 @@ def fixed_run_tests(run: RunData, losses: GridLosses) -> dict[MapName, MapTests]
         if cells is None:
             continue
 
-        found = map_tests(cells, run.axes, run.claim, run.look)
-        found = replace(found, memory=memory_of(cells, groups, run))
+        found = replace(map_tests(cells, run.axes, run.claim, run.look), memory=memory_of(cells, groups, run))
 
         # The losses of a family are by setting, those of a map by place.
         family = losses.get(family_of(groups))

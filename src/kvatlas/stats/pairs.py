@@ -104,9 +104,6 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | 
         units += units_of_problems(one.table.manifest.clusters, one.benchmark, problems)
         sizes.append(len(problems))
         values = {name: cell.in_order(cell.values(), problems) for name, cell in cells.items()}
-        has_problem = {}
-        for name, cell in cells.items():
-            has_problem[name] = np.array([problem in cell.place for problem in problems], bool)
 
         samples = max(table.shape[1] for table in values.values())
         differences = np.full((len(pairs), len(problems), samples), math.nan)
@@ -116,8 +113,8 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | 
                 minuend, subtrahend = (values[id(cell)] for cell in pair)
                 shared = min(minuend.shape[1], subtrahend.shape[1])
                 differences[row, :, :shared] = folded_samples(minuend, shared) - folded_samples(subtrahend, shared)
-                has_both = has_problem[id(pair[0])] & has_problem[id(pair[1])]
-                is_promised[row, :, :shared] = has_both[:, None]
+                in_both = pair[0].place.keys() & pair[1].place.keys()
+                is_promised[row, :, :shared] = np.array([problem in in_both for problem in problems])[:, None]
         traces.append(differences)
         promised.append(is_promised)
 
