@@ -17,7 +17,7 @@ from scipy import stats
 from kvatlas.stats.numerics.against_reference import losses_of_units
 from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata_of_sizes
 from kvatlas.stats.numerics.bounded import upper_limit
-from kvatlas.stats.numerics.units import units_of_problems
+from kvatlas.stats.numerics.units import units_of_traces
 
 Row = dict[str, Any]
 
@@ -193,7 +193,8 @@ def _recommendation_error(size: int, margin: float, gain: float, sequences: int)
     def is_not_kept(collapsed: int) -> bool:
         differences = np.full((sequences, size), gain)
         differences[:, :collapsed] = -1
-        lost = units_of_problems(-differences, np.zeros(size, int))
+        traces = -differences[..., None]
+        lost = units_of_traces(traces, np.ones(traces.shape, bool), np.zeros(size, int), by_trace=True)
         first, *_ = losses_of_units(lost, margin, [[row] for row in range(sequences)])
         return first is None or not first.is_kept
 

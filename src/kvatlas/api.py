@@ -346,7 +346,12 @@ def run(
     from kvatlas.sweeps.spec import setting_spec
 
     policies.permit(policy)
-    _check_arguments(policy, parameters)
+    # A misspelt argument would be taken for a parameter of the policy.
+    parameter_names = {field.name for field in fields(policies.policies.get(policy))}
+    for name in parameters:
+        close = get_close_matches(name, signature(run).parameters, n=1)
+        if name not in parameter_names and close:
+            raise KvatlasError(f"run has no argument {name!r}, nor the policy {policy!r}. Did you mean {close[0]!r}?")
 
     benchmarks = [benchmark] if isinstance(benchmark, str) else list(benchmark)
     spec = setting_spec(
@@ -363,18 +368,8 @@ def run(
     folder = scratch.name if scratch else out or ""
     plan = make_plan(parse_spec(spec))
     check_choice(plan.audit)
-    how: dict[str, Any] = {"replace": replace, "allow_code": allow_code}
-    decode(plan, Path(folder), workers=workers, batch_size=batch_size, **how)
+    decode(plan, Path(folder), workers=workers, batch_size=batch_size, replace=replace, allow_code=allow_code)
     return Run(open_run(folder).data, scratch)
-
-
-def _check_arguments(policy: str, parameters: Mapping[str, Any]) -> None:
-    """Raise KvatlasError for a misspelt argument of `run`, which would be taken for a parameter of the policy."""
-    parameter_names = {field.name for field in fields(policies.policies.get(policy))}
-    for name in parameters:
-        close = get_close_matches(name, signature(run).parameters, n=1)
-        if name not in parameter_names and close:
-            raise KvatlasError(f"run has no argument {name!r}, nor the policy {policy!r}. Did you mean {close[0]!r}?")
 
 
 def register(item: T, name: str = "") -> T:

@@ -12,7 +12,7 @@ from kvatlas.results import Expected, Manifest
 from kvatlas.results.records import TraceColumns, join_records, record, small_of
 from kvatlas.stats.numerics.against_reference import losses_of_units
 from kvatlas.stats.numerics.arrays import Difference, Floats, Ints
-from kvatlas.stats.numerics.units import units_of_problems
+from kvatlas.stats.numerics.units import units_of_traces
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, systems_of
 from kvatlas.stats.table import TraceTable
@@ -26,7 +26,8 @@ def losses(
     differences: Floats, strata: Ints, margin: float, sequences: Sequence[Sequence[int]]
 ) -> list[Difference | None]:
     """Return what settings lose; `differences` [settings, problems] are their means minus the reference's."""
-    return losses_of_units(units_of_problems(-differences, strata), margin, sequences)
+    lost = -differences[..., None]
+    return losses_of_units(units_of_traces(lost, ~np.isnan(lost), strata, by_trace=True), margin, sequences)
 
 
 def setting(policy: str, window: int, ratio: float, **fixed: object) -> Setting:

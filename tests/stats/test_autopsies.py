@@ -80,7 +80,7 @@ def lost_cell(answers: int, seconds: float | None) -> LostCell:
         grade = Grade(False, 0.0, "1", Status.OK)
         trace = Trace("embedded:tiny-llama", "CHAIN8-12", str(problem), 0, setting, (), "", grade, usage)
         key = ("run", setting.id, trace.benchmark, trace.problem, 0)
-        lost.append(LostAnswer(key, trace, trace, LocatedDeath(Death.LOOP)))
+        lost.append(LostAnswer(key, trace, LocatedDeath(Death.LOOP)))
     return LostCell(None, RunMaterials(), "embedded:tiny-llama", "CHAIN8-12", setting, lost, 30)
 
 

@@ -18,7 +18,7 @@ from kvatlas.report.result import analyse
 from kvatlas.results import Expected, Manifest
 from kvatlas.stats.numerics.arrays import holm
 from kvatlas.stats.numerics.bounded import score
-from kvatlas.stats.orders import IN_ORDER, TestedSetting, chains_of_settings
+from kvatlas.stats.orders import IN_ORDER, TestedSetting, orders_of_claims
 from kvatlas.stats.pairs import folded_samples
 from kvatlas.sweeps import make_plan, parse_spec
 from tests.stats.synthetic import losses
@@ -33,7 +33,7 @@ def setting(policy: str, **values: Any) -> Setting:
 def chains(settings: list[Setting], sizes: Sequence[int] = (4000,), **others: Any) -> list[list[Setting]]:
     by_id = {one.id: one for one in settings}
     tested = [TestedSetting(one, None) for one in settings]
-    found = chains_of_settings(tested, sizes, 0.03, **others)
+    found = orders_of_claims(tested, sizes, sizes, 1, 0.03, **others)[Claim.LIKE]
     assert sorted(id_ for of_chain in found for id_ in of_chain) == sorted(by_id)
     return [[by_id[id_] for id_ in of_chain] for of_chain in found]
 
@@ -65,8 +65,9 @@ def test_chains_go_along_what_moves_bytes_most() -> None:
     own = [setting("rkv", local_window=8, ratio=ratio, alpha=alpha) for alpha, ratio in product((1, 2), (0.1, 0.5))]
     assert values_of(chains(own), "alpha", "ratio") == [[(1, 0.5), (1, 0.1)], [(2, 0.5), (2, 0.1)]]
     bits = [Setting.from_parameters("full", kv_bits=bits) for bits in (2, 8, 4)]
-    found = chains_of_settings([TestedSetting(one, (one.values["kv_bits"], 0)) for one in bits], [4000], 0.03)
-    assert found == [[bits[1].id, bits[2].id, bits[0].id]]
+    tested = [TestedSetting(one, (one.values["kv_bits"], 0)) for one in bits]
+    found = orders_of_claims(tested, [4000], [4000], 1, 0.03)
+    assert found[Claim.LIKE] == [[bits[1].id, bits[2].id, bits[0].id]]
     caps = [Setting.from_parameters("full", thinking_tokens=cap) for cap in (256, 1024, 512)]
     assert values_of(chains(caps), "thinking_tokens") == [[(1024,), (512,), (256,)]]
     # Budgets and windows that are no grid have one order.
@@ -83,7 +84,8 @@ def test_settings_without_numbers_have_no_order_but_the_declared_one() -> None:
     assert chains(served[::2], tests=IN_ORDER, axes=["dtype"]) == [served[::2]]
     # Declared bytes decide before the order of the spec.
     tested = [TestedSetting(one, (size, 0)) for one, size in zip(served[:2], (512, 1024), strict=True)]
-    assert chains_of_settings(tested, [400], 0.03, IN_ORDER, ["window"]) == [[served[1].id, served[0].id]]
+    found = orders_of_claims(tested, [400], [400], 1, 0.03, IN_ORDER, ["window"])
+    assert found[Claim.LIKE] == [[served[1].id, served[0].id]]
 
 
 def test_single_settings_are_tested_by_holm() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import Sampling, Setting, Trace
+from kvatlas.core import Claim, Sampling, Setting, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.report.description import one_page, say
 from kvatlas.report.result import analyse
 from kvatlas.report.sources import ReadOptions
 from kvatlas.serve.service import GenerationRequest, Service, find_policy, stream_of
 from kvatlas.stats.losses import losses_of
-from kvatlas.stats.orders import TestedSetting, chains_of_settings
+from kvatlas.stats.orders import TestedSetting, orders_of_claims
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.validity import count_compressed
 from kvatlas.sweeps import make_plan, parse_spec, sweep
@@ -87,7 +87,7 @@ def test_the_key_of_a_setting_without_a_cap_is_that_of_earlier_versions(build: B
         for cell in plan.expected()
         if cell.benchmark == plan.benchmarks[0].name and not cell.baseline
     ]
-    assert len(chains_of_settings(tested, [4000], 0.03)) == 1 + len(CAPS)
+    assert len(orders_of_claims(tested, [4000], [4000], 1, 0.03)[Claim.LIKE]) == 1 + len(CAPS)
 
 
 def test_a_server_ends_thinking(tiny_llama: ModelHandle) -> None:

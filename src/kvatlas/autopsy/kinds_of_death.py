@@ -257,17 +257,15 @@ def read_chain(text: str, answer_start: int) -> Iterator[StatedValue]:
         for found in _CHAIN_VALUE.finditer(text, step.end() if step else start, end):
             name = step[1] if step else ""
             is_result = sum_ is not None and found[1] == name and found.start() > sum_.end()
-            sound = not is_result or _follows_from_sum(sum_, found[2], modulo=10)
+            sound = sum_ is None or not is_result or _follows_from_sum(sum_, found[2], modulo=10)
             yield StatedValue(found[1], found[2], *found.span(), step=name, computed=is_result, sound=sound)
 
     for found in _CHAIN_ANSWER.finditer(text, answer_start):
         yield StatedValue(found[1], found[2], *found.span())
 
 
-def _follows_from_sum(sum_: re.Match[str] | None, result: str | None, modulo: int = 0) -> bool:
+def _follows_from_sum(sum_: re.Match[str], result: str | None, modulo: int = 0) -> bool:
     """Return whether a result follows from the sum of its line, and the sum from the operands before it."""
-    if sum_ is None:
-        return True
     left, operator, right, total = sum_.groups()
     value = int(left) + int(right) if operator == "+" else int(left) - int(right)
     if modulo:
@@ -291,7 +289,8 @@ def read_words(text: str, answer_start: int) -> Iterator[StatedValue]:
         step = _WORDS_STEP.match(text, start, end)
         given = _WORDS_GIVEN.match(text, start, end)
         if step:
-            sound = _follows_from_sum(_SUM.search(text, start, end), step[6])
+            sum_ = _SUM.search(text, start, end)
+            sound = sum_ is None or _follows_from_sum(sum_, step[6])
             yield StatedValue(step[2], step[3], *step.span(3), step[1])
             yield StatedValue(step[1], step[6], *step.span(6), step[1], True, sound)
         elif given:
@@ -364,7 +363,7 @@ def read_ledger(text: str, answer_start: int) -> Iterator[StatedValue]:
         operands: list[str] = []
         for found in _LEDGER_VALUE.finditer(text, step.end(), end):
             is_result = sum_ is not None and found.start() > sum_.end()
-            sound = not is_result or _is_booked(operands, sum_, found[2])
+            sound = sum_ is None or not is_result or _is_booked(operands, sum_, found[2])
             yield StatedValue(found[1], found[2], *found.span(), step=step[1], computed=is_result, sound=sound)
             operands.append(found[2])
 
@@ -384,10 +383,8 @@ def read_ledger(text: str, answer_start: int) -> Iterator[StatedValue]:
         yield StatedValue(_FIRST, last[1] if others else None, *last.span())
 
 
-def _is_booked(operands: Sequence[str], sum_: re.Match[str] | None, result: str | None) -> bool:
+def _is_booked(operands: Sequence[str], sum_: re.Match[str], result: str | None) -> bool:
     """Return whether a balance follows from the sum of its line: an amount is subtracted from an odd balance."""
-    if sum_ is None:
-        return True
     left, operator, right, total = sum_.groups()
     odd = int(left) % 2 == 1
     value = int(left) - int(right) if odd else int(left) + int(right)

@@ -25,11 +25,10 @@ Pieces = Callable[[str, tuple[int, ...]], Sequence[str] | None]
 
 @dataclass(frozen=True)
 class LostAnswer:
-    """A trace that is wrong where that of the full cache, `full`, is right, and how its answer died."""
+    """A trace that is wrong where that of the full cache is right, and how its answer died."""
 
     key: Key
     trace: Trace
-    full: Trace
     death: LocatedDeath
 
 
@@ -106,9 +105,9 @@ def lost_answers(store: Store, pieces: Pieces, setting: Setting | None = None) -
         full_key = right.get((model, *key[2:]))
         if full_key is not None:
             trace = store.trace(key)
-            full = store.trace(full_key)
             text = trace_text(trace, tags_by_model, pieces)
-            yield LostAnswer(key, trace, full, find_death(text, trace_text(full, tags_by_model, pieces)))
+            full = trace_text(store.trace(full_key), tags_by_model, pieces)
+            yield LostAnswer(key, trace, find_death(text, full))
 
 
 def trace_text(trace: Trace, tags_by_model: Mapping[str, Any], pieces: Pieces) -> TraceText:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken, key_of, token_kind
 from kvatlas.autopsy.lost_answers import LostAnswer
 from kvatlas.noise import stream_key
-from kvatlas.policies.selection import PutBack
+from kvatlas.policies.selection import CompressionChoice, PutBack
 
 if TYPE_CHECKING:
     from kvatlas.engine import Checkpoint, Generation, Request
@@ -37,16 +37,15 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Eviction:
-    """The tokens that one compression evicted, in their order; `length` counts all tokens before it."""
+    """The tokens that one compression evicted, in their order; `length` counts all tokens before its `choice`."""
 
     length: int
     tokens: Tokens
-    slots: int
-    ranks: Mapping[int, float]
+    choice: CompressionChoice
 
     def spans(self) -> list[Tokens]:
         """Return the tokens in spans of equal sizes, the nearest first."""
-        most = max(1, int(self.slots * SPAN_SHARE))
+        most = max(1, int(self.choice.slots * SPAN_SHARE))
         count = -(-len(self.tokens) // most)
         bounds = [len(self.tokens) * index // count for index in range(count + 1)]
         spans = [self.tokens[start:stop] for start, stop in pairwise(bounds)]
@@ -214,8 +213,10 @@ class AutopsySearch:
         for position in sorted(cause):
             text = self.texts[position]
             distance = eviction.length - position
-            rank = eviction.ranks[position]
-            saving_tokens.append(SavingToken(position, text, distance, rank, eviction.slots, len(eviction.tokens)))
+            rank = float(eviction.choice.ranks[position])
+            saving_tokens.append(
+                SavingToken(position, text, distance, rank, eviction.choice.slots, len(eviction.tokens))
+            )
         self.autopsy.tokens = tuple(saving_tokens)
         return cause, eviction
 
@@ -228,8 +229,7 @@ class AutopsySearch:
             new_tokens = length - len(self.prompt) + 1
             tokens = tuple(position for position, step in enumerate(evicted_at) if step == new_tokens)
             if tokens and choice.slots:
-                ranks = {position: float(choice.ranks[position]) for position in tokens}
-                yield Eviction(length, tokens, choice.slots, ranks)
+                yield Eviction(length, tokens, choice)
 
     def _test(self, cause: Tokens, eviction: Eviction) -> Generator[list[Request[Any]], list[bool], None]:
         """Try random sets, and the cause under held-out random numbers."""

@@ -59,11 +59,8 @@ def draw_system(size: int, rng: random.Random) -> System:
     """Return a random system of `size` definitions: a fifth are digits, operands are uniform over earlier letters."""
     names = rng.sample(string.ascii_lowercase, size)
     digits = max(2, size // 5)
-    definitions: list[Definition] = []
-    for i, name in enumerate(names):
-        if i < digits:
-            definitions.append(Definition(name, "", "", "", rng.randrange(10)))
-            continue
+    definitions = [Definition(name, "", "", "", rng.randrange(10)) for name in names[:digits]]
+    for name in names[digits:]:
         left = rng.choice(definitions)
         right = rng.choice(definitions)
         operator = rng.choice("+-")

@@ -74,11 +74,7 @@ def row_tensors(file: Path, reader: GGUFReader, model: PreTrainedModel) -> list[
     None if a parameter is not a tensor of the file with rows in some order: tensors may be joined or divided.
     """
     try:
-        from transformers.modeling_gguf_pytorch_utils import (
-            TENSOR_PROCESSORS,
-            TensorProcessor,
-            get_gguf_hf_weights_map,
-        )
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
     except ImportError:
         return None
 

@@ -27,9 +27,7 @@ WEIGHTS = ("model*.safetensors",)
 #: Bytes of weights from which processes share them; smaller ones load as fast without a file.
 SHARED_FROM = 64 * 2**20
 #: The random streams of the published figures of the embedded models, by the beginning of their digests.
-_STREAMS = {
-    "7b234a9900dd8837": "3778a6a33c7d9d616c9b5765295eb7b57ed2bc14eb9495a8d8af9e87082b31dd",
-}
+_STREAMS = {"7b234a9900dd8837": "3778a6a33c7d9d616c9b5765295eb7b57ed2bc14eb9495a8d8af9e87082b31dd"}
 
 
 class ModelHandle(Chat):

@@ -178,10 +178,9 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
     if not head:
         held = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]
         more = f" and {len(held) - 8} more" if len(held) > 8 else ""
-        is_of_queries = "center_real" in shapes
-        way_out = (
-            ". They are statistics for triattention; `kvatlas predictor train` makes a head" if is_of_queries else ""
-        )
+        way_out = ""
+        if "center_real" in shapes:
+            way_out = ". They are statistics for triattention; `kvatlas predictor train` makes a head"
         raise KvatlasError(
             f"The predictor {file!r} is no DynTS head: it holds {', '.join(held[:8]) or 'nothing'}{more}; expected "
             f"{_EXPECTED}{way_out}."

@@ -25,10 +25,7 @@ class LazyEviction(CompressingPolicy):
     name = "lazyeviction"
     summary = "keeps the tokens that are due to be attended to again, by their longest pause so far"
     paper = "LazyEviction, arXiv 2506.15969"
-    published = {
-        "alpha": "0.0005 for R1-Llama on MATH (authors' script)",
-        "local_window": "27 to 95",
-    }
+    published = {"alpha": "0.0005 for R1-Llama on MATH (authors' script)", "local_window": "27 to 95"}
     observes = frozenset({Signal.ATTENTION})
     columns = ("last", "interval")
 

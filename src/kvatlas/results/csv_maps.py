@@ -5,7 +5,7 @@ import io
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -99,16 +99,16 @@ class _MapFile:
         return None
 
 
-def _traces_of(cell: Cell) -> int | None:
+def _traces_of(estimate: Estimate) -> int | None:
     """Return the number of traces of a cell; None if it is unknown."""
-    problems = cell.estimate.problems
-    samples = cell.estimate.samples
-    return None if problems is None or samples is None else problems * samples
+    if estimate.problems is None or estimate.samples is None:
+        return None
+    return estimate.problems * estimate.samples
 
 
 def _is_whole_count(cell: Cell) -> bool:
     """Return whether the value of a cell is that of a whole number of right answers, with four decimals in percent."""
-    traces = _traces_of(cell)
+    traces = _traces_of(cell.estimate)
     if traces is None:
         return False
     right = cell.estimate.value * traces
@@ -235,36 +235,31 @@ def _cell_of_row(
     if not 0 <= value <= 100:
         raise KvatlasError(f"{where}: {table.column} is {fields[table.column]}; expected a percentage from 0 to 100.")
 
-    cell = _cell_of_numbers(where, fields, value / 100, table.measures, defaults)
-    _check_limits(where, table.column, value, cell.estimate)
-    traces = _traces_of(cell)
-    truncated = cell.number("truncated")
+    estimate, numbers = _numbers_of_row(where, fields, value / 100, table.measures, defaults)
+    low = 0.0 if estimate.low is None else 100 * estimate.low
+    high = 100.0 if estimate.high is None else 100 * estimate.high
+    if not low - _ROUNDING <= value <= high + _ROUNDING:
+        order = f"low <= {table.column} <= high"
+        raise KvatlasError(
+            f"{where}: {table.column} is {value:g} with low {low:g} and high {high:g}; expected {order}."
+        )
+    traces = _traces_of(estimate)
+    truncated = numbers.get("truncated")
     if truncated is not None and traces is not None and truncated > traces:
         raise KvatlasError(f"{where}: truncated is {truncated:,}; expected up to {traces:,}, problems x samples.")
 
     policy = fields.get("policy") or defaults.get("policy", "")
     if not values:
-        return None, replace(cell, setting=Setting(policy))
+        return None, Cell(Setting(policy), estimate, numbers, table.measures)
     coord = (values[table.axes[0]], values[table.axes[1]])
-    if "kv_budget" not in defaults:
-        return coord, replace(cell, setting=Setting.from_parameters(policy, **values))
-
-    # A published map, whose rule tells the tokens that stay.
-    parameters = {"kv_budget": defaults["kv_budget"], **values}
-    kept = stays(Setting.from_parameters(policy, **{**parameters, **_PUBLISHED_RULE}), [_PUBLISHED_PROMPT])
-    of_rule = {} if kept is None else {"stays_tokens": kept.tokens, "stays_share": kept.share}
-    setting = Setting.from_parameters(policy, **parameters)
-    return coord, replace(cell, setting=setting, numbers={**cell.numbers, **of_rule})
-
-
-def _check_limits(where: str, column: str, value: float, estimate: Estimate) -> None:
-    """Raise KvatlasError for limits of an interval that are not on both sides of its value, in percent."""
-    low = 0.0 if estimate.low is None else 100 * estimate.low
-    high = 100.0 if estimate.high is None else 100 * estimate.high
-    if not low - _ROUNDING <= value <= high + _ROUNDING:
-        raise KvatlasError(
-            f"{where}: {column} is {value:g} with low {low:g} and high {high:g}; expected low <= {column} <= high."
-        )
+    parameters = values
+    if "kv_budget" in defaults:
+        # A published map, whose rule tells the tokens that stay.
+        parameters = {"kv_budget": defaults["kv_budget"], **values}
+        kept = stays(Setting.from_parameters(policy, **{**parameters, **_PUBLISHED_RULE}), [_PUBLISHED_PROMPT])
+        if kept is not None:
+            numbers |= {"stays_tokens": kept.tokens, "stays_share": kept.share}
+    return coord, Cell(Setting.from_parameters(policy, **parameters), estimate, numbers, table.measures)
 
 
 def _axis_values(where: str, fields: Mapping[str, str], axes: tuple[str, str]) -> dict[str, Any]:
@@ -293,10 +288,10 @@ def _window_share(where: str, text: str) -> str:
     return f"{share:.6f}".rstrip("0").rstrip(".") + "%"
 
 
-def _cell_of_numbers(
+def _numbers_of_row(
     where: str, fields: Mapping[str, str], value: float, measures: tuple[Measure, ...], defaults: Mapping[str, Any]
-) -> Cell:
-    """Return a cell of this value, without a setting, with what the other columns of the row say of it.
+) -> tuple[Estimate, dict[str, Any]]:
+    """Return the estimate of this value, and the numbers in the other columns of the row.
 
     The problems and samples of rows that do not say them are the defaults, else the known size of the benchmark.
     """
@@ -312,7 +307,7 @@ def _cell_of_numbers(
             of_estimate[column.estimate_field] = _column_value(where, column, fields)
         else:
             of_cell[column.key] = _column_value(where, column, fields)
-    return Cell(Setting(""), Estimate(value, **of_estimate), of_cell, measures)
+    return Estimate(value, **of_estimate), of_cell
 
 
 def _column_value(where: str, column: Column, fields: Mapping[str, str]) -> Any:

@@ -80,8 +80,7 @@ def write_traces(run: Path, kind: str, out: Path) -> None:
             _write_parquet(store, partial_file)
             return
         with partial_file.open("w", encoding="utf-8", newline="\n") as file:
-            for line in json_lines(store):
-                file.write(line + "\n")
+            file.writelines(f"{line}\n" for line in json_lines(store))
 
 
 def write_maps(maps: Sequence[Map], out: Path) -> None:
@@ -235,12 +234,7 @@ def _write_parquet(store: Store, out: Path) -> None:
 
 def _in_types(row: dict[str, Any], columns: Mapping[str, tuple[str, Callable[[Any], Any]]]) -> dict[str, Any]:
     """Return the known values of a row in the types of the columns."""
-    converted = {}
-    for name, value in row.items():
-        if value is not None:
-            _, convert = columns[name]
-            converted[name] = convert(value)
-    return converted
+    return {name: columns[name][1](value) for name, value in row.items() if value is not None}
 
 
 def _arrow_type(types: set[type]) -> tuple[str, Callable[[Any], Any]]:

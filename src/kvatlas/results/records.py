@@ -482,11 +482,9 @@ class TraceColumns:
         for kind_index, kind in enumerate(kinds):
             rows = np.flatnonzero(kind_of_trace == kind_index)
             for offset, (name, is_text) in enumerate(kind.items()):
-                if is_text:
-                    continue
-                if name not in values_by_name:
-                    values_by_name[name] = np.full(len(self), math.nan)
-                values_by_name[name][rows] = self.measured[begins[rows] + offset]
+                if not is_text:
+                    values = values_by_name.setdefault(name, np.full(len(self), math.nan))
+                    values[rows] = self.measured[begins[rows] + offset]
         return values_by_name
 
 

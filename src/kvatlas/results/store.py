@@ -74,6 +74,7 @@ CREATE TABLE records (trace INTEGER PRIMARY KEY, record BLOB NOT NULL, metrics B
 _ORDER = "run_key, setting, benchmark, problem, sample"
 _ALL = ", ".join(COLUMNS)
 _KEY = "run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
+_DELETE_RECORD = f"DELETE FROM records WHERE trace = (SELECT rowid FROM traces WHERE {_KEY})"
 _DAMAGE = (ValueError, KeyError, TypeError, IndexError, zlib.error, OverflowError)
 _NO_ACCESS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
 #: The key of a problem in one cell: run key, setting id, benchmark, problem.
@@ -239,7 +240,7 @@ class Store(contextlib.AbstractContextManager["Store"]):
         execute = self._connection.execute
 
         key = run_key, setting, benchmark, problem, sample
-        execute(f"DELETE FROM records WHERE trace = (SELECT rowid FROM traces WHERE {_KEY})", key)
+        execute(_DELETE_RECORD, key)
         if made_with:
             execute("INSERT OR IGNORE INTO environments (made_with) VALUES (?)", (made_with,))
 
@@ -284,9 +285,7 @@ class Store(contextlib.AbstractContextManager["Store"]):
         for *row, _, made_with, sound in self._connection.execute(query, (key, problem)).fetchall():
             if sound:
                 old = key, row[1], row[3], problem, row[5]
-                self._connection.execute(
-                    f"DELETE FROM records WHERE trace = (SELECT rowid FROM traces WHERE {_KEY})", old
-                )
+                self._connection.execute(_DELETE_RECORD, old)
                 self._connection.execute(f"DELETE FROM traces WHERE {_KEY}", old)
                 self._put((to, *row[1:]), made_with)
 

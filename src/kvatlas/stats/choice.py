@@ -176,11 +176,8 @@ class Choice:
         controls = [self.settings[id_] for id_, loss in self.losses.items() if loss.is_control]
         studied = {self.settings[id_].policy for id_, loss in self.losses.items() if not loss.is_control}
         candidates = list(self.settings.values())
-        words: dict[str, None] = {}
-        for setting in controls:
-            is_studied = setting.policy in studied
-            words[setting_words(setting, candidates) if is_studied else setting.policy_name] = None
-        return list(words)
+        names = [setting_words(one, candidates) if one.policy in studied else one.policy_name for one in controls]
+        return list(dict.fromkeys(names))
 
     @property
     def ended_chains(self) -> list[tuple[str, str, str]]:

@@ -181,11 +181,10 @@ def _effects_of_bare_maps(group: Sequence[Map]) -> list[Effect]:
     """
     (_, rows), (_, columns) = group[0].axes
     over = " | ".join(filter(None, group[0].name)) if len(group) == 1 else f"{len(group)} maps"
-    tables = []
+    values: list[float] = []
     for map_ in group:
-        values = [map_.cells[coord].estimate.value for coord in product(rows, columns)]
-        tables.append(np.reshape(values, (len(rows), len(columns))))
-    by_column = np.array(tables)
+        values += [map_.cells[coord].estimate.value for coord in product(rows, columns)]
+    by_column = np.reshape(values, (len(group), len(rows), len(columns)))
 
     effects = []
     names = frozenset(map_.name for map_ in group)

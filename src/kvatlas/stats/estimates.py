@@ -47,9 +47,7 @@ def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
     return from_problem_means(means, counts, *interval(means))
 
 
-def estimates(
-    tables: Sequence[Floats], claim: Claim = Claim.LIKE, clusters: Sequence[Ints | None] = ()
-) -> list[Estimate | None]:
+def estimates(tables: Sequence[Floats], claim: Claim, clusters: Sequence[Ints | None]) -> list[Estimate | None]:
     """Return Pass@1 of tables of grades [problems, samples], NaN where one is missing; None where all are.
 
     The same as `pass_at_1` of each, with the limits of tables with equally many units computed at once. For these
@@ -59,15 +57,14 @@ def estimates(
     counts = []
     means = []
     units = []
-    for index, table in enumerate(tables):
+    for table, of_table in zip(tables, clusters, strict=True):
         samples = (~np.isnan(table)).sum(1)
         has_samples = samples > 0
         grades = table[has_samples]
         counts.append(samples[has_samples])
         of_problems = np.nansum(grades, 1) / samples[has_samples]
         by_trace = claim is Claim.THESE and not bool(np.isnan(grades).any())
-        of_table = clusters[index] if clusters and not by_trace else None
-        if of_table is not None:
+        if of_table is not None and not by_trace:
             of_problems = means_of_clusters(of_problems, np.unique(of_table[has_samples], return_inverse=True)[1])
         means.append(of_problems)
         units.append(grades.ravel() if by_trace else means[-1])

@@ -11,7 +11,7 @@ import numpy as np
 from kvatlas.core import REFERENCE, Claim, Estimate, Setting, is_reference, reference_words, with_means
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.numerics.against_reference import losses_of_units
-from kvatlas.stats.numerics.arrays import Difference, Flags, mean_of_known, weights
+from kvatlas.stats.numerics.arrays import Difference, Flags, mean_of_known, means_of_clusters, weights
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
 from kvatlas.stats.orders import IN_ORDER, Orders, TestedSetting, orders_of_claims
@@ -162,7 +162,7 @@ class LossFamily:
 
             # The observed differences of the setting are the pilot for a larger run.
             row = list(self.settings).index(setting)
-            lost = -self.paired.unit_values[row]
+            lost = -means_of_clusters(self.paired.values, self.paired.clusters)[row]
             is_known = ~np.isnan(lost)
             pilot = lost[is_known]
             problems = None
@@ -251,11 +251,9 @@ def _loss_family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[Cell
     else:
         untested = np.flatnonzero(paired.missing > MOST_MISSING * paired.pairs).tolist()
     by_claim: dict[Claim, list[Difference | None]] = {}
-    for claim in Claim:
-        if claim is Claim.THESE and family.refused:
-            continue
+    for claim in [Claim.LIKE] if family.refused else Claim:
         # With one sample of problems without clusters both claims have the same units, and often the same chains.
-        is_same = not paired.has_samples and paired.clusters is None and orders[Claim.THESE] == orders[Claim.LIKE]
+        is_same = paired.traces.shape[2] < 2 and paired.clusters is None and orders[Claim.THESE] == orders[Claim.LIKE]
         if Claim.THESE in by_claim and is_same:
             by_claim[claim] = by_claim[Claim.THESE]
         else:

@@ -160,8 +160,7 @@ def fixed_run_tests(run: RunData, losses: GridLosses) -> dict[MapName, MapTests]
         if cells is None:
             continue
 
-        found = map_tests(cells, run.axes, run.claim, run.look)
-        found = replace(found, memory=memory_of(cells, groups, run))
+        found = replace(map_tests(cells, run.axes, run.claim, run.look), memory=memory_of(cells, groups, run))
 
         # The losses of a family are by setting, those of a map by place.
         family = losses.get(family_of(groups))
@@ -284,8 +283,12 @@ class EqualMemory:
     @cached_property
     def estimate(self) -> LineEstimate | None:
         """The two windows farthest apart that have memory in common, compared by straight lines; None without such."""
-        values, strata = self._whole
-        return equal_memory.line_estimate(values, strata, self.tokens, self.window) if len(strata) else None
+        # The units that all cells have, of which every benchmark needs some.
+        is_whole = ~np.isnan(self.values).any(1)
+        strata = self.strata[is_whole]
+        if not len(strata) or set(strata) != set(self.strata):
+            return None
+        return equal_memory.line_estimate(self.values[is_whole], strata, self.tokens, self.window)
 
     @cached_property
     def apart(self) -> list[tuple[Any, Any]]:
@@ -297,14 +300,6 @@ class EqualMemory:
     def is_blind(self) -> bool:
         """True if the narrowest and the widest window have no memory in common: nothing between them is compared."""
         return (self.windows[0], self.windows[-1]) in self.apart
-
-    @property
-    def _whole(self) -> tuple[Floats, Ints]:
-        """The units that all cells have, and their benchmarks; none if a benchmark has no such unit."""
-        is_whole = np.asarray(~np.isnan(self.values).any(1))
-        if set(self.strata[is_whole]) != set(self.strata):
-            is_whole = np.zeros(len(self.strata), bool)
-        return self.values[is_whole], self.strata[is_whole]
 
     def keeps_more(self, pair: Pair) -> dict[str, float]:
         """Return the benchmarks on which the better setting of a pair keeps more, with the tokens.

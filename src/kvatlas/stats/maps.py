@@ -21,7 +21,6 @@ from kvatlas.stats.validity import merge_validity, validity_of
 DECIDE = ("kvatlas", "torch", "transformers")
 
 T = TypeVar("T")
-N = TypeVar("N", int, float)
 
 LOOKED_EARLY = Note(NoteKind.INTERVAL, "Intervals and tests allow for a single look at the end")
 
@@ -69,9 +68,7 @@ def partial_note(cells: Sequence[CellTraces], subject: str = "traces", has_looks
 
 def mixed_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
     """Return a warning if the traces were decoded by several versions of what decides their tokens."""
-    traces_by = Counter[str]()
-    for cell in cells:
-        traces_by.update(cell.made_with)
+    traces_by = sum((cell.made_with for cell in cells), Counter[str]())
     versions = {text: json.loads(text or "{}") for text in traces_by}
     unlike = set(differing(versions.values()))
     names = [name for name in DECIDE if name in unlike]

@@ -63,35 +63,26 @@ def orders_of_claims(
     tests: str = "each",
     axes: Sequence[str] = (),
 ) -> dict[Claim, Orders]:
-    """Return the chains by claim, for benchmarks of so many `problems` with `samples` each.
+    """Return the chains of ids in which these settings of a model are tested at 5 % in all, by claim.
 
-    `units` are those of problems like these: problems, or clusters of them. Else as `chains_of_settings`.
-    """
-    sizes = {Claim.THESE: [samples * count for count in problems], Claim.LIKE: units}
-    return {claim: chains_of_settings(settings, of_claim, margin, tests, axes) for claim, of_claim in sizes.items()}
-
-
-def chains_of_settings(
-    settings: Sequence[TestedSetting],
-    sizes: Sequence[int],
-    margin: float,
-    tests: str = "each",
-    axes: Sequence[str] = (),
-) -> Orders:
-    """Return the chains of ids in which these settings of a model are tested at 5 % in all.
-
-    `sizes` are the units of the claim in each benchmark. `tests` and the `axes` with several values are those of the
-    spec, for settings without numbers of their own.
+    Benchmarks have so many `problems` with `samples` each; `units` are those of problems like these: problems, or
+    clusters of them. `tests` and the `axes` with several values are those of the spec, for settings without numbers of
+    their own.
     """
     by_order = grouped(settings, lambda one: CAP in one.setting.values or one.bytes > -math.inf)
     numbered = by_order.get(True, [])
     others = by_order.get(False, [])
     unnumbered = _declared_order(others, axes) if tests == IN_ORDER else [[one] for one in others]
-    chains = [*_chains_of_windows(numbered), *unnumbered]
-    if chains and provable_margin(sizes, len(chains)) > margin:
-        # Not even "nothing lost" could be proven: one for each policy and cap.
-        chains = [*map(_from_most, grouped(numbered, _policy_and_cap).values()), *unnumbered]
-    return [list(map(attrgetter("setting.id"), of_chain)) for of_chain in chains]
+    by_window = [*_chains_of_windows(numbered), *unnumbered]
+    by_policy = [*map(_from_most, grouped(numbered, _policy_and_cap).values()), *unnumbered]
+
+    orders = {}
+    for claim, sizes in ((Claim.THESE, [samples * count for count in problems]), (Claim.LIKE, units)):
+        # One for each policy and cap where not even "nothing lost" could be proven in so many.
+        is_too_many = bool(settings) and provable_margin(sizes, len(by_window)) > margin
+        chains = by_policy if is_too_many else by_window
+        orders[claim] = [list(map(attrgetter("setting.id"), of_chain)) for of_chain in chains]
+    return orders
 
 
 def _policy_and_cap(one: TestedSetting) -> tuple[object, ...]:

@@ -21,15 +21,13 @@ from kvatlas.stats.numerics.arrays import (
     cluster_numbers,
     holm,
     mean_of_known,
-    means_of_clusters,
     normal_quantile,
     strata_of_clusters,
     strata_of_sizes,
 )
-from kvatlas.stats.numerics.units import Units, joined_units, units_of_problems, units_of_traces
+from kvatlas.stats.numerics.units import Units, joined_units, units_of_traces
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
-from kvatlas.stats.table import CellTraces, ProblemKey, check_same_problems, select, with_samples
-from kvatlas.stats.table import units_of_problems as names_of_units
+from kvatlas.stats.table import CellTraces, ProblemKey, check_same_problems, select, units_of_problems, with_samples
 
 #: A cell and the one that it is compared with.
 CellPair = tuple[CellTraces, CellTraces]
@@ -55,13 +53,8 @@ class PairedValues:
         return mean_of_known(self.traces)
 
     @cached_property
-    def unit_values(self) -> Floats:
-        """The same by the units of problems like these, [pairs, units]: problems, or their clusters."""
-        return means_of_clusters(self.values, self.clusters)
-
-    @cached_property
     def unit_strata(self) -> Ints:
-        """The benchmarks of these units."""
+        """The benchmarks of the units of problems like these: problems, or their clusters."""
         return strata_of_clusters(self.strata, self.clusters)
 
     @cached_property
@@ -74,11 +67,6 @@ class PairedValues:
         """The number of promised pairs of traces of each pair of cells."""
         return np.asarray(self.promised.sum((1, 2)))
 
-    @property
-    def has_samples(self) -> bool:
-        """Return whether a problem has several values, so that traces are other units than problems."""
-        return bool(self.traces.shape[2] > 1)
-
     def units(self, claim: Claim) -> Units:
         """Return the differences by the units of a claim, missing ones at worst."""
         by_trace = claim is Claim.THESE
@@ -88,17 +76,11 @@ class PairedValues:
         """Return the averages over all pairs of cells by the units of a claim, as a single row."""
         of_pairs = self.units(claim)
         pooled = np.moveaxis(self.traces, 0, 1).reshape(1, len(self.problems), -1)
-        values = mean_of_known(pooled)
-        strata = self.strata
-        if claim is Claim.LIKE:
-            values = means_of_clusters(values, self.clusters)
-            strata = self.unit_strata
-        return Units(
-            units_of_problems(values, strata).means,
-            mean_of_known(of_pairs.lowest.T)[None],
-            mean_of_known(of_pairs.highest.T)[None],
-            of_pairs.strata,
-        )
+        by_trace = claim is Claim.THESE
+        together = units_of_traces(pooled, ~np.isnan(pooled), self.strata, by_trace=by_trace, clusters=self.clusters)
+        lowest = mean_of_known(of_pairs.lowest.T)[None]
+        highest = mean_of_known(of_pairs.highest.T)[None]
+        return replace(of_pairs, means=together.means, lowest=lowest, highest=highest)
 
 
 def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | None = None) -> PairedValues:
@@ -119,12 +101,9 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | 
         problems = list(dict.fromkeys(chain.from_iterable(cell.place for cell in cells.values())))
         one = next(iter(cells.values()))
         keys += [(one.benchmark, problem) for problem in problems]
-        units += names_of_units(one.table.manifest.clusters, one.benchmark, problems)
+        units += units_of_problems(one.table.manifest.clusters, one.benchmark, problems)
         sizes.append(len(problems))
         values = {name: cell.in_order(cell.values(), problems) for name, cell in cells.items()}
-        has_problem = {}
-        for name, cell in cells.items():
-            has_problem[name] = np.array([problem in cell.place for problem in problems], bool)
 
         samples = max(table.shape[1] for table in values.values())
         differences = np.full((len(pairs), len(problems), samples), math.nan)
@@ -134,8 +113,8 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]], first: int | 
                 minuend, subtrahend = (values[id(cell)] for cell in pair)
                 shared = min(minuend.shape[1], subtrahend.shape[1])
                 differences[row, :, :shared] = folded_samples(minuend, shared) - folded_samples(subtrahend, shared)
-                has_both = has_problem[id(pair[0])] & has_problem[id(pair[1])]
-                is_promised[row, :, :shared] = has_both[:, None]
+                in_both = pair[0].place.keys() & pair[1].place.keys()
+                is_promised[row, :, :shared] = np.array([problem in in_both for problem in problems])[:, None]
         traces.append(differences)
         promised.append(is_promised)
 
@@ -208,9 +187,18 @@ def comparisons(run: RunData) -> list[Comparison]:
             continue
         # Cells of one benchmark, in a run with maps those that agree.
         pairs = [pair for pair in product(sides[first], sides[second]) if _agree(*pair, run)]
-        comparison = _compared_over_cells(run, first, second, pairs)
-        if comparison is not None:
-            found.append(comparison)
+        difference = difference_of_cells(run, pairs)
+        if difference is None:
+            continue
+
+        benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
+        on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
+        if same_model:
+            comparison = Comparison(first[0], on, run.metric, first[1], second[1], len(pairs), difference)
+        else:
+            models = f"{first[0]}, {second[0]}"
+            comparison = Comparison(models, on, run.metric, first[0], second[0], len(pairs), difference, first[1])
+        found.append(comparison)
     return found
 
 
@@ -240,21 +228,6 @@ def _agree(cell: CellTraces, other: CellTraces, run: RunData) -> bool:
     named = set(cell.facts.shared).intersection(other.facts.shared)
     on_axes = cell.all_values.keys() & other.all_values.keys() & dict(run.manifest.axes).keys()
     return all(cell.all_values[name] == other.all_values[name] for name in named | on_axes)
-
-
-def _compared_over_cells(
-    run: RunData, first: ModelPolicy, second: ModelPolicy, pairs: Sequence[CellPair]
-) -> Comparison | None:
-    """Compare two policies or settings of a model, or two models under one of them; None where they share no trace."""
-    difference = difference_of_cells(run, pairs)
-    if difference is None:
-        return None
-    benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
-    on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
-    if first[0] == second[0]:
-        return Comparison(first[0], on, run.metric, first[1], second[1], len(pairs), difference)
-    models = f"{first[0]}, {second[0]}"
-    return Comparison(models, on, run.metric, first[0], second[0], len(pairs), difference, first[1])
 
 
 def difference_of_cells(run: RunData, pairs: Sequence[CellPair]) -> Difference | None:

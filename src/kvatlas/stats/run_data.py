@@ -176,8 +176,7 @@ class RunData:
         if self.has_maps:
             return self._grids
         compared = [cell for cell in self.cells if not is_reference(cell.setting) and cell.setting != AGAIN]
-        compared = list(filter(self.fits, compared))
-        by_table = grouped(compared, lambda cell: (cell.model, cell.benchmark))
+        by_table = grouped(filter(self.fits, compared), lambda cell: (cell.model, cell.benchmark))
         return {MapName(model, benchmark, ""): group for (model, benchmark), group in by_table.items()}
 
     @cached_property
@@ -213,9 +212,8 @@ class RunData:
     @property
     def margin(self) -> float:
         """The loss against the full cache that a setting may have, in (0, 1)."""
-        if self.lose_at_most is not None:
-            return margin_from_points(self.lose_at_most)
-        return margin_from_points(self.manifest.spec.get("lose_at_most"))
+        points = self.manifest.spec.get("lose_at_most") if self.lose_at_most is None else self.lose_at_most
+        return margin_from_points(points)
 
     @cached_property
     def manifests(self) -> list[Manifest]:

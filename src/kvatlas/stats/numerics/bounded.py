@@ -55,17 +55,13 @@ def interval(
     return lower_limit(values, low, high, z, strata), upper_limit(values, low, high, z, strata)
 
 
-def lower_limit(
-    values: Floats, low: float = 0.0, high: float = 1.0, z: float = Z, strata: Ints | None = None
-) -> Floats:
+def lower_limit(values: Floats, low: float, high: float, z: float, strata: Ints | None = None) -> Floats:
     """Return the one-sided lower limits [...] at the normal quantile `z`; else as `interval`."""
     limits = _RangeSide.from_values(values, low, high, strata).limit(z)
     return np.maximum(low, limits.reshape(values.shape[:-1]))
 
 
-def upper_limit(
-    values: Floats, low: float = 0.0, high: float = 1.0, z: float = Z, strata: Ints | None = None
-) -> Floats:
+def upper_limit(values: Floats, low: float, high: float, z: float, strata: Ints | None = None) -> Floats:
     """Return the one-sided upper limits [...] at the normal quantile `z`; else as `interval`."""
     limits = _RangeSide.from_values(values, high, low, strata).limit(z)
     return np.minimum(high, limits.reshape(values.shape[:-1]))

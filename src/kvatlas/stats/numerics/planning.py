@@ -85,10 +85,9 @@ def needed_samples(
     return math.ceil(max(by_spread, with_nothing_lost) / equivalent)
 
 
-def power_bound(problems: int, margin: float, loss: float = 0.0, level: float = LEVEL) -> float:
-    """Return the power that no valid test of "at most the margin is lost", for problems like these, can pass."""
-    rare = (margin - loss) / (1 - loss)
-    return min(1.0, level * (1 - rare) ** -problems)
+def power_bound(problems: int, margin: float, level: float = LEVEL) -> float:
+    """Return the power that no valid test of "at most the margin is lost" can pass where nothing is lost."""
+    return min(1.0, level * (1 - margin) ** -problems)
 
 
 def scaled_sizes(sizes: Sequence[int], factor: float) -> list[int]:

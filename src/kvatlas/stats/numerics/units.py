@@ -96,11 +96,6 @@ class Units:
         return int(np.count_nonzero(~np.isnan(self.lowest[row])))
 
 
-def units_of_problems(values: Floats, strata: Ints) -> Units:
-    """Return the units of values [rows, problems]; NaN where a row was not promised a problem."""
-    return Units(_mean_of_strata(values, strata), values, values, strata)
-
-
 def units_of_traces(
     values: Floats, promised: Flags, strata: Ints, *, by_trace: bool, clusters: Ints | None = None
 ) -> Units:
