@@ -7,16 +7,14 @@ of its token, so it is known for each position: packed keys are stored without i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from kvatlas.forward import attention_function, own_attention
 from kvatlas.machine import out_of_memory
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 #: The table of angles grows by so many positions.
 STEP = 1024

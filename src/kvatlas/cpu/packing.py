@@ -16,12 +16,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from inspect import unwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 from kvatlas.core import KvatlasError
 from kvatlas.cpu.fused import FusedDecoder, FusedLayer, FusedModel, compute_layers
@@ -30,9 +31,6 @@ from kvatlas.cpu.native.panels import LANES, unpack_weights
 from kvatlas.cpu.shared_weights import PackedTables, WeightInBytes
 from kvatlas.forward import attention_function, own_attention
 from kvatlas.machine import out_of_memory, return_freed_memory
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 #: A step of packing a model, which can be undone.
 Step = Callable[[PackedTables, "PreTrainedModel", ExitStack], None]

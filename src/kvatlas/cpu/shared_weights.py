@@ -21,20 +21,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from kvatlas.core import KvatlasError, digest
 from kvatlas.cpu.native import Linear, Native, load
 from kvatlas.cpu.native.panels import LANES, pack_weights
 from kvatlas.machine import being_made, return_freed_memory
 from kvatlas.text import bytes_text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 #: Rises with every change of the file, and of the order in which a model's weights are packed.
 FORMAT = 3

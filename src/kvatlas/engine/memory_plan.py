@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvatlas.core import grouped
 from kvatlas.engine.cache import GPU_PAGE, PAGE, growth, pages_for
 from kvatlas.engine.scheduler import OPEN_SETTINGS, PROMPT_TOKENS, ROWS_PER_REQUEST
 from kvatlas.engine.signals import SignalCollector
+from kvatlas.models import ModelHandle
 from kvatlas.policies.cache_view import Signal
-
-if TYPE_CHECKING:
-    from kvatlas.models import ModelHandle
-    from kvatlas.policies.contract import Policy
+from kvatlas.policies.contract import Policy
 
 #: The largest default batch of a CPU, where larger ones are not faster.
 CPU_BATCH = 96

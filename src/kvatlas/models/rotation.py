@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from kvatlas.core import KvatlasError
 from kvatlas.models.files import STEADY
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.models.handle import ModelHandle
+from kvatlas.models.handle import ModelHandle
 
 
 def frequencies(model: ModelHandle, device: str = "cpu") -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvatlas import benchmarks, measures
 from kvatlas.benchmarks import Benchmark
@@ -15,11 +15,9 @@ from kvatlas.benchmarks.public import Questions
 from kvatlas.core import MAX_NEW_TOKENS, Claim, KvatlasError, Measure, Problem
 from kvatlas.results import Expected, Manifest
 from kvatlas.results.manifest import clusters_of, contents_of
+from kvatlas.stats.orders import TestedSetting
+from kvatlas.stats.power import Provable
 from kvatlas.sweeps.spec import Spec
-
-if TYPE_CHECKING:
-    from kvatlas.stats.orders import TestedSetting
-    from kvatlas.stats.power import Provable
 
 
 def with_limit(spec: Spec, positions: Iterable[int | None]) -> Spec:
