@@ -4,8 +4,6 @@ The keys of the Qwen2 family have biases that are far larger than the rest of a 
 of its token, so it is known for each position: packed keys are stored without it (`storage.PackedRows`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ decoders of Llama's form, and mixtures of experts. Weights may be packed in bflo
 memory, and up to twice or three times as fast.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The memory of decoding: its peak before a run, and the largest batch that fits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The signals that policies declare, and their columns of notes; other rows have no extra cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The result of a gate: all that is known of two sides, as sentences and as plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The rotation of a model's queries and keys by their positions (RoPE), for code that turns them anew."""
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from typing import Any

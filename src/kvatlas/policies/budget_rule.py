@@ -4,8 +4,6 @@ The author of a policy need not read this file: a rule counts tokens, and never 
 rule: Dynamic Thinking-Token Selection, arXiv 2601.18383.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace

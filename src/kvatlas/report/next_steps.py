@@ -1,7 +1,5 @@
 """Next steps after a run: changed specs to copy, from what is proven and from the problems that are missing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

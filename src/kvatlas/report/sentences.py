@@ -1,7 +1,5 @@
 """Findings in sentences: the headline, effects of axes, and local windows at equal memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import chain, compress
 

@@ -3,8 +3,6 @@
 Below them the metrics of a run: what each trace is graded by, and pass@k and maj@k over the samples of a problem.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The problems of a sweep: what a run says of them, whoever answers them."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
