@@ -1,15 +1,20 @@
 """The memory of decoding: its peak before a run, and the largest batch that fits."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvatlas.core import grouped
 from kvatlas.engine.cache import GPU_PAGE, PAGE, growth, pages_for
 from kvatlas.engine.scheduler import OPEN_SETTINGS, PROMPT_TOKENS, ROWS_PER_REQUEST
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.models import ModelHandle
 from kvatlas.policies.cache_view import Signal
-from kvatlas.policies.contract import Policy
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
+    from kvatlas.policies.contract import Policy
 
 #: The largest default batch of a CPU, where larger ones are not faster.
 CPU_BATCH = 96

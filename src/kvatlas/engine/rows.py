@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -15,10 +15,12 @@ from torch import Tensor
 from kvatlas.core import EvictionTrace, KvatlasError, Sampling, Usage
 from kvatlas.engine.cache import CachedSequence, KVCache, Snapshot
 from kvatlas.engine.signals import Signals, state_name
-from kvatlas.models import ModelHandle
 from kvatlas.policies.cache_view import CacheView, Columns
 from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.selection import PutBack, select_tokens
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
 
 K = TypeVar("K")
 Integers = NDArray[np.int64]

@@ -1,17 +1,21 @@
 """The signals that policies declare, and their columns of notes; other rows have no extra cost."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
-from kvatlas.models import ModelHandle
 from kvatlas.policies.cache_view import Signal, Step, undeclared_column
 from kvatlas.policies.contract import Policy
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
 
 #: The observers of a sequence's policies; settings with the same observations share one.
 Signals = frozenset[tuple[Any, ...]]

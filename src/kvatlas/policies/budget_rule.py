@@ -4,17 +4,21 @@ The author of a policy need not read this file: a rule counts tokens, and never 
 rule: Dynamic Thinking-Token Selection, arXiv 2601.18383.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kvatlas.core import Compression, KvatlasError, Setting, Stays, Storage, mean_stays
 from kvatlas.core.settings import BYTE_UNITS, OF_SCORES, budget_in_tokens, floor_ratio, window_in_tokens
-from kvatlas.models import ModelHandle
 from kvatlas.policies.parameter_types import check_parameters, choice_param, float_param, int_param, tokens_param
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
 
 #: A budget in bytes.
 _BYTES = rf"[0-9]{{1,12}}[{BYTE_UNITS}]iB"

@@ -6,10 +6,13 @@ The author of a policy need not read this file: policies see keys and values unp
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from kvatlas.core import CODES, KvatlasError, Storage
-from kvatlas.models import ModelHandle
 from kvatlas.policies.parameter_types import check_parameters, choice_param, int_param
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
 
 #: Rises with every change of packed numbers: part of the run keys of such settings.
 STORAGE_VERSION = 2

@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from kvatlas import __version__, benchmarks
 from kvatlas.core import KvatlasError, Problem, Trace
@@ -33,10 +35,6 @@ from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.run import sweep
 from kvatlas.sweeps.spec import Spec
 from kvatlas.text import counted
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)

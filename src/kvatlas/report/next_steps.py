@@ -1,17 +1,21 @@
 """Next steps after a run: changed specs to copy, from what is proven and from the problems that are missing."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvatlas.core import Claim, KvatlasError
-from kvatlas.report.result import Result
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.run_data import setting_words
 from kvatlas.text import margin_text, model_name
+
+if TYPE_CHECKING:
+    from kvatlas.report.result import Result
 
 #: The share of the KV budget by which the next one is larger, and the tokens to whose multiples it is rounded.
 _LARGER = 1.25

@@ -1,15 +1,21 @@
 """Findings in sentences: the headline, effects of axes, and local windows at equal memory."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from itertools import chain, compress
+from typing import TYPE_CHECKING
 
 from kvatlas.core import CellCoord, Claim, apart_sentence, grouped
-from kvatlas.report.evidence import MapResult
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.map_tests import ONE_TOKEN, RATIO, WINDOW, Effect, EqualMemory
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_data import setting_words, short_names, shown_policies
 from kvatlas.text import fixed, limit_text, margin_text, model_name, p_text, percent_text
+
+if TYPE_CHECKING:
+    from kvatlas.report.evidence import MapResult
+
 
 # -- the headline ------------------------------------------------------------------------------------------------------
 

@@ -15,19 +15,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
 
 from kvatlas import policies
 from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
+from kvatlas.engine import Engine, Generation, Request
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.serve.text_stream import Detokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from kvatlas.engine import Engine, Generation, Request
 
 #: Seconds between two pieces of a stream for each sequence that is being decoded. The event loop's work is then the
 #: same for any number of streams: under load a piece holds several tokens.
@@ -229,8 +228,6 @@ class Service:
 
     def start(self) -> Service:
         """Load the weights and begin to decode; a second call has no effect."""
-        from kvatlas.engine import Engine
-
         if self._thread is None:
             self.loaded = self.loaded or self.model.load()
             self.engine = Engine(self.model, self.loaded, [self.policy], self.sampling, self.batch_size)
@@ -308,8 +305,6 @@ class Service:
 
     def _decode(self, engine: Engine) -> None:
         """Decode until the service is closed; runs in a thread of its own."""
-        import torch
-
         # The event loops of the clients need a core, and with one thread answers are bitwise the same.
         torch.set_num_threads(1)
         try:
@@ -331,8 +326,6 @@ class Service:
 
     def requests(self) -> Iterator[Request[RequestHandle] | None]:
         """Yield the next requests for the engine, and None if no request waits; blocks while the engine is idle."""
-        from kvatlas.engine import Request
-
         while True:
             with self._news:
                 while not (self._waiting or self._decoding or self.closing):

@@ -3,19 +3,24 @@
 Below them the metrics of a run: what each trace is graded by, and pass@k and maj@k over the samples of a problem.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from kvatlas.core import Cell, Claim, Estimate, KvatlasError, Map, Note, NoteKind
-from kvatlas.results.manifest import Manifest
 from kvatlas.stats.numerics.arrays import Floats, Ints, means_of_clusters
 from kvatlas.stats.numerics.bounded import interval, yes_no_interval
+
+if TYPE_CHECKING:
+    from kvatlas.results.manifest import Manifest
 
 BINOMIAL_NOTE = Note(
     NoteKind.INTERVAL, "Only averages are known, so each problem counts once; these intervals are cautious"
