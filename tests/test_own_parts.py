@@ -367,9 +367,7 @@ def test_a_parameter_of_a_class_without_its_decorator_is_told(tmp_path: Path) ->
     file = tmp_path / "mine.py"
     file.write_text(CODE.replace("    def score", "    sinks: int = 4\n\n    def score"))
     policies.permit(str(file))
-    with pytest.raises(
-        KvatlasError, match=r"sinks is one if it has a type, .* the class Newest the decorator @dataclass.frozen=True"
-    ):
+    with pytest.raises(KvatlasError, match=r"its sinks is no parameter .*; write @dataclass\(frozen=True\) above it"):
         policies.from_setting(Setting.from_parameters(str(file), kv_budget=64, sinks=8))
 
 
@@ -424,15 +422,19 @@ def test_a_grade_that_cannot_be_stored_is_told_by_a_check(tmp_path: Path) -> Non
     file = tmp_path / "nine.py"
     file.write_text(NINE.replace("Grade(False, 0.0, None, Status.OK)", "answer == problem.answer"))
     policies.permit(str(file))
-    with pytest.raises(KvatlasError, match=r"cannot grade an answer to 'nine-0' .it is True, expected a "):
+    with pytest.raises(KvatlasError, match=r"cannot grade an answer to 'nine-0' .its grade returned True; expected "):
         list(check_benchmark(benchmarks.find(str(file))))
 
 
 def test_a_policy_of_a_file_is_checked_by_its_file(tmp_path: Path, kvatlas: Call) -> None:
     file = tmp_path / "mine.py"
     file.write_text(CODE)
-    first, second = kvatlas.succeed("check", file).splitlines()
+    first, scope, second = kvatlas.succeed("check", file).splitlines()
     assert first == "ok       policy          keeps the newest tokens; parameters of its own: none"
+    assert (
+        scope
+        == "ok       scope           global: one choice for all layers and heads; scope = Scope.HEAD and others are declared"
+    )
     assert re.fullmatch(r"ok +compresses +\d+ times in 200 tokens of embedded:tiny-llama", second)
     file = tmp_path / "faulty.py"
     file.write_text(CODE.replace("return cached", "cached"))

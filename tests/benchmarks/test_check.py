@@ -58,7 +58,7 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
         changed(SUMS, answer=lambda _: "1,5"),
         "40 of 40 problems have a comma for a decimal point",
     ),
-    "no reference": (first(SUMS, answer=lambda _: ""), "1 without one is left out (first rows: 1)"),
+    "no reference": (first(SUMS, answer=lambda _: ""), "left out: 1 without one (first rows: 1)"),
     "a truth value": (
         first(SUMS, answer=lambda _: True),
         "1 of 40 problems have true or false for a reference answer (first damaged-001); write the text that",
@@ -172,8 +172,8 @@ def test_the_public_files_pass_and_are_told_apart() -> None:
     for name in set(FILES) - {"GAOKAO2023EN"}:
         assert said(f"{name}@{FILES[name]}") == []
     assert said(f"GAOKAO2023EN@{FILES['GAOKAO2023EN']}") == [
-        "GAOKAO2023EN: 383 problems with a reference answer, where the published set has 385; 2 without one are left "
-        "out (first rows: 168, 193)."
+        "GAOKAO2023EN: 383 problems with a reference answer, where the published set has 385; left out: 2 without "
+        "one (first rows: 168, 193)."
     ]
     (told,) = said(f"MATH500@{FILES['AIME24']}")
     assert "the reference answers are those of AIME24; name it AIME24" in told

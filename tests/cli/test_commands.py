@@ -167,7 +167,7 @@ def test_a_quiet_command_hides_progress_and_no_warning(kvatlas: Call, tmp_path: 
     words = ("run", "embedded:tiny-llama", path, "--max-new-tokens", 5, "--workers", 1, "--quiet")
     code, _, err = kvatlas(*words)
     assert code == 0
-    for warning in ("1 without one is left out", "1 of them with different reference answers", "2 of 2 traces are"):
+    for warning in ("left out: 1 without one", "1 of them with different reference answers", "2 of 2 traces are"):
         assert warning in err
     assert "workers" not in err
     assert " traces, " not in err

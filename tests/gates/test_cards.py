@@ -602,7 +602,7 @@ def test_a_limit_beside_the_margin_has_as_many_digits_as_it_needs(
 
 def test_options_that_do_nothing_are_refused(kvatlas: Call, tmp_path: Path) -> None:
     sides = [write_rows(tmp_path / f"{name}.jsonl", [{"problem": "p", "correct": 1}]) for name in "ab"]
-    assert "a file of answers has no filters" in kvatlas.refuse("gate", *sides, "--filter", "nope")
+    assert "'file of answers' has no filters" in kvatlas.refuse("gate", *sides, "--filter", "nope")
     for option in (("--samples", 4), ("--temperature", 0), ("--served", "m"), ("--answers", "x"), ("--again",)):
         assert f"{option[0]}: for endpoints alone" in kvatlas.refuse("gate", *sides, *option)
     assert "'runs/mine@dynts ratio=0.3'" in kvatlas("gate", "runs/mine")[2]

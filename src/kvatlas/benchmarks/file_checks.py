@@ -155,8 +155,7 @@ def _check_published(benchmark: Questions, read: problem_files.ProblemFile) -> C
     left_out = ""
     if read.unanswered:
         rows = ", ".join(map(str, read.unanswered[:_NAMED]))
-        verb = "is" if len(read.unanswered) == 1 else "are"
-        left_out = f"{len(read.unanswered)} without one {verb} left out (first rows: {rows})"
+        left_out = f"left out: {len(read.unanswered)} without one (first rows: {rows})"
     source = SOURCES.get(benchmark.name)
     if source is None:
         return CheckResult(name, Check.WARNING if left_out else Check.OK, message, left_out)

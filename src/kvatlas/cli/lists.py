@@ -241,7 +241,7 @@ def _try_policy(name: str) -> Iterator[CheckResult]:
     yield CheckResult("policy", Check.OK, f"{policy.summary}; parameters of its own: {names}")
     choices = {Scope.GLOBAL: "one choice for all layers and heads", Scope.LAYER: "a choice for each layer"}
     choice = choices.get(policy.scope, "a choice for each head")
-    yield CheckResult("scope", Check.OK, f"{policy.scope}: {choice}; scope = Scope.HEAD and others are declared")
+    yield CheckResult("scope", Check.OK, f"{policy.scope}: {choice}; another is declared, as scope = Scope.HEAD")
     values: dict[str, Any] = {"kv_budget": 96, "local_window": 8, "ratio": 0.5}
     tried = run("embedded:tiny-llama", "CHAIN8", policy=name, problems=1, max_new_tokens=200, workers=1, **values)
     (trace,) = tried.traces()

@@ -104,10 +104,7 @@ def _check_options(options: SideOptions, before: Side, after: Side) -> None:
             "model with other seeds tell how far chance alone moves the score."
         )
     if options.filter and "lm-eval" not in (before.kind, after.kind):
-        article = "an" if before.kind.startswith(("I", "e")) else "a"
-        raise KvatlasError(
-            f"--filter {options.filter}: {article} {before.kind} has no filters; lm-eval's samples have."
-        )
+        raise KvatlasError(f"--filter {options.filter}: {before.kind!r} has no filters; lm-eval's samples have.")
 
 
 def _open_sides(

@@ -3,8 +3,6 @@
 A work folder keeps the traces as a resumable run, from which the next training takes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property

@@ -26,7 +26,6 @@ from kvatlas.core import (
     KvatlasError,
     Sampling,
     Setting,
-    canonical,
     python_number,
     reason,
     refuse_problem_file,
@@ -252,18 +251,13 @@ class Spec(BaseModel, extra="forbid", frozen=True):
         for name, values in value.items() if isinstance(value, dict) else [("", value)]:
             if not values:
                 raise ValueError(f"{name} has no values")
-            seen: set[str] = set()
+            seen: list[Any] = []
             for entry in values:
                 given = entry.model_dump(exclude_defaults=True) if isinstance(entry, BaseModel) else entry
-                try:
-                    text = canonical(given)
-                except TypeError as error:
-                    expected = "expected texts, numbers, lists and mappings, as dtype: 'bfloat16'"
-                    raise ValueError(f"{given} cannot be written down ({reason(error)}); {expected}") from error
-                if text in seen:
+                if given in seen:
                     repeated = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else given
                     raise ValueError(f"{name} {repeated!r} is named twice; name it once".strip())
-                seen.add(text)
+                seen.append(given)
         return value
 
     @model_validator(mode="after")
@@ -605,7 +599,7 @@ def _sentence_on(error: ValidationError, source: str) -> str:
 
 
 def _unknown_key(where: str, source: str) -> str:
-    """Return a sentence on a key that is none, with what stands in its place."""
+    """Return a sentence on an unknown key, with the key that was meant if one is near."""
     outer, _, key = where.rpartition(".")
     parts: dict[str, type[BaseModel]] = {"sampling": SamplingSpec, "benchmarks": BenchmarkSpec}
     names = list(parts.get(where.partition(".")[0], Spec).model_fields)
