@@ -53,10 +53,10 @@ demo: $(VENV)/user.stamp
 test: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
 	$(MAKE) --jobs 2 types tests
 
 types:
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 # Three processes for two cores: some tests wait for others' processes. `make deep` measures coverage, which takes a third.

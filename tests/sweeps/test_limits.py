@@ -87,9 +87,10 @@ def find_late(model: ModelHandle, chosen: Sequence[Policy]) -> list[str]:
     return []
 
 
-#: A model, its options, and of how many settings that a plan lets pass one is decoded. Of 460 pairs 52 are refused.
+#: A model, its options, and of how many settings that a plan lets pass one is decoded. Of 460 pairs, half of which are
+#: left to the deep ones, 52 are refused.
 CASES = [
-    *((kind, {}, 6) for kind in MODELS),
+    *((kind, {}, 3) for kind in MODELS),
     *(pytest.param(kind, {}, 1, marks=pytest.mark.deep) for kind in MODELS),
     *(
         pytest.param(kind, options, 1, marks=pytest.mark.deep)
@@ -107,7 +108,8 @@ def test_each_refusal_comes_from_planning(
     model = models.find(random_models[kind].name, **options)
     pairs = refusals = 0
     accepted = []
-    for name, values in drawn(kind):
+    turn = MODELS.index(kind)
+    for name, values in list(drawn(kind))[turn % 2 :: 2] if step > 1 else drawn(kind):
         pairs += 1
         spec = {
             "models": [{"model": model.name, **options}],
@@ -132,7 +134,7 @@ def test_each_refusal_comes_from_planning(
     record_property("pairs", pairs)
     record_property("refusals", refusals)
     assert 0 < refusals < pairs
-    decoded = accepted[MODELS.index(kind) % step :: step]
+    decoded = accepted[turn % step :: step]
     assert find_late(dataclasses.replace(model, overrides=models.ENDLESS), decoded) == []
 
 
