@@ -38,8 +38,8 @@ ANSWERS = Path("gate-answers")
 class Asking:
     """The questions to both endpoints: benchmarks by name, and how they are asked.
 
-    `columns` are those of problem files with other names; `on_message` is told what to look at
-    before the first question; with `again` stored answers do not count.
+    `columns` are those of problem files with other names; `on_message` is told what to look at before
+    the first question; with `again` stored answers do not count.
     """
 
     benchmarks: tuple[str, ...] = ()

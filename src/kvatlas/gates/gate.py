@@ -69,8 +69,8 @@ def gate(
     Each side is a folder or file of lm-eval's samples, a log of Inspect, a cell of a run (`RUN@CELL`), a file of
     answers, or the address of an endpoint; two endpoints are asked as `asking` says. `claim` is `these_problems`,
     `problems_like_these` or `auto`; `metric`, `filter` and `tasks` choose among what the logs hold; `allow` accepts
-    differences (`prompts`, `version`, `grading`, `missing`), `strict` refuses other sampling. Raises KvatlasError
-    for sides that cannot be compared.
+    differences (`prompts`, `version`, `grading`, `missing`), `strict` refuses other sampling. Raises KvatlasError for
+    sides that cannot be compared.
     """
     if claim not in CLAIMS:
         raise KvatlasError(f"claim: expected {', '.join(CLAIMS)}, got {claim!r}.")

@@ -115,10 +115,9 @@ class Judgement:
 def judge_pairs(pairs: PairedAnswers, margin: float, claim: Claim | None, both_ways: bool = False) -> Judgement:
     """Return the verdict on the pairs of two sides.
 
-    Without a claim it is that on these problems where several independent samples allow it. With
-    `both_ways` the sides should be one thing: a gain above the margin counts as a loss does, and each of the two has
-    half of the level. Raises KvatlasError for a claim on these
-    problems that the samples cannot make.
+    Without a claim it is that on these problems where several independent samples allow it. With `both_ways` the
+    sides should be one thing: a gain above the margin counts as a loss does, and each of the two has half of the level.
+    Raises KvatlasError for a claim on these problems that the samples cannot make.
     """
     copied = 0.0
     for task in pairs.tasks:
